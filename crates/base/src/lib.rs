@@ -1,0 +1,1 @@
+//! Bytes, units, dates, trees and histograms that every crate shares. No I/O.

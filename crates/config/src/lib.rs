@@ -1,0 +1,1 @@
+//! nginx's configuration language. Knows no directive.

@@ -1,0 +1,1 @@
+//! What all modules share: processes, HTTP, logs.

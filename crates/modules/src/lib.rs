@@ -1,0 +1,1 @@
+//! One file per nginx module, named as nginx's documentation names it.

@@ -1,0 +1,1 @@
+//! Sans-I/O codecs: bytes and time in, events and bytes out.

@@ -1,0 +1,1 @@
+//! The event loop: executor, timers, drivers, sockets, files, thread pools.

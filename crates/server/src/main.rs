@@ -1,0 +1,3 @@
+//! The command line and the list of modules.
+
+fn main() {}

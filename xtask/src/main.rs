@@ -1,0 +1,3 @@
+//! The chores that are not part of the product.
+
+fn main() {}
