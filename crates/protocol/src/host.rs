@@ -1,7 +1,8 @@
 //! Host names as clients send them: validated and split, not resolved.
 //!
-//! Accepts what nginx accepts in Host (RFC 3986 reg-name and bracketed literals), with an optional port. Invariant: an
-//! [`Authority`] is never empty, and its name has no port, no trailing dot and no character outside that grammar.
+//! Accepts what nginx accepts in Host (RFC 3986 reg-name and bracketed literals), with an optional
+//! port. Invariant: an [`Authority`] is never empty, and its name has no port, no trailing dot and
+//! no character outside that grammar.
 
 use crate::Range32;
 
@@ -17,7 +18,8 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// The name in lower case: borrowed from `input` where it is already, otherwise written to `scratch` (which is cleared).
+    /// The name in lower case: borrowed from `input` where it is already, otherwise written to
+    /// `scratch` (which is cleared).
     pub fn lowercase_name<'a>(&self, input: &'a [u8], scratch: &'a mut Vec<u8>) -> &'a [u8] {
         let name = self.name.of(input);
         if self.lowercase {
@@ -130,7 +132,8 @@ const NAME: u8 = 1;
 const LITERAL: u8 = 2;
 const CAPITAL: u8 = 4;
 
-/// What a byte may be part of: unreserved and sub-delims in both, "%" in names only, ":" in literals only (RFC 3986 §2.2, §2.3).
+/// What a byte may be part of: unreserved and sub-delims in both, "%" in names only, ":" in
+/// literals only (RFC 3986 §2.2, §2.3).
 static CLASSES: [u8; 256] = {
     let mut classes = [0; 256];
     let mut byte = 0;

@@ -1,7 +1,8 @@
 //! What a client did wrong: every offence has a name, an answer and the words that nginx would log.
 //!
-//! An offence is always the peer's fault and never worth a retry: the connection is answered and closed. It carries ranges, not
-//! text, so that it stays small and `Copy`; [`Offence::describe`] adds the text for the log.
+//! An offence is always the peer's fault and never worth a retry: the connection is answered and
+//! closed. It carries ranges, not text, so that it stays small and `Copy`; [`Offence::describe`]
+//! adds the text for the log.
 
 use std::fmt;
 
@@ -9,8 +10,8 @@ use crate::Range32;
 
 /// A violation of the protocol by the client.
 ///
-/// `Display` gives nginx's log message without the details that need the input and without "while …", which belongs to whoever
-/// knows what the connection was doing.
+/// `Display` gives nginx's log message without the details that need the input and without "while
+/// …", which belongs to whoever knows what the connection was doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Offence {
@@ -26,7 +27,8 @@ pub enum Offence {
     UriTooLong,
     /// The host in an absolute request target is not one.
     InvalidRequestLineHost,
-    /// A header line that no lenient reading can make safe: RFC 9112 §5, or a name that only pretends to be a framing field.
+    /// A header line that no lenient reading can make safe: RFC 9112 §5, or a name that only
+    /// pretends to be a framing field.
     InvalidHeaderLine {
         /// What precedes the offending byte in the line.
         before: Range32,
@@ -86,8 +88,9 @@ pub enum Offence {
 }
 
 impl Offence {
-    /// The status that nginx gives this fault: one of 400, 414, 494 and 501, 505. 494 is nginx's own number, which `error_page` can name; on
-    /// the wire it is 400 ([`crate::http1::response::wire_status`]).
+    /// The status that nginx gives this fault: one of 400, 414, 494 and 501, 505. 494 is nginx's
+    /// own number, which `error_page` can name; on the wire it is 400
+    /// ([`crate::http1::response::wire_status`]).
     pub fn status(self) -> u16 {
         match self {
             Self::InvalidVersion => 505,
@@ -98,7 +101,8 @@ impl Offence {
         }
     }
 
-    /// The message together with what the client sent, as nginx logs it; `input` is the buffer that was parsed.
+    /// The message together with what the client sent, as nginx logs it; `input` is the buffer that
+    /// was parsed.
     pub fn describe(self, input: &[u8]) -> Description<'_> {
         Description {
             offence: self,
@@ -150,7 +154,8 @@ impl std::error::Error for Offence {}
 
 /// The full log message of an offence: see [`Offence::describe`].
 ///
-/// Bytes that are not UTF-8 are shown with replacement characters by `Display`; [`Description::write_to`] keeps them as they are.
+/// Bytes that are not UTF-8 are shown with replacement characters by `Display`;
+/// [`Description::write_to`] keeps them as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Description<'i> {
     offence: Offence,
@@ -158,7 +163,8 @@ pub struct Description<'i> {
 }
 
 impl Description<'_> {
-    /// Appends the message to `out`, the client's bytes unchanged. Details are cut after [`DETAIL_MAX`] bytes.
+    /// Appends the message to `out`, the client's bytes unchanged. Details are cut after
+    /// [`DETAIL_MAX`] bytes.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.offence.message().as_bytes());
         match self.offence {
@@ -206,5 +212,6 @@ impl fmt::Display for Description<'_> {
     }
 }
 
-/// Longest piece of client text in a log message, in bytes: nginx cuts its lines at 2048, less 300 for the rest of the line.
+/// Longest piece of client text in a log message, in bytes: nginx cuts its lines at 2048, less 300
+/// for the rest of the line.
 pub const DETAIL_MAX: usize = 1748;

@@ -1,7 +1,7 @@
 //! A range of offsets into a buffer that somebody else owns.
 //!
-//! Invariant: `start <= end`. Eight bytes, `Copy`, and valid for as long as the buffer's contents stay where they are relative
-//! to its beginning.
+//! Invariant: `start <= end`. Eight bytes, `Copy`, and valid for as long as the buffer's contents
+//! stay where they are relative to its beginning.
 
 use std::ops::Range;
 
@@ -13,7 +13,8 @@ pub struct Range32 {
 }
 
 impl Range32 {
-    /// A range from two offsets. Offsets beyond `u32::MAX` cannot occur: heads are bounded far below.
+    /// A range from two offsets. Offsets beyond `u32::MAX` cannot occur: heads are bounded far
+    /// below.
     pub(crate) fn new(start: usize, end: usize) -> Self {
         debug_assert!(start <= end && end <= u32::MAX as usize);
         Self {
@@ -42,13 +43,14 @@ impl Range32 {
         self.start == self.end
     }
 
-    /// The bytes of `input` in this range; `input` must be the buffer that the range was made for, otherwise this panics or
-    /// gives other bytes.
+    /// The bytes of `input` in this range; `input` must be the buffer that the range was made for,
+    /// otherwise this panics or gives other bytes.
     pub fn of(self, input: &[u8]) -> &[u8] {
         &input[self.start as usize..self.end as usize]
     }
 
-    /// Like [`Range32::of`], but empty instead of a panic when `input` is shorter: for log messages.
+    /// Like [`Range32::of`], but empty instead of a panic when `input` is shorter: for log
+    /// messages.
     pub fn of_lenient(self, input: &[u8]) -> &[u8] {
         input
             .get(self.start as usize..self.end as usize)

@@ -1,7 +1,8 @@
 //! The chunked transfer coding (RFC 9112 §7.1): decoding what a client sends, framing what is sent.
 //!
-//! The decoder hands out ranges of its input and copies nothing. Line ends are CRLF without exception, since a lenient reading of
-//! them is how requests are smuggled. Invariant: what surrounds the data is bounded, whatever the number of chunks.
+//! The decoder hands out ranges of its input and copies nothing. Line ends are CRLF without
+//! exception, since a lenient reading of them is how requests are smuggled. Invariant: what
+//! surrounds the data is bounded, whatever the number of chunks.
 
 use std::ops::Range;
 
@@ -18,7 +19,8 @@ pub struct ChunkLimits {
 }
 
 impl Default for ChunkLimits {
-    /// 16 KiB of extensions, which nobody is known to use, and as many trailers as a large header buffer of nginx.
+    /// 16 KiB of extensions, which nobody is known to use, and as many trailers as a large header
+    /// buffer of nginx.
     fn default() -> Self {
         Self {
             extensions_max: 16 * 1024,
@@ -103,10 +105,11 @@ impl ChunkedDecoder {
         }
     }
 
-    /// Decodes up to the next piece of data, the end of the body, or the end of the input, whichever comes first.
+    /// Decodes up to the next piece of data, the end of the body, or the end of the input,
+    /// whichever comes first.
     ///
-    /// Call again with what follows `consumed` until that is nothing. Trailer fields are checked and passed over. After an offence the
-    /// decoder is of no further use.
+    /// Call again with what follows `consumed` until that is nothing. Trailer fields are checked
+    /// and passed over. After an offence the decoder is of no further use.
     pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, Offence> {
         let mut at = 0;
         while let Some(&byte) = input.get(at) {
@@ -187,7 +190,8 @@ impl ChunkedDecoder {
 
     fn take_digit(&mut self, byte: u8) -> Result<(), Offence> {
         let digit = crate::uri::HEX_VALUE[byte as usize];
-        // Half of the range is enough for any file offset, and keeps sums of sizes from overflowing.
+        // Half of the range is enough for any file offset, and keeps sums of sizes from
+        // overflowing.
         if digit > 15 || self.digits == SIZE_DIGITS_MAX || self.remaining > (i64::MAX as u64) >> 4 {
             return Err(Offence::InvalidChunk);
         }

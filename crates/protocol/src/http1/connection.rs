@@ -14,7 +14,8 @@ pub struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// Adds the options of one field line: comma-separated tokens in any case; unknown ones are passed over.
+    /// Adds the options of one field line: comma-separated tokens in any case; unknown ones are
+    /// passed over.
     pub fn add(&mut self, value: &[u8]) {
         // Nearly always the whole value is one token.
         for token in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
@@ -29,7 +30,8 @@ impl ConnectionOptions {
     }
 }
 
-/// True if `token` is among the connection options in `value`, in any case: for removing the fields that it names.
+/// True if `token` is among the connection options in `value`, in any case: for removing the fields
+/// that it names.
 pub fn names_option(value: &[u8], token: &[u8]) -> bool {
     value
         .split(|&byte| byte == b',')

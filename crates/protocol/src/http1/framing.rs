@@ -1,4 +1,5 @@
-//! Where a request's body ends: RFC 9112 §6, strictly, because two programs that disagree here can be made to smuggle requests.
+//! Where a request's body ends: RFC 9112 §6, strictly, because two programs that disagree here can
+//! be made to smuggle requests.
 
 use super::{Method, Version};
 use crate::{Offence, Range32};
@@ -72,8 +73,9 @@ enum CodingFault {
     NotImplemented,
 }
 
-/// Accepts `chunked` alone. Everything else is refused, and the rest decides only on the answer: malformed lists, `chunked` twice
-/// or before another coding are the client's fault (400), other codings are our lack (501).
+/// Accepts `chunked` alone. Everything else is refused, and the rest decides only on the answer:
+/// malformed lists, `chunked` twice or before another coding are the client's fault (400), other
+/// codings are our lack (501).
 fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
     if value.eq_ignore_ascii_case(b"chunked") {
         return Ok(());
@@ -100,5 +102,6 @@ fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
     Err(fault)
 }
 
-/// Transfer codings besides `chunked`: RFC 9112 §7.2 and the IANA registry. (`identity` was withdrawn.)
+/// Transfer codings besides `chunked`: RFC 9112 §7.2 and the IANA registry. (`identity` was
+/// withdrawn.)
 const REGISTERED: &[&str] = &["compress", "deflate", "gzip", "x-compress", "x-gzip"];

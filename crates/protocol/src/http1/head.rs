@@ -1,8 +1,9 @@
 //! The head of a request: request line and header fields, parsed as they arrive.
 //!
-//! Works line by line on the caller's buffer and keeps offsets, never text. Lines are searched for their end once, however small
-//! the pieces are in which they come, and parsed when complete; a beginning that can never become HTTP (a TLS handshake, garbage) is
-//! refused at its first wrong byte. Invariant: the outcome does not depend on how the input was split.
+//! Works line by line on the caller's buffer and keeps offsets, never text. Lines are searched for
+//! their end once, however small the pieces are in which they come, and parsed when complete; a
+//! beginning that can never become HTTP (a TLS handshake, garbage) is refused at its first wrong
+//! byte. Invariant: the outcome does not depend on how the input was split.
 
 use super::connection::ConnectionOptions;
 use super::framing::{self, Framing};
@@ -21,8 +22,9 @@ pub struct Limits {
     pub head_max: usize,
     /// Most header lines: nginx's `max_headers`. Counts above 65535 mean 65535.
     pub headers_max: usize,
-    /// nginx's `ignore_invalid_headers`: fields with names of other bytes than letters, digits and "-" are passed over; if false,
-    /// they are kept where the name is at least a token, and refused otherwise.
+    /// nginx's `ignore_invalid_headers`: fields with names of other bytes than letters, digits and
+    /// "-" are passed over; if false, they are kept where the name is at least a token, and refused
+    /// otherwise.
     pub ignore_invalid_headers: bool,
     /// nginx's `underscores_in_headers`: "_" is valid in names.
     pub underscores_in_headers: bool,
@@ -85,7 +87,8 @@ impl HeaderField {
 
 /// A parsed request head: offsets into the input that was parsed.
 ///
-/// Reusable: the parser clears it and keeps its capacity. After an offence it holds what had been understood so far.
+/// Reusable: the parser clears it and keeps its capacity. After an offence it holds what had been
+/// understood so far.
 #[derive(Clone, Debug, Default)]
 pub struct RequestHead {
     /// The method.
@@ -186,7 +189,8 @@ impl RequestHead {
         options
     }
 
-    /// Whether the client wants the connection kept after this request: RFC 9112 §9.3. `close` wins; HTTP/1.0 must ask.
+    /// Whether the client wants the connection kept after this request: RFC 9112 §9.3. `close`
+    /// wins; HTTP/1.0 must ask.
     pub fn wants_keep_alive(&self, input: &[u8]) -> bool {
         let options = self.connection(input);
         match self.version {
@@ -197,10 +201,11 @@ impl RequestHead {
     }
 }
 
-/// Incremental parser of request heads: feed it the same, growing buffer until the head is complete.
+/// Incremental parser of request heads: feed it the same, growing buffer until the head is
+/// complete.
 ///
-/// Holds only its place, so that an idle connection costs next to nothing. After `Complete` and after an offence it is ready for a
-/// new head at the beginning of its next input.
+/// Holds only its place, so that an idle connection costs next to nothing. After `Complete` and
+/// after an offence it is ready for a new head at the beginning of its next input.
 #[derive(Clone, Debug, Default)]
 pub struct HeadParser {
     phase: Phase,
@@ -223,8 +228,9 @@ enum Phase {
     Fields,
 }
 
-/// Most bytes of empty lines before a request line. RFC 9112 §2.2 asks for one line; this is generous to clients that send an extra
-/// CRLF after every body, and an end to those that send nothing else.
+/// Most bytes of empty lines before a request line. RFC 9112 §2.2 asks for one line; this is
+/// generous to clients that send an extra CRLF after every body, and an end to those that send
+/// nothing else.
 const LEADING_EMPTY_MAX: usize = 64;
 
 impl HeadParser {
@@ -238,18 +244,21 @@ impl HeadParser {
         *self = Self::default();
     }
 
-    /// True if nothing but empty lines has been seen of the current head: its end here is no error of the client.
+    /// True if nothing but empty lines has been seen of the current head: its end here is no error
+    /// of the client.
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Start
     }
 
-    /// True while the request line is not complete: tells "reading client request line" from "reading client request headers".
+    /// True while the request line is not complete: tells "reading client request line" from
+    /// "reading client request headers".
     pub fn in_request_line(&self) -> bool {
         self.phase != Phase::Fields
     }
 
-    /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows from call to call; it may move in memory.
-    /// `limits` and `head` stay the same ones throughout a head.
+    /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows
+    /// from call to call; it may move in memory. `limits` and `head` stay the same ones throughout
+    /// a head.
     pub fn parse(
         &mut self,
         input: &[u8],
@@ -270,6 +279,9 @@ impl HeadParser {
         head: &mut RequestHead,
     ) -> Result<Status, Offence> {
         let input = &input[..input.len().min(u32::MAX as usize)];
+        if input.len() < self.scanned as usize {
+            return Ok(Status::NeedMore); // the caller lost bytes that it had shown: wait for them
+        }
         if self.phase == Phase::Start {
             head.clear();
             if !self.skip_empty_lines(input)? {
@@ -331,8 +343,8 @@ impl HeadParser {
         Ok(true)
     }
 
-    /// The end of the method, once its space has arrived. nginx's rule: capitals, "-" and "_" only, which is narrower than a token
-    /// (RFC 9110 §9.1) and tells other protocols at once.
+    /// The end of the method, once its space has arrived. nginx's rule: capitals, "-" and "_" only,
+    /// which is narrower than a token (RFC 9110 §9.1) and tells other protocols at once.
     fn find_method_end(&mut self, input: &[u8], limits: &Limits) -> Result<Option<usize>, Offence> {
         if let Phase::RequestLine { method_end } = self.phase {
             return Ok(Some(method_end as usize));
@@ -370,7 +382,10 @@ impl HeadParser {
     ) -> Result<Option<(usize, usize)>, Offence> {
         let (limit, line_is_limit) = self.deadline(limits);
         let start = self.line_start as usize;
-        match find_line_end(&input[..input.len().min(limit)], self.scanned as usize) {
+        match find_line_end(
+            &input[..input.len().min(limit)],
+            limit.min(self.scanned as usize),
+        ) {
             LineEnd::Found { end, next } => Ok(Some((end, next))),
             LineEnd::Control { .. } if request_line => Err(Offence::InvalidRequest),
             LineEnd::Control { at } => Err(invalid_field(input, start, at)),
@@ -392,14 +407,15 @@ impl HeadParser {
 
     /// Where the current line must have ended, and whether that is because of its own length.
     fn deadline(&self, limits: &Limits) -> (usize, bool) {
-        let line = (self.line_start as usize).saturating_add(limits.line_max);
-        // A line may always begin: otherwise a limit below the place reached would point backwards.
-        let head = limits.head_max.max(self.scanned as usize);
+        let start = self.line_start as usize;
+        let line = start.saturating_add(limits.line_max);
+        let head = limits.head_max.max(start);
         (line.min(head).min(u32::MAX as usize), line <= head)
     }
 }
 
-/// The request line `input[start..end]`, whose method has been checked: RFC 9112 §3, with runs of spaces allowed as in nginx.
+/// The request line `input[start..end]`, whose method has been checked: RFC 9112 §3, with runs of
+/// spaces allowed as in nginx.
 fn parse_request_line(
     input: &[u8],
     start: usize,
@@ -451,7 +467,8 @@ fn skip_spaces(input: &[u8], from: usize, end: usize) -> usize {
         .count()
 }
 
-/// `HTTP/1.` and one digit (RFC 9112 §2.3); a larger major number is another version of HTTP, anything else is no version.
+/// `HTTP/1.` and one digit (RFC 9112 §2.3); a larger major number is another version of HTTP,
+/// anything else is no version.
 fn parse_version(text: &[u8]) -> Result<Version, Offence> {
     match text {
         b"HTTP/1.1" => return Ok(Version::Http11),
@@ -466,7 +483,8 @@ fn parse_version(text: &[u8]) -> Result<Version, Offence> {
     }
 }
 
-/// The header line `input[start..end]`, which is not empty and free of control characters other than tabs: RFC 9112 §5.
+/// The header line `input[start..end]`, which is not empty and free of control characters other
+/// than tabs: RFC 9112 §5.
 fn parse_field(
     input: &[u8],
     start: usize,
@@ -525,7 +543,8 @@ fn note_known(
     Ok(())
 }
 
-/// A name that is not letters, digits and "-" up to the colon: its length, and whether the line is to be ignored.
+/// A name that is not letters, digits and "-" up to the colon: its length, and whether the line is
+/// to be ignored.
 #[cold]
 fn judge_name(
     input: &[u8],
@@ -538,8 +557,8 @@ fn judge_name(
         .iter()
         .position(|&byte| matches!(byte, b':' | b' ' | b'\t'));
     let length = match colon {
-        // No colon, or a space before it: RFC 9112 §5.1 demands 400 here. A line that begins with a space is obsolete folding
-        // (§5.2), refused likewise.
+        // No colon, or a space before it: RFC 9112 §5.1 demands 400 here. A line that begins with a
+        // space is obsolete folding (§5.2), refused likewise.
         Some(at) if at > 0 && line[at] == b':' => at,
         Some(at) => return Err(invalid_field(input, start, start + at)),
         None => {
@@ -568,7 +587,8 @@ fn judge_name(
     }
 }
 
-/// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding: without them it reads the same.
+/// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
+/// without them it reads the same.
 fn pretends_framing(name: &[u8]) -> bool {
     let letters = || {
         name.iter()

@@ -1,6 +1,8 @@
-//! The header fields that Gale knows by number, so that a request's fields are found without comparing names.
+//! The header fields that Gale knows by number, so that a request's fields are found without
+//! comparing names.
 //!
-//! Names are case-insensitive (RFC 9110 §5.1). Invariant: the hash below has no collisions; the compiler checks it.
+//! Names are case-insensitive (RFC 9110 §5.1). Invariant: the hash below has no collisions; the
+//! compiler checks it.
 
 /// Declares the fields, their names, and whether a request may hold each once only.
 macro_rules! known_headers {
@@ -23,7 +25,8 @@ macro_rules! known_headers {
                 }
             }
 
-            /// A second line with this name is an offence (as in nginx): the two might be read differently by two programs.
+            /// A second line with this name is an offence (as in nginx): the two might be read
+            /// differently by two programs.
             pub(super) const fn is_unique(self) -> bool {
                 match self {
                     $(Self::$variant => $count,)+

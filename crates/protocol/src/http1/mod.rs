@@ -1,6 +1,7 @@
 //! HTTP/1.x messages: request heads, body framing, the chunked coding and the lines of a response.
 //!
-//! Strict about everything that decides where a message ends (RFC 9112 §6 and §11.2), as lenient as nginx elsewhere.
+//! Strict about everything that decides where a message ends (RFC 9112 §6 and §11.2), as lenient as
+//! nginx elsewhere.
 
 mod chunked;
 mod connection;

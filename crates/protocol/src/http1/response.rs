@@ -1,6 +1,7 @@
 //! The lines of a response: status lines with nginx's reason phrases, header fields, chunk framing.
 //!
-//! Writes bytes, decides nothing. Invariant: whatever value is written as a field, it cannot end its line.
+//! Writes bytes, decides nothing. Invariant: whatever value is written as a field, it cannot end
+//! its line.
 
 /// Declares the status codes that have a phrase.
 macro_rules! phrases {
@@ -23,7 +24,8 @@ macro_rules! phrases {
     };
 }
 
-// nginx's words, which are older than those of RFC 9110 §15 ("Moved Temporarily"); clients and tests know them.
+// nginx's words, which are older than those of RFC 9110 §15 ("Moved Temporarily"); clients and
+// tests know them.
 phrases! {
     100 "Continue"
     101 "Switching Protocols"
@@ -67,7 +69,8 @@ phrases! {
     507 "Insufficient Storage"
 }
 
-/// The status that a client is shown: nginx's own numbers 494 to 498 (head too large, TLS faults) are 400 on the wire.
+/// The status that a client is shown: nginx's own numbers 494 to 498 (head too large, TLS faults)
+/// are 400 on the wire.
 pub const fn wire_status(status: u16) -> u16 {
     match status {
         494..=498 => 400,
@@ -96,8 +99,9 @@ pub fn write_status_line_with(out: &mut Vec<u8>, status: u16, phrase: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends `name: value` with its line end. CR, LF and NUL in the value become spaces (RFC 9110 §5.5): a value made from a decoded
-/// path must not be able to add lines. The name comes from the configuration or from a table and is written as it is.
+/// Appends `name: value` with its line end. CR, LF and NUL in the value become spaces (RFC 9110
+/// §5.5): a value made from a decoded path must not be able to add lines. The name comes from the
+/// configuration or from a table and is written as it is.
 pub fn write_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
@@ -143,7 +147,8 @@ pub struct ChunkHeader {
 }
 
 impl ChunkHeader {
-    /// The line for a chunk of `size` bytes. A size of 0 would end the body: [`LAST_CHUNK`] is for that.
+    /// The line for a chunk of `size` bytes. A size of 0 would end the body: [`LAST_CHUNK`] is for
+    /// that.
     pub fn new(size: u64) -> Self {
         debug_assert!(size > 0, "an empty chunk ends the body");
         let mut text = [0; 18];

@@ -1,7 +1,8 @@
 //! Finding the end of a line, many bytes at a time.
 //!
-//! A line ends with CRLF or, leniently, LF (RFC 9112 §2.2). Everything else below 0x20, except a tab, and 0x7f is no part of a head:
-//! a bare CR, a NUL or an escape sequence is reported where it stands. Invariant: what was clean is never looked at again.
+//! A line ends with CRLF or, leniently, LF (RFC 9112 §2.2). Everything else below 0x20, except a
+//! tab, and 0x7f is no part of a head: a bare CR, a NUL or an escape sequence is reported where it
+//! stands. Invariant: what was clean is never looked at again.
 
 /// What the search found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,7 +73,8 @@ fn skip_text(input: &[u8], from: usize) -> usize {
         .unwrap_or(rest.len())
 }
 
-/// High bits set in the bytes that are control characters; only the lowest set bit is exact, because a borrow can spill upwards.
+/// High bits set in the bytes that are control characters; only the lowest set bit is exact,
+/// because a borrow can spill upwards.
 fn control_mask(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = ONES * 0x80;

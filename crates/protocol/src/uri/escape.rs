@@ -1,11 +1,13 @@
 //! Percent-encoding in nginx's classes, its reverse, and HTML escaping.
 //!
-//! Which bytes a class encodes is nginx's choice (a superset of what RFC 3986 demands), so that redirects and proxied requests
-//! look the same. Invariant: unescaping undoes escaping in every class.
+//! Which bytes a class encodes is nginx's choice (a superset of what RFC 3986 demands), so that
+//! redirects and proxied requests look the same. Invariant: unescaping undoes escaping in every
+//! class.
 
 use super::decode_pair;
 
-/// Where the escaped text will stand, and so which bytes must be encoded besides control characters and bytes from 0x7f.
+/// Where the escaped text will stand, and so which bytes must be encoded besides control characters
+/// and bytes from 0x7f.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     /// A path: space `"` `#` `%` `<` `>` `?` `\` `^` `` ` `` `{` `|` `}`.
@@ -16,7 +18,8 @@ pub enum Class {
     Component,
     /// A link inside HTML: as [`Class::Uri`] with `'`, but not `?`.
     Html,
-    /// A URL in a Refresh header: space `"` `'` `<` `>` `\` `^` `` ` `` `{` `|` `~`; an existing encoding stays.
+    /// A URL in a Refresh header: space `"` `'` `<` `>` `\` `^` `` ` `` `{` `|` `~`; an existing
+    /// encoding stays.
     Refresh,
     /// A memcached key: control characters, space and `%` only; bytes from 0x7f stay.
     Memcached,
@@ -48,12 +51,14 @@ pub enum Unescape {
     All,
     /// A URI: ends behind the first "?", plain or encoded, where the arguments begin.
     Uri,
-    /// The target of a redirect: only printable characters above "%" are decoded, and it ends behind the first plain "?".
+    /// The target of a redirect: only printable characters above "%" are decoded, and it ends
+    /// behind the first plain "?".
     Redirect,
 }
 
-/// Appends the decoded `text` to `out` and returns how many bytes of `text` were used: fewer than all where [`Unescape`] stops
-/// at a "?". Broken encodings are dropped as nginx does: "%" with what follows it, up to the first byte that is no digit.
+/// Appends the decoded `text` to `out` and returns how many bytes of `text` were used: fewer than
+/// all where [`Unescape`] stops at a "?". Broken encodings are dropped as nginx does: "%" with what
+/// follows it, up to the first byte that is no digit.
 pub fn unescape(kind: Unescape, text: &[u8], out: &mut Vec<u8>) -> usize {
     out.reserve(text.len());
     let mut at = 0;
@@ -92,8 +97,8 @@ pub fn unescape(kind: Unescape, text: &[u8], out: &mut Vec<u8>) -> usize {
     at
 }
 
-/// nginx's treatment of a broken encoding: "%" is dropped; a first byte that is no digit is kept; a digit is dropped together with
-/// the byte after it.
+/// nginx's treatment of a broken encoding: "%" is dropped; a first byte that is no digit is kept; a
+/// digit is dropped together with the byte after it.
 fn drop_broken(text: &[u8], at: usize, out: &mut Vec<u8>) -> usize {
     match text.get(at) {
         None => at,

@@ -1,8 +1,10 @@
-//! Request targets: split into their parts, and paths brought into the form that locations are matched against.
+//! Request targets: split into their parts, and paths brought into the form that locations are
+//! matched against.
 //!
-//! Follows nginx where RFC 3986 leaves room: a fragment is cut off, "+" means itself, an encoded slash or dot counts like a plain
-//! one. Knows no configuration and no file system. Invariant: a normalised path begins with "/", holds no NUL and no "." or ".."
-//! segment, and with `merge_slashes` no empty segment except perhaps the last.
+//! Follows nginx where RFC 3986 leaves room: a fragment is cut off, "+" means itself, an encoded
+//! slash or dot counts like a plain one. Knows no configuration and no file system. Invariant: a
+//! normalised path begins with "/", holds no NUL and no "." or ".." segment, and with
+//! `merge_slashes` no empty segment except perhaps the last.
 
 pub mod escape;
 
@@ -27,13 +29,16 @@ pub enum Form {
 pub struct Target {
     /// Which form it has.
     pub form: Form,
-    /// True if the path holds no percent-encoding, no "//" and no segment that begins with a dot: it can be used as it is.
+    /// True if the path holds no percent-encoding, no "//" and no segment that begins with a dot:
+    /// it can be used as it is.
     pub plain: bool,
     /// The scheme of the absolute form, as written.
     pub scheme: Option<Range32>,
-    /// Host with port, of the absolute and the authority form; to be checked with [`crate::host::validate_in`].
+    /// Host with port, of the absolute and the authority form; to be checked with
+    /// [`crate::host::validate_in`].
     pub host: Option<Range32>,
-    /// The raw path without query and fragment; empty for `http://host`, `http://host?query` and in the authority form.
+    /// The raw path without query and fragment; empty for `http://host`, `http://host?query` and in
+    /// the authority form.
     pub path: Range32,
     /// What follows the first "?", without fragment.
     pub query: Option<Range32>,
@@ -49,8 +54,8 @@ impl Target {
         }
     }
 
-    /// The path that locations are matched against: borrowed where it is plain, otherwise normalised into `scratch`, which is
-    /// cleared. The asterisk form gives "*".
+    /// The path that locations are matched against: borrowed where it is plain, otherwise
+    /// normalised into `scratch`, which is cleared. The asterisk form gives "*".
     pub fn normalized_path<'a>(
         &self,
         input: &'a [u8],
@@ -68,8 +73,8 @@ impl Target {
 
 /// Splits a request target in origin, absolute or asterisk form; the offsets are those of `target`.
 ///
-/// Spaces and control characters are refused, bytes from 0x80 are not (as in nginx). Percent-encoding is not looked into: that is
-/// [`normalize`]'s part.
+/// Spaces and control characters are refused, bytes from 0x80 are not (as in nginx).
+/// Percent-encoding is not looked into: that is [`normalize`]'s part.
 pub fn split(target: &[u8]) -> Result<Target, Offence> {
     if target.len() > u32::MAX as usize {
         return Err(Offence::UriTooLong);
@@ -114,11 +119,12 @@ pub fn split_authority(input: &[u8], range: Range32) -> Result<Target, Offence> 
     })
 }
 
-/// Appends the normalised form of a raw path (without query) to `out`, as nginx does for `$uri`: percent-decoding, "." and ".."
-/// segments, and with `merge_slashes` runs of slashes.
+/// Appends the normalised form of a raw path (without query) to `out`, as nginx does for `$uri`:
+/// percent-decoding, "." and ".." segments, and with `merge_slashes` runs of slashes.
 ///
-/// An encoded "?", "#" or "%" is an ordinary character of the name; an unencoded "?" or "#" ends the path. Refused with
-/// `InvalidRequest`: a path that does not begin with "/", broken percent-encoding, an encoded NUL, ".." above the root.
+/// An encoded "?", "#" or "%" is an ordinary character of the name; an unencoded "?" or "#" ends
+/// the path. Refused with `InvalidRequest`: a path that does not begin with "/", broken
+/// percent-encoding, an encoded NUL, ".." above the root.
 pub fn normalize(raw_path: &[u8], merge_slashes: bool, out: &mut Vec<u8>) -> Result<(), Offence> {
     if raw_path.first() != Some(&b'/') {
         return Err(Offence::InvalidRequest);
@@ -155,8 +161,8 @@ pub fn normalize(raw_path: &[u8], merge_slashes: bool, out: &mut Vec<u8>) -> Res
     Ok(())
 }
 
-/// Ends the segment that begins at `segment` with a slash, which is left out where the path ends with one already, and gives the
-/// beginning of the next segment.
+/// Ends the segment that begins at `segment` with a slash, which is left out where the path ends
+/// with one already, and gives the beginning of the next segment.
 fn close_segment(
     out: &mut Vec<u8>,
     root: usize,
@@ -255,8 +261,8 @@ fn split_absolute(input: &[u8], range: Range32) -> Result<Target, Offence> {
     }
 }
 
-/// Where a host with optional port ends: letters, digits, "." and "-", or a bracketed literal (RFC 3986 §3.2.2; nginx takes no
-/// other characters in a request line).
+/// Where a host with optional port ends: letters, digits, "." and "-", or a bracketed literal (RFC
+/// 3986 §3.2.2; nginx takes no other characters in a request line).
 fn host_end(input: &[u8], start: usize, limit: usize) -> Result<usize, Offence> {
     let text = &input[start..limit];
     let name_length = if text.first() == Some(&b'[') {
@@ -279,7 +285,8 @@ fn host_end(input: &[u8], start: usize, limit: usize) -> Result<usize, Offence> 
     Ok(start + name_length + port_length)
 }
 
-/// No spaces and no control characters: as one pass without early exit, which the compiler turns into vector instructions.
+/// No spaces and no control characters: as one pass without early exit, which the compiler turns
+/// into vector instructions.
 fn is_printable(text: &[u8]) -> bool {
     text.iter()
         .fold(true, |good, &byte| good & (byte > 0x20) & (byte != 0x7f))
@@ -289,8 +296,8 @@ const ORDINARY: u8 = 0;
 const SPECIAL: u8 = 1;
 const FORBIDDEN: u8 = 2;
 
-/// Bytes of a path that mean something, and those that may not be there. [`normalize`] itself lets the forbidden ones but NUL
-/// pass: it is also used on paths that were never in a request line.
+/// Bytes of a path that mean something, and those that may not be there. [`normalize`] itself lets
+/// the forbidden ones but NUL pass: it is also used on paths that were never in a request line.
 static PATH: [u8; 256] = {
     let mut classes = [ORDINARY; 256];
     let mut byte = 0;
