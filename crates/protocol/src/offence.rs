@@ -164,7 +164,7 @@ pub struct Description<'i> {
 
 impl Description<'_> {
     /// Appends the message to `out`, the client's bytes unchanged. Details are cut after
-    /// [`DETAIL_MAX`] bytes.
+    /// 1748 bytes.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.offence.message().as_bytes());
         match self.offence {

@@ -123,8 +123,13 @@ impl RequestHead {
     pub fn clear(&mut self) {
         let mut headers = std::mem::take(&mut self.headers);
         headers.clear();
+        let known = KnownIndex {
+            present: 0,
+            ..self.known
+        }; // the places need no clearing
         *self = Self {
             headers,
+            known,
             ..Self::default()
         };
     }
@@ -508,7 +513,7 @@ fn parse_field(
     }
     let name = Range32::new(start, start + name_length);
     let value = trim(input, start + name_length + 1, end);
-    let known = KnownHeader::from_name(name.of(input));
+    let known = KnownHeader::from_token(name.of(input)); // the line holds no control characters
     let field = HeaderField { name, value, known };
     if head.headers.len() >= limits.headers_max.min(HEADERS_MAX) {
         return Err(Offence::TooManyHeaders);
