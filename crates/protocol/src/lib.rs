@@ -1,1 +1,15 @@
-//! Sans-I/O codecs: bytes and time in, events and bytes out.
+//! Sans-I/O codecs: bytes in, events and bytes out.
+//!
+//! No socket is read, no clock is asked and no configuration is known here. Everything works on
+//! offsets into the caller's buffer, so that nothing is copied and a buffer may move between two
+//! calls. Invariant: no input whatsoever panics, and every loop and every list is bounded by the
+//! caller's limits.
+
+pub mod host;
+pub mod http1;
+mod offence;
+mod range;
+pub mod uri;
+
+pub use offence::Offence;
+pub use range::Range32;

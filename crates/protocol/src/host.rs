@@ -1,0 +1,248 @@
+//! Host names as clients send them: validated and split, not resolved.
+//!
+//! Accepts what nginx accepts in Host (RFC 3986 reg-name and bracketed literals), with an optional
+//! port. Invariant: an [`Authority`] is never empty, and its name has no port, no trailing dot and
+//! no character outside that grammar.
+
+use crate::Range32;
+
+/// A validated host and port, as offsets into the input that it came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Authority {
+    /// The name without port and without trailing dot; brackets of an IPv6 literal stay.
+    pub name: Range32,
+    /// The port, if one was written; "host:" has none.
+    pub port: Option<u16>,
+    /// The name contains no capital letters, so that it can be compared as it is.
+    pub lowercase: bool,
+}
+
+impl Authority {
+    /// The name in lower case: borrowed from `input` where it is already, otherwise written to
+    /// `scratch` (which is cleared).
+    pub fn lowercase_name<'a>(&self, input: &'a [u8], scratch: &'a mut Vec<u8>) -> &'a [u8] {
+        let name = self.name.of(input);
+        if self.lowercase {
+            return name;
+        }
+        scratch.clear();
+        scratch.extend(name.iter().map(u8::to_ascii_lowercase));
+        scratch
+    }
+}
+
+/// The text is not a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InvalidHost;
+
+impl std::fmt::Display for InvalidHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("invalid host")
+    }
+}
+
+impl std::error::Error for InvalidHost {}
+
+/// Validates a whole text as host with optional port: RFC 3986 §3.2.2, as nginx reads it.
+///
+/// Two dots in a row, a port over 65535, an open bracket or an empty name are refused.
+pub fn validate(text: &[u8]) -> Result<Authority, InvalidHost> {
+    if text.len() > u32::MAX as usize {
+        return Err(InvalidHost);
+    }
+    validate_in(text, Range32::new(0, text.len()))
+}
+
+/// Like [`validate`] for a part of a larger input; the answer's offsets are those of `input`.
+pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHost> {
+    let text = range.of(input);
+    let (name_length, after) = match text.first() {
+        None => return Err(InvalidHost),
+        Some(b'[') => {
+            let close = memchr::memchr(b']', text).ok_or(InvalidHost)?;
+            (close + 1, &text[close + 1..])
+        }
+        Some(_) => {
+            let end = text
+                .iter()
+                .position(|&byte| byte == b':')
+                .unwrap_or(text.len());
+            (end, &text[end..])
+        }
+    };
+    let mut name = &text[..name_length];
+    let literal = name.first() == Some(&b'[');
+    let lowercase = if literal {
+        check_name(&name[1..name_length - 1], LITERAL)?
+    } else {
+        check_name(name, NAME)?
+    };
+    if !literal && name.last() == Some(&b'.') {
+        name = &name[..name_length - 1];
+    }
+    if name.is_empty() {
+        return Err(InvalidHost);
+    }
+    let port = match after {
+        [] | [b':'] => None,
+        [b':', digits @ ..] => Some(parse_port(digits)?),
+        _ => return Err(InvalidHost),
+    };
+    Ok(Authority {
+        name: Range32::new(range.start(), range.start() + name.len()),
+        port,
+        lowercase,
+    })
+}
+
+/// Checks the characters of a name; answers whether it is free of capitals.
+fn check_name(name: &[u8], class: u8) -> Result<bool, InvalidHost> {
+    let mut lowercase = true;
+    let mut dot = false;
+    for &byte in name {
+        let found = CLASSES[byte as usize];
+        if found & class == 0 {
+            return Err(InvalidHost);
+        }
+        lowercase &= found & CAPITAL == 0;
+        if byte == b'.' && dot {
+            return Err(InvalidHost);
+        }
+        dot = byte == b'.';
+    }
+    Ok(lowercase)
+}
+
+fn parse_port(digits: &[u8]) -> Result<u16, InvalidHost> {
+    let mut port: u16 = 0;
+    for &byte in digits {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return Err(InvalidHost);
+        }
+        port = port
+            .checked_mul(10)
+            .and_then(|port| port.checked_add(u16::from(digit)))
+            .ok_or(InvalidHost)?;
+    }
+    Ok(port)
+}
+
+const NAME: u8 = 1;
+const LITERAL: u8 = 2;
+const CAPITAL: u8 = 4;
+
+/// What a byte may be part of: unreserved and sub-delims in both, "%" in names only, ":" in
+/// literals only (RFC 3986 §2.2, §2.3).
+static CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let b = byte as u8;
+        classes[byte] = match b {
+            b'A'..=b'Z' => NAME | LITERAL | CAPITAL,
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => NAME | LITERAL,
+            b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' => {
+                NAME | LITERAL
+            }
+            b'%' => NAME,
+            b':' => LITERAL,
+            _ => 0,
+        };
+        byte += 1;
+    }
+    classes
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_split_and_lowered() {
+        let cases: &[(&str, &str, Option<u16>)] = &[
+            ("l", "l", None),
+            ("L", "l", None),
+            ("abcd-ef.g02.xyz:", "abcd-ef.g02.xyz", None),
+            ("Example.COM:8080", "example.com", Some(8080)),
+            ("example.com.", "example.com", None),
+            ("example.com.:88", "example.com", Some(88)),
+            (".com", ".com", None),
+            ("h:0", "h", Some(0)),
+            ("h:65535", "h", Some(65535)),
+            ("h:000080", "h", Some(80)),
+            ("[abcd::EF98:0]:80", "[abcd::ef98:0]", Some(80)),
+            ("[::ffff:12.30.67.89]", "[::ffff:12.30.67.89]", None),
+            ("[::1]:", "[::1]", None),
+            ("[]", "[]", None),
+            ("a_b~!$&'()*+,;=%41", "a_b~!$&'()*+,;=%41", None),
+        ];
+        for &(text, name, port) in cases {
+            let authority = validate(text.as_bytes()).unwrap_or_else(|_| panic!("{text:?}"));
+            let mut scratch = Vec::new();
+            assert_eq!(
+                authority.lowercase_name(text.as_bytes(), &mut scratch),
+                name.as_bytes(),
+                "{text:?}"
+            );
+            assert_eq!(authority.port, port, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused() {
+        let cases: &[&[u8]] = &[
+            b"",
+            b".",
+            b"..",
+            b"a..b",
+            b"a..",
+            b":80",
+            b".:80",
+            b"h:65536",
+            b"h:98777",
+            b"h:-1",
+            b"h:+1",
+            b"h:1.2",
+            b"h:80:80",
+            b"h:8 ",
+            b"a b",
+            b"a/b",
+            b"a\\b",
+            b"a@b",
+            b"a?b",
+            b"a#b",
+            b"a\0",
+            b"a\x02",
+            b"\xff",
+            b"[::1",
+            b"[::1].",
+            b"[::1].:98",
+            b"[::1]x",
+            b"x[::1]",
+            b"[a..b]",
+            b"[a/b]",
+            b"[a%b]",
+            b"[[::1]]",
+            b"[a]b]",
+            b"<a>",
+            b"\"a\"",
+        ];
+        for text in cases {
+            assert_eq!(
+                validate(text),
+                Err(InvalidHost),
+                "{:?}",
+                String::from_utf8_lossy(text)
+            );
+        }
+    }
+
+    #[test]
+    fn offsets_are_those_of_the_larger_input() {
+        let input = b"Host: A.b:1";
+        let authority = validate_in(input, Range32::new(6, input.len())).unwrap();
+        assert_eq!(authority.name.of(input), b"A.b");
+        assert!(!authority.lowercase);
+    }
+}

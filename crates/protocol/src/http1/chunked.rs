@@ -1,0 +1,225 @@
+//! The chunked transfer coding (RFC 9112 §7.1): decoding what a client sends, framing what is sent.
+//!
+//! The decoder hands out ranges of its input and copies nothing. Line ends are CRLF without
+//! exception, since a lenient reading of them is how requests are smuggled. Invariant: what
+//! surrounds the data is bounded, whatever the number of chunks.
+
+use std::ops::Range;
+
+use super::head::is_token_byte;
+use crate::Offence;
+
+/// Bounds on what surrounds the data of one body.
+#[derive(Clone, Copy, Debug)]
+pub struct ChunkLimits {
+    /// Most bytes of chunk extensions, spaces included, in all chunks together.
+    pub extensions_max: u32,
+    /// Most bytes of the trailer section, line ends included.
+    pub trailers_max: u32,
+}
+
+impl Default for ChunkLimits {
+    /// 16 KiB of extensions, which nobody is known to use, and as many trailers as a large header
+    /// buffer of nginx.
+    fn default() -> Self {
+        Self {
+            extensions_max: 16 * 1024,
+            trailers_max: 8 * 1024,
+        }
+    }
+}
+
+/// One step of decoding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Decoded {
+    /// Bytes of the input that are done with, those of `data` included.
+    pub consumed: usize,
+    /// Body data: a range of the input, never empty.
+    pub data: Option<Range<usize>>,
+    /// The body is complete; what follows `consumed` is the next request.
+    pub finished: bool,
+}
+
+/// Incremental decoder of one chunked body.
+#[derive(Clone, Debug)]
+pub struct ChunkedDecoder {
+    state: State,
+    /// Digits of the current size.
+    digits: u8,
+    /// Of the current chunk's data, in bytes.
+    remaining: u64,
+    extensions_left: u32,
+    trailers_left: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Size,
+    /// Spaces behind the size; an extension or the line end follows.
+    SpaceAfterSize,
+    Extension,
+    SizeLf,
+    Data,
+    DataCr,
+    DataLf,
+    TrailerStart,
+    TrailerName,
+    TrailerValue,
+    TrailerLf,
+    EndLf,
+    Finished,
+}
+
+/// A size of more digits is refused even if they are zeros.
+const SIZE_DIGITS_MAX: u8 = 16;
+
+impl Default for ChunkedDecoder {
+    fn default() -> Self {
+        Self::new(ChunkLimits::default())
+    }
+}
+
+impl ChunkedDecoder {
+    /// A decoder at the beginning of a body.
+    pub fn new(limits: ChunkLimits) -> Self {
+        Self {
+            state: State::Size,
+            digits: 0,
+            remaining: 0,
+            extensions_left: limits.extensions_max,
+            trailers_left: limits.trailers_max,
+        }
+    }
+
+    /// True when the whole body, trailers included, has been seen.
+    pub fn is_finished(&self) -> bool {
+        self.state == State::Finished
+    }
+
+    /// Bytes of data of the current chunk that have not been handed out.
+    pub fn chunk_remaining(&self) -> u64 {
+        if self.state == State::Data {
+            self.remaining
+        } else {
+            0
+        }
+    }
+
+    /// Decodes up to the next piece of data, the end of the body, or the end of the input,
+    /// whichever comes first.
+    ///
+    /// Call again with what follows `consumed` until that is nothing. Trailer fields are checked
+    /// and passed over. After an offence the decoder is of no further use.
+    pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, Offence> {
+        let mut at = 0;
+        while let Some(&byte) = input.get(at) {
+            match self.state {
+                State::Data => {
+                    let length = usize::try_from(self.remaining)
+                        .unwrap_or(usize::MAX)
+                        .min(input.len() - at);
+                    self.remaining -= length as u64;
+                    if self.remaining == 0 {
+                        self.state = State::DataCr;
+                    }
+                    return Ok(Decoded {
+                        consumed: at + length,
+                        data: Some(at..at + length),
+                        finished: false,
+                    });
+                }
+                State::Finished => break,
+                _ => self.handle_byte(byte)?,
+            }
+            at += 1;
+        }
+        Ok(Decoded {
+            consumed: at,
+            data: None,
+            finished: self.is_finished(),
+        })
+    }
+
+    /// One byte of what surrounds the data.
+    fn handle_byte(&mut self, byte: u8) -> Result<(), Offence> {
+        match (self.state, byte) {
+            (State::Size, b'\r') if self.digits > 0 => self.state = State::SizeLf,
+            (State::Size, b';') if self.digits > 0 => self.enter_extension(State::Extension)?,
+            (State::Size, b' ' | b'\t') if self.digits > 0 => {
+                self.enter_extension(State::SpaceAfterSize)?
+            }
+            (State::Size, _) => self.take_digit(byte)?,
+
+            (State::SpaceAfterSize, b' ' | b'\t') => self.enter_extension(State::SpaceAfterSize)?,
+            (State::SpaceAfterSize, b';') => self.enter_extension(State::Extension)?,
+            (State::SpaceAfterSize | State::Extension, b'\r') => self.state = State::SizeLf,
+            (State::Extension, byte) if is_text(byte) => self.enter_extension(State::Extension)?,
+
+            (State::SizeLf, b'\n') => {
+                self.digits = 0;
+                self.state = if self.remaining == 0 {
+                    State::TrailerStart
+                } else {
+                    State::Data
+                };
+            }
+            (State::DataCr, b'\r') => self.state = State::DataLf,
+            (State::DataLf, b'\n') => self.state = State::Size,
+
+            (State::TrailerStart, b'\r') => self.state = State::EndLf,
+            (State::TrailerStart | State::TrailerName, byte) if is_token_byte(byte) => {
+                self.enter_trailer(State::TrailerName)?
+            }
+            (State::TrailerName, b':') => self.enter_trailer(State::TrailerValue)?,
+            (State::TrailerValue, b'\r') => self.enter_trailer(State::TrailerLf)?,
+            (State::TrailerValue, byte) if is_text(byte) => {
+                self.enter_trailer(State::TrailerValue)?
+            }
+            (State::TrailerLf, b'\n') => self.enter_trailer(State::TrailerStart)?,
+            (
+                State::TrailerStart | State::TrailerName | State::TrailerValue | State::TrailerLf,
+                _,
+            ) => {
+                return Err(Offence::InvalidTrailer);
+            }
+            (State::EndLf, b'\n') => self.state = State::Finished,
+            _ => return Err(Offence::InvalidChunk),
+        }
+        Ok(())
+    }
+
+    fn take_digit(&mut self, byte: u8) -> Result<(), Offence> {
+        let digit = crate::uri::HEX_VALUE[byte as usize];
+        // Half of the range is enough for any file offset, and keeps sums of sizes from
+        // overflowing.
+        if digit > 15 || self.digits == SIZE_DIGITS_MAX || self.remaining > (i64::MAX as u64) >> 4 {
+            return Err(Offence::InvalidChunk);
+        }
+        self.digits += 1;
+        self.remaining = self.remaining << 4 | u64::from(digit);
+        Ok(())
+    }
+
+    fn enter_extension(&mut self, state: State) -> Result<(), Offence> {
+        self.extensions_left = self
+            .extensions_left
+            .checked_sub(1)
+            .ok_or(Offence::ChunkExtensionsTooLarge)?;
+        self.state = state;
+        Ok(())
+    }
+
+    fn enter_trailer(&mut self, state: State) -> Result<(), Offence> {
+        self.trailers_left = self
+            .trailers_left
+            .checked_sub(1)
+            .ok_or(Offence::TrailersTooLarge)?;
+        self.state = state;
+        Ok(())
+    }
+}
+
+/// No control character but a tab: RFC 9110 §5.5.
+fn is_text(byte: u8) -> bool {
+    byte == b'\t' || (byte >= 0x20 && byte != 0x7f)
+}

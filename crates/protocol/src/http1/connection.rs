@@ -1,0 +1,63 @@
+//! The Connection field: options that concern this connection only (RFC 9110 §7.6.1).
+
+/// What the Connection field of a message asks for, gathered from all its lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ConnectionOptions {
+    /// `close`.
+    pub close: bool,
+    /// `keep-alive`.
+    pub keep_alive: bool,
+    /// `upgrade`.
+    pub upgrade: bool,
+    /// `te`.
+    pub te: bool,
+}
+
+impl ConnectionOptions {
+    /// Adds the options of one field line: comma-separated tokens in any case; unknown ones are
+    /// passed over.
+    pub fn add(&mut self, value: &[u8]) {
+        // Nearly always the whole value is one token.
+        for token in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+            match token.len() {
+                2 => self.te |= token.eq_ignore_ascii_case(b"te"),
+                5 => self.close |= token.eq_ignore_ascii_case(b"close"),
+                7 => self.upgrade |= token.eq_ignore_ascii_case(b"upgrade"),
+                10 => self.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive"),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// True if `token` is among the connection options in `value`, in any case: for removing the fields
+/// that it names.
+pub fn names_option(value: &[u8], token: &[u8]) -> bool {
+    value
+        .split(|&byte| byte == b',')
+        .any(|option| option.trim_ascii().eq_ignore_ascii_case(token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_tokens_in_lists() {
+        let options = |value: &[u8]| {
+            let mut options = ConnectionOptions::default();
+            options.add(value);
+            options
+        };
+        assert!(options(b"close").close);
+        assert!(options(b"Keep-Alive, Upgrade").keep_alive);
+        assert!(options(b"Keep-Alive, Upgrade").upgrade);
+        assert!(options(b" ,, TE\t,x").te);
+        assert_eq!(
+            options(b"enclosed, closed, x-close, keep-alives"),
+            ConnectionOptions::default()
+        );
+        assert!(names_option(b"X-Hop, close", b"x-hop"));
+        assert!(!names_option(b"X-Hops, close", b"x-hop"));
+    }
+}

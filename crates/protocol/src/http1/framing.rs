@@ -1,0 +1,107 @@
+//! Where a request's body ends: RFC 9112 §6, strictly, because two programs that disagree here can
+//! be made to smuggle requests.
+
+use super::{Method, Version};
+use crate::{Offence, Range32};
+
+/// How the body of a request is delimited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Framing {
+    /// There is no body.
+    #[default]
+    None,
+    /// That many bytes follow; may be 0 where the client said so.
+    Length(u64),
+    /// Chunks follow, for a [`super::ChunkedDecoder`].
+    Chunked,
+}
+
+/// Decides on the framing; the fields are unique by now, which the head's parser has seen to.
+pub(super) fn decide(
+    input: &[u8],
+    method: Method,
+    version: Version,
+    content_length: Option<Range32>,
+    transfer_encoding: Option<Range32>,
+) -> Result<Framing, Offence> {
+    let framing = match (content_length, transfer_encoding) {
+        (None, None) => return Ok(Framing::None),
+        (Some(length), None) => Framing::Length(parse_length(length.of(input))?),
+        (_, Some(_)) if version < Version::Http11 => return Err(Offence::TransferEncodingInHttp10),
+        (length, Some(value)) => {
+            check_codings(value.of(input)).map_err(|fault| match fault {
+                CodingFault::Malformed => Offence::InvalidTransferEncoding,
+                CodingFault::NotImplemented => Offence::UnknownTransferEncoding { value },
+            })?;
+            if length.is_some() {
+                return Err(Offence::LengthAndTransferEncoding);
+            }
+            Framing::Chunked
+        }
+    };
+    if method == Method::Connect && framing != Framing::Length(0) {
+        return Err(Offence::ConnectWithBody);
+    }
+    Ok(framing)
+}
+
+/// One or more digits and nothing else, at most 2⁶³−1 (what a file offset holds).
+fn parse_length(value: &[u8]) -> Result<u64, Offence> {
+    if value.is_empty() {
+        return Err(Offence::InvalidContentLength);
+    }
+    let mut length: u64 = 0;
+    for byte in value {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return Err(Offence::InvalidContentLength);
+        }
+        length = length
+            .checked_mul(10)
+            .and_then(|length| length.checked_add(u64::from(digit)))
+            .ok_or(Offence::InvalidContentLength)?;
+    }
+    if length > i64::MAX as u64 {
+        Err(Offence::InvalidContentLength)
+    } else {
+        Ok(length)
+    }
+}
+
+enum CodingFault {
+    Malformed,
+    NotImplemented,
+}
+
+/// Accepts `chunked` alone. Everything else is refused, and the rest decides only on the answer:
+/// malformed lists, `chunked` twice or before another coding are the client's fault (400), other
+/// codings are our lack (501).
+fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
+    if value.eq_ignore_ascii_case(b"chunked") {
+        return Ok(());
+    }
+    let mut chunked_before = false;
+    let mut fault = CodingFault::NotImplemented;
+    for coding in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+        if coding.is_empty() || !coding.iter().all(|&byte| super::head::is_token_byte(byte)) {
+            return Err(CodingFault::Malformed);
+        }
+        let is_chunked = coding.eq_ignore_ascii_case(b"chunked");
+        let is_registered = is_chunked
+            || REGISTERED
+                .iter()
+                .any(|name| coding.eq_ignore_ascii_case(name.as_bytes()));
+        if !is_registered {
+            return Err(CodingFault::NotImplemented);
+        }
+        if chunked_before {
+            fault = CodingFault::Malformed;
+        }
+        chunked_before |= is_chunked;
+    }
+    Err(fault)
+}
+
+/// Transfer codings besides `chunked`: RFC 9112 §7.2 and the IANA registry. (`identity` was
+/// withdrawn.)
+const REGISTERED: &[&str] = &["compress", "deflate", "gzip", "x-compress", "x-gzip"];

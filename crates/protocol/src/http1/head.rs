@@ -1,0 +1,691 @@
+//! The head of a request: request line and header fields, parsed as they arrive.
+//!
+//! Works line by line on the caller's buffer and keeps offsets, never text. Lines are searched for
+//! their end once, however small the pieces are in which they come, and parsed when complete; a
+//! beginning that can never become HTTP (a TLS handshake, garbage) is refused at its first wrong
+//! byte. Invariant: the outcome does not depend on how the input was split.
+
+use super::connection::ConnectionOptions;
+use super::framing::{self, Framing};
+use super::header::{KNOWN_COUNT, KnownHeader};
+use super::method::Method;
+use super::scan::{LineEnd, find_line_end};
+use crate::host::{self, Authority};
+use crate::{Offence, Range32, uri};
+
+/// Bounds and leniencies, from the configuration.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Longest line with its line end, in bytes: the size in nginx's `large_client_header_buffers`.
+    pub line_max: usize,
+    /// Longest head with all line ends, in bytes.
+    pub head_max: usize,
+    /// Most header lines: nginx's `max_headers`. Counts above 65535 mean 65535.
+    pub headers_max: usize,
+    /// nginx's `ignore_invalid_headers`: fields with names of other bytes than letters, digits and
+    /// "-" are passed over; if false, they are kept where the name is at least a token, and refused
+    /// otherwise.
+    pub ignore_invalid_headers: bool,
+    /// nginx's `underscores_in_headers`: "_" is valid in names.
+    pub underscores_in_headers: bool,
+}
+
+impl Default for Limits {
+    /// nginx's defaults.
+    fn default() -> Self {
+        Self {
+            line_max: 8 * 1024,
+            head_max: 33 * 1024, // client_header_buffer_size 1k, large_client_header_buffers 4 8k
+            headers_max: 1000,
+            ignore_invalid_headers: true,
+            underscores_in_headers: false,
+        }
+    }
+}
+
+/// Version of HTTP that a request speaks. 1.2 to 1.9 count as 1.1 (RFC 9110 §2.5); the text is in
+/// [`RequestHead::version_text`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Version {
+    /// A request line without version, no header fields.
+    Http09,
+    /// HTTP/1.0.
+    Http10,
+    /// HTTP/1.1.
+    #[default]
+    Http11,
+}
+
+/// Answer of [`HeadParser::parse`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// The head is not complete: call again with the same bytes and more behind them.
+    NeedMore,
+    /// The head is complete and took that many bytes of the input.
+    Complete {
+        /// Bytes of the head, leading empty lines included.
+        consumed: usize,
+    },
+}
+
+/// One header field, as offsets into the input.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeaderField {
+    /// The name as written.
+    pub name: Range32,
+    /// The value without surrounding spaces and tabs.
+    pub value: Range32,
+    /// Which field it is, if Gale knows it.
+    pub known: Option<KnownHeader>,
+}
+
+impl HeaderField {
+    fn line(&self) -> Range32 {
+        Range32::new(self.name.start(), self.value.end())
+    }
+}
+
+/// A parsed request head: offsets into the input that was parsed.
+///
+/// Reusable: the parser clears it and keeps its capacity. After an offence it holds what had been
+/// understood so far.
+#[derive(Clone, Debug, Default)]
+pub struct RequestHead {
+    /// The method.
+    pub method: Method,
+    /// The method's text.
+    pub method_range: Range32,
+    /// The request target as written: nginx's `$request_uri` in the origin form.
+    pub target_range: Range32,
+    /// The request target in its parts.
+    pub target: uri::Target,
+    /// The version.
+    pub version: Version,
+    /// The version's text, such as "HTTP/1.1"; empty in HTTP/0.9.
+    pub version_range: Range32,
+    /// The request line without its line end: nginx's `$request`.
+    pub line: Range32,
+    /// The header fields in their order, without the ignored ones.
+    pub headers: Vec<HeaderField>,
+    /// The host that the request is for: from an absolute target, otherwise from Host.
+    pub authority: Option<Authority>,
+    /// How the body is delimited; meaningful once the head is complete.
+    pub framing: Framing,
+    /// How many header lines were ignored for their names.
+    pub ignored_count: u32,
+    /// The first ignored line, for the log.
+    pub ignored_first: Option<Range32>,
+    known: KnownIndex,
+}
+
+impl RequestHead {
+    /// Forgets everything but the capacity.
+    pub fn clear(&mut self) {
+        let mut headers = std::mem::take(&mut self.headers);
+        headers.clear();
+        let known = KnownIndex {
+            present: 0,
+            ..self.known
+        }; // the places need no clearing
+        *self = Self {
+            headers,
+            known,
+            ..Self::default()
+        };
+    }
+
+    /// The method's text.
+    pub fn method_name<'i>(&self, input: &'i [u8]) -> &'i [u8] {
+        self.method_range.of(input)
+    }
+
+    /// The version's text; empty in HTTP/0.9.
+    pub fn version_text<'i>(&self, input: &'i [u8]) -> &'i [u8] {
+        self.version_range.of(input)
+    }
+
+    /// True if a field of that kind is there.
+    pub fn has(&self, header: KnownHeader) -> bool {
+        self.known.first(header).is_some()
+    }
+
+    /// The first field of that kind.
+    pub fn field(&self, header: KnownHeader) -> Option<&HeaderField> {
+        self.headers.get(self.known.first(header)?)
+    }
+
+    /// The value of the first field of that kind.
+    pub fn value<'i>(&self, input: &'i [u8], header: KnownHeader) -> Option<&'i [u8]> {
+        Some(self.field(header)?.value.of(input))
+    }
+
+    /// The values of all fields of that kind, in their order.
+    pub fn values<'s, 'i>(
+        &'s self,
+        input: &'i [u8],
+        header: KnownHeader,
+    ) -> impl Iterator<Item = &'i [u8]> + use<'s, 'i> {
+        let from = self.known.first(header).unwrap_or(self.headers.len());
+        self.headers[from..]
+            .iter()
+            .filter(move |field| field.known == Some(header))
+            .map(move |field| field.value.of(input))
+    }
+
+    /// The value of the first field of that name, in any case.
+    pub fn value_by_name<'i>(&self, input: &'i [u8], name: &[u8]) -> Option<&'i [u8]> {
+        match KnownHeader::from_name(name) {
+            Some(known) => self.value(input, known),
+            None => {
+                let same = |field: &&HeaderField| {
+                    field.known.is_none() && field.name.of(input).eq_ignore_ascii_case(name)
+                };
+                Some(self.headers.iter().find(same)?.value.of(input))
+            }
+        }
+    }
+
+    /// The options of the Connection field, all its lines together.
+    pub fn connection(&self, input: &[u8]) -> ConnectionOptions {
+        let mut options = ConnectionOptions::default();
+        for value in self.values(input, KnownHeader::Connection) {
+            options.add(value);
+        }
+        options
+    }
+
+    /// Whether the client wants the connection kept after this request: RFC 9112 §9.3. `close`
+    /// wins; HTTP/1.0 must ask.
+    pub fn wants_keep_alive(&self, input: &[u8]) -> bool {
+        let options = self.connection(input);
+        match self.version {
+            Version::Http09 => false,
+            Version::Http10 => options.keep_alive && !options.close,
+            Version::Http11 => !options.close,
+        }
+    }
+}
+
+/// Incremental parser of request heads: feed it the same, growing buffer until the head is
+/// complete.
+///
+/// Holds only its place, so that an idle connection costs next to nothing. After `Complete` and
+/// after an offence it is ready for a new head at the beginning of its next input.
+#[derive(Clone, Debug, Default)]
+pub struct HeadParser {
+    phase: Phase,
+    /// Where the current line begins.
+    line_start: u32,
+    /// Everything before is known to hold no line end and no control character.
+    scanned: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Phase {
+    /// Before the request line; empty lines may come.
+    #[default]
+    Start,
+    /// In the method, all of whose bytes so far are right.
+    Method,
+    /// In the request line behind the method, which ends at `method_end`.
+    RequestLine { method_end: u32 },
+    /// In the header fields.
+    Fields,
+}
+
+/// Most bytes of empty lines before a request line. RFC 9112 §2.2 asks for one line; this is
+/// generous to clients that send an extra CRLF after every body, and an end to those that send
+/// nothing else.
+const LEADING_EMPTY_MAX: usize = 64;
+
+impl HeadParser {
+    /// A parser at the beginning of a head.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Back to the beginning of a head.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// True if nothing but empty lines has been seen of the current head: its end here is no error
+    /// of the client.
+    pub fn is_idle(&self) -> bool {
+        self.phase == Phase::Start
+    }
+
+    /// True while the request line is not complete: tells "reading client request line" from
+    /// "reading client request headers".
+    pub fn in_request_line(&self) -> bool {
+        self.phase != Phase::Fields
+    }
+
+    /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows
+    /// from call to call; it may move in memory. `limits` and `head` stay the same ones throughout
+    /// a head.
+    pub fn parse(
+        &mut self,
+        input: &[u8],
+        limits: &Limits,
+        head: &mut RequestHead,
+    ) -> Result<Status, Offence> {
+        let result = self.advance(input, limits, head);
+        if !matches!(result, Ok(Status::NeedMore)) {
+            self.reset();
+        }
+        result
+    }
+
+    fn advance(
+        &mut self,
+        input: &[u8],
+        limits: &Limits,
+        head: &mut RequestHead,
+    ) -> Result<Status, Offence> {
+        let input = &input[..input.len().min(u32::MAX as usize)];
+        if input.len() < self.scanned as usize {
+            return Ok(Status::NeedMore); // the caller lost bytes that it had shown: wait for them
+        }
+        if self.phase == Phase::Start {
+            head.clear();
+            if !self.skip_empty_lines(input)? {
+                return Ok(Status::NeedMore);
+            }
+        }
+        if self.phase != Phase::Fields {
+            let Some(method_end) = self.find_method_end(input, limits)? else {
+                return Ok(Status::NeedMore);
+            };
+            let Some((end, next)) = self.find_line(input, limits, true)? else {
+                return Ok(Status::NeedMore);
+            };
+            parse_request_line(input, self.line_start as usize, method_end, end, head)?;
+            if head.version == Version::Http09 {
+                return Ok(Status::Complete { consumed: next });
+            }
+            self.phase = Phase::Fields;
+            self.begin_line(next);
+        }
+        loop {
+            let Some((end, next)) = self.find_line(input, limits, false)? else {
+                return Ok(Status::NeedMore);
+            };
+            let start = self.line_start as usize;
+            if start == end {
+                finish(input, head)?;
+                return Ok(Status::Complete { consumed: next });
+            }
+            parse_field(input, start, end, limits, head)?;
+            self.begin_line(next);
+        }
+    }
+
+    fn begin_line(&mut self, at: usize) {
+        self.line_start = at as u32;
+        self.scanned = at as u32;
+    }
+
+    /// Moves to the first byte of the request line; false if it has not arrived.
+    fn skip_empty_lines(&mut self, input: &[u8]) -> Result<bool, Offence> {
+        let mut at = self.line_start as usize;
+        loop {
+            match &input[at..] {
+                [b'\n', ..] => at += 1,
+                [b'\r', b'\n', ..] => at += 2,
+                [] | [b'\r'] => {
+                    self.begin_line(at);
+                    return Ok(false);
+                }
+                [_, ..] => break,
+            }
+            if at > LEADING_EMPTY_MAX {
+                return Err(Offence::InvalidRequest);
+            }
+        }
+        self.begin_line(at);
+        self.phase = Phase::Method;
+        Ok(true)
+    }
+
+    /// The end of the method, once its space has arrived. nginx's rule: capitals, "-" and "_" only,
+    /// which is narrower than a token (RFC 9110 §9.1) and tells other protocols at once.
+    fn find_method_end(&mut self, input: &[u8], limits: &Limits) -> Result<Option<usize>, Offence> {
+        if let Phase::RequestLine { method_end } = self.phase {
+            return Ok(Some(method_end as usize));
+        }
+        let (limit, _) = self.deadline(limits);
+        let seen = &input[..input.len().min(limit)];
+        let mut at = self.scanned as usize;
+        while let Some(&byte) = seen.get(at) {
+            if byte == b' ' && at > self.line_start as usize {
+                self.phase = Phase::RequestLine {
+                    method_end: at as u32,
+                };
+                self.scanned = at as u32;
+                return Ok(Some(at));
+            }
+            if !matches!(byte, b'A'..=b'Z' | b'-' | b'_') {
+                return Err(Offence::InvalidMethod);
+            }
+            at += 1;
+        }
+        self.scanned = at as u32;
+        if input.len() >= limit {
+            Err(Offence::UriTooLong)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// The end of the current line and the beginning of the next, if within the limits.
+    fn find_line(
+        &mut self,
+        input: &[u8],
+        limits: &Limits,
+        request_line: bool,
+    ) -> Result<Option<(usize, usize)>, Offence> {
+        let (limit, line_is_limit) = self.deadline(limits);
+        let start = self.line_start as usize;
+        match find_line_end(
+            &input[..input.len().min(limit)],
+            limit.min(self.scanned as usize),
+        ) {
+            LineEnd::Found { end, next } => Ok(Some((end, next))),
+            LineEnd::Control { .. } if request_line => Err(Offence::InvalidRequest),
+            LineEnd::Control { at } => Err(invalid_field(input, start, at)),
+            LineEnd::Incomplete { .. } if input.len() >= limit => Err(if request_line {
+                Offence::UriTooLong
+            } else if line_is_limit {
+                Offence::HeaderLineTooLong {
+                    line: Range32::new(start, limit),
+                }
+            } else {
+                Offence::HeadTooLarge
+            }),
+            LineEnd::Incomplete { resume } => {
+                self.scanned = resume as u32;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Where the current line must have ended, and whether that is because of its own length.
+    fn deadline(&self, limits: &Limits) -> (usize, bool) {
+        let start = self.line_start as usize;
+        let line = start.saturating_add(limits.line_max);
+        let head = limits.head_max.max(start);
+        (line.min(head).min(u32::MAX as usize), line <= head)
+    }
+}
+
+/// The request line `input[start..end]`, whose method has been checked: RFC 9112 §3, with runs of
+/// spaces allowed as in nginx.
+fn parse_request_line(
+    input: &[u8],
+    start: usize,
+    method_end: usize,
+    end: usize,
+    head: &mut RequestHead,
+) -> Result<(), Offence> {
+    head.line = Range32::new(start, end);
+    head.method_range = Range32::new(start, method_end);
+    head.method = Method::from_name(&input[start..method_end]);
+
+    let target_start = skip_spaces(input, method_end, end);
+    let target_end =
+        memchr::memchr(b' ', &input[target_start..end]).map_or(end, |length| target_start + length);
+    let target = Range32::new(target_start, target_end);
+    head.target_range = target;
+    head.target = if head.method == Method::Connect {
+        uri::split_authority(input, target)?
+    } else {
+        uri::split_in(input, target)?
+    };
+    if head.target.form == uri::Form::Asterisk && head.method != Method::Options {
+        return Err(Offence::InvalidRequest);
+    }
+
+    let version_start = skip_spaces(input, target_end, end);
+    let version_end = end
+        - input[version_start..end]
+            .iter()
+            .rev()
+            .take_while(|&&byte| byte == b' ')
+            .count();
+    head.version_range = Range32::new(version_start, version_end);
+    head.version = parse_version(&input[version_start..version_end])?;
+    if head.version == Version::Http09 && head.method != Method::Get {
+        return Err(Offence::InvalidHttp09Method);
+    }
+    if let Some(host) = head.target.host {
+        head.authority =
+            Some(host::validate_in(input, host).map_err(|_| Offence::InvalidRequestLineHost)?);
+    }
+    Ok(())
+}
+
+fn skip_spaces(input: &[u8], from: usize, end: usize) -> usize {
+    from + input[from..end]
+        .iter()
+        .take_while(|&&byte| byte == b' ')
+        .count()
+}
+
+/// `HTTP/1.` and one digit (RFC 9112 §2.3); a larger major number is another version of HTTP,
+/// anything else is no version.
+fn parse_version(text: &[u8]) -> Result<Version, Offence> {
+    match text {
+        b"HTTP/1.1" => return Ok(Version::Http11),
+        b"HTTP/1.0" => return Ok(Version::Http10),
+        b"" => return Ok(Version::Http09),
+        _ => {}
+    }
+    match text.strip_prefix(b"HTTP/") {
+        Some([b'1', b'.', b'2'..=b'9']) => Ok(Version::Http11),
+        Some([b'2'..=b'9', ..] | [b'1', b'0'..=b'9', ..]) => Err(Offence::InvalidVersion),
+        _ => Err(Offence::InvalidRequest),
+    }
+}
+
+/// The header line `input[start..end]`, which is not empty and free of control characters other
+/// than tabs: RFC 9112 §5.
+fn parse_field(
+    input: &[u8],
+    start: usize,
+    end: usize,
+    limits: &Limits,
+    head: &mut RequestHead,
+) -> Result<(), Offence> {
+    let line = &input[start..end];
+    let name_length = line
+        .iter()
+        .position(|&byte| NAME[byte as usize] != VALID)
+        .unwrap_or(line.len());
+    let (name_length, ignored) = match line.get(name_length) {
+        Some(b':') if name_length > 0 => (name_length, false),
+        _ => judge_name(input, start, end, limits)?,
+    };
+    if ignored {
+        head.ignored_count += 1;
+        head.ignored_first.get_or_insert(Range32::new(start, end));
+        return Ok(());
+    }
+    let name = Range32::new(start, start + name_length);
+    let value = trim(input, start + name_length + 1, end);
+    let known = KnownHeader::from_token(name.of(input)); // the line holds no control characters
+    let field = HeaderField { name, value, known };
+    if head.headers.len() >= limits.headers_max.min(HEADERS_MAX) {
+        return Err(Offence::TooManyHeaders);
+    }
+    if let Some(header) = known {
+        note_known(input, header, &field, head)?;
+    }
+    head.headers.push(field);
+    Ok(())
+}
+
+/// Duplicates, Host, and the index of known fields.
+fn note_known(
+    input: &[u8],
+    header: KnownHeader,
+    field: &HeaderField,
+    head: &mut RequestHead,
+) -> Result<(), Offence> {
+    if let Some(previous) = head.field(header) {
+        let (line, previous) = (field.line(), previous.line());
+        return match header {
+            KnownHeader::Host => Err(Offence::DuplicateHost { line, previous }),
+            _ if header.is_unique() => Err(Offence::DuplicateHeader { line, previous }),
+            _ => Ok(()),
+        };
+    }
+    head.known.note(header, head.headers.len());
+    if header == KnownHeader::Host {
+        let authority = host::validate_in(input, field.value).map_err(|_| Offence::InvalidHost)?;
+        head.authority.get_or_insert(authority); // an absolute target wins: RFC 9112 §3.2.2
+    }
+    Ok(())
+}
+
+/// A name that is not letters, digits and "-" up to the colon: its length, and whether the line is
+/// to be ignored.
+#[cold]
+fn judge_name(
+    input: &[u8],
+    start: usize,
+    end: usize,
+    limits: &Limits,
+) -> Result<(usize, bool), Offence> {
+    let line = &input[start..end];
+    let colon = line
+        .iter()
+        .position(|&byte| matches!(byte, b':' | b' ' | b'\t'));
+    let length = match colon {
+        // No colon, or a space before it: RFC 9112 §5.1 demands 400 here. A line that begins with a
+        // space is obsolete folding (§5.2), refused likewise.
+        Some(at) if at > 0 && line[at] == b':' => at,
+        Some(at) => return Err(invalid_field(input, start, start + at)),
+        None => {
+            return Err(Offence::InvalidHeaderLine {
+                before: Range32::new(start, end),
+                byte: None,
+            });
+        }
+    };
+    let name = &line[..length];
+    if pretends_framing(name) {
+        return Err(Offence::InvalidHeaderLine {
+            before: Range32::new(start, end),
+            byte: None,
+        });
+    }
+    let valid = name.iter().all(|&byte| {
+        NAME[byte as usize] == VALID || (byte == b'_' && limits.underscores_in_headers)
+    });
+    if !valid && limits.ignore_invalid_headers {
+        return Ok((length, true));
+    }
+    match name.iter().position(|&byte| !is_token_byte(byte)) {
+        Some(at) => Err(invalid_field(input, start, start + at)),
+        None => Ok((length, false)),
+    }
+}
+
+/// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
+/// without them it reads the same.
+fn pretends_framing(name: &[u8]) -> bool {
+    let letters = || {
+        name.iter()
+            .filter(|byte| byte.is_ascii_alphanumeric())
+            .map(u8::to_ascii_lowercase)
+    };
+    letters().eq(b"contentlength".iter().copied())
+        || letters().eq(b"transferencoding".iter().copied())
+}
+
+fn invalid_field(input: &[u8], start: usize, at: usize) -> Offence {
+    Offence::InvalidHeaderLine {
+        before: Range32::new(start, at),
+        byte: input.get(at).copied(),
+    }
+}
+
+/// Without spaces and tabs at both ends: RFC 9110 §5.5.
+fn trim(input: &[u8], start: usize, end: usize) -> Range32 {
+    let is_space = |&&byte: &&u8| byte == b' ' || byte == b'\t';
+    let start = start + input[start..end].iter().take_while(is_space).count();
+    let end = end - input[start..end].iter().rev().take_while(is_space).count();
+    Range32::new(start, end)
+}
+
+/// What can only be judged when all fields are there.
+fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
+    if head.version == Version::Http11 && !head.has(KnownHeader::Host) {
+        return Err(Offence::MissingHost);
+    }
+    let value = |header| head.field(header).map(|field| field.value);
+    let (length, encoding) = (
+        value(KnownHeader::ContentLength),
+        value(KnownHeader::TransferEncoding),
+    );
+    head.framing = framing::decide(input, head.method, head.version, length, encoding)?;
+    Ok(())
+}
+
+/// Most header fields in any head: their places are kept in 16 bits.
+const HEADERS_MAX: usize = u16::MAX as usize;
+
+/// Where the first field of each known kind is.
+#[derive(Clone, Copy, Debug)]
+struct KnownIndex {
+    present: u64,
+    first: [u16; KNOWN_COUNT],
+}
+
+impl Default for KnownIndex {
+    fn default() -> Self {
+        Self {
+            present: 0,
+            first: [0; KNOWN_COUNT],
+        }
+    }
+}
+
+impl KnownIndex {
+    fn first(&self, header: KnownHeader) -> Option<usize> {
+        let present = self.present >> (header as u8) & 1 == 1;
+        present.then(|| self.first[header as usize] as usize)
+    }
+
+    fn note(&mut self, header: KnownHeader, place: usize) {
+        self.present |= 1 << header as u8;
+        self.first[header as usize] = place as u16;
+    }
+}
+
+/// True for the bytes of a token: RFC 9110 §5.6.2.
+pub(super) fn is_token_byte(byte: u8) -> bool {
+    NAME[byte as usize] != NO_TOKEN
+}
+
+/// Letters, digits and "-": what nginx takes without being told to.
+const VALID: u8 = 0;
+/// The other bytes of a token.
+const TOKEN: u8 = 1;
+const NO_TOKEN: u8 = 2;
+
+static NAME: [u8; 256] = {
+    let mut classes = [NO_TOKEN; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        classes[byte] = match byte as u8 {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => VALID,
+            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'.' | b'^' | b'_' | b'`'
+            | b'|' | b'~' => TOKEN,
+            _ => NO_TOKEN,
+        };
+        byte += 1;
+    }
+    classes
+};

@@ -1,0 +1,226 @@
+//! The chunked coding by behaviour: right and wrong framing, bounds, and any splitting.
+
+use gale_protocol::Offence;
+use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, response};
+use proptest::prelude::*;
+
+/// Decodes pieces in turn: the data, and how many bytes were consumed; `None` if the body did not end.
+fn decode(pieces: &[&[u8]], limits: ChunkLimits) -> Result<(Vec<u8>, Option<usize>), Offence> {
+    let mut decoder = ChunkedDecoder::new(limits);
+    let (mut data, mut total) = (Vec::new(), 0);
+    for piece in pieces {
+        let mut rest = *piece;
+        while !rest.is_empty() {
+            let decoded = decoder.decode(rest)?;
+            if let Some(range) = &decoded.data {
+                assert!(!range.is_empty() && range.end == decoded.consumed);
+                data.extend_from_slice(&rest[range.clone()]);
+            }
+            total += decoded.consumed;
+            if decoded.finished {
+                assert!(decoder.is_finished());
+                return Ok((data, Some(total)));
+            }
+            assert!(decoded.consumed > 0);
+            rest = &rest[decoded.consumed..];
+        }
+    }
+    Ok((data, None))
+}
+
+fn whole(input: &[u8]) -> Result<(Vec<u8>, Option<usize>), Offence> {
+    let result = decode(&[input], ChunkLimits::default());
+    let bytes: Vec<&[u8]> = input.chunks(1).collect();
+    assert_eq!(
+        result,
+        decode(&bytes, ChunkLimits::default()),
+        "byte by byte: {:?}",
+        String::from_utf8_lossy(input)
+    );
+    result
+}
+
+#[test]
+fn right_bodies() {
+    let cases: &[(&str, &str)] = &[
+        ("0\r\n\r\n", ""),
+        ("00000\r\n\r\n", ""),
+        ("5\r\nhello\r\n0\r\n\r\n", "hello"),
+        ("005\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", "hello!"),
+        (
+            "A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n",
+            "01234567890123456789",
+        ),
+        ("2\r\n\r\n\r\n0\r\n\r\n", "\r\n"),
+        ("1;a=b;c=\"d e\"\r\nx\r\n0;last\r\n\r\n", "x"),
+        ("1 \t;a\r\nx\r\n0\r\n\r\n", "x"),
+        ("1  \r\nx\r\n0 \r\n\r\n", "x"),
+        ("1\r\nx\r\n0\r\nTrailer: y\r\nB:\r\nC:z\t\r\n\r\n", "x"),
+    ];
+    for (input, data) in cases {
+        let result = whole(input.as_bytes());
+        assert_eq!(
+            result,
+            Ok((data.as_bytes().to_vec(), Some(input.len()))),
+            "{input:?}"
+        );
+        let with_more = format!("{input}GET /");
+        assert_eq!(
+            whole(with_more.as_bytes()),
+            Ok((data.as_bytes().to_vec(), Some(input.len())))
+        );
+    }
+}
+
+#[test]
+fn half_bodies_do_not_finish() {
+    let input = b"5;e\r\nhello\r\n0\r\nT: x\r\n\r\n";
+    for end in 0..input.len() {
+        let (_, finished) = whole(&input[..end]).unwrap();
+        assert_eq!(finished, None, "{end}");
+    }
+}
+
+#[test]
+fn wrong_framing() {
+    for input in [
+        "\r\n",
+        "g\r\n",
+        " 5\r\n",
+        "-5\r\n",
+        "+5\r\n",
+        "0x5\r\n",
+        ";a\r\n",
+        "5\n",
+        "5\rx",
+        "5\r\r\n",
+        "5 5\r\n",
+        "5;a\n",
+        "5;a\rb",
+        "5;\0",
+        "5;\u{7f}",
+        "5,\r\n",
+        "4\r\nSEE-THIS\r\n",
+        "1\r\nx\n",
+        "1\r\nx0",
+        "1\r\nx\rx",
+        "0\n",
+        "0\r\n\rx",
+        "1\r\nx\r\n\r\n",
+        "fffffffffffffffff\r\n",
+        "8000000000000000\r\n",
+        "ffffffffffffffff\r\n",
+        "00000000000000000\r\n",
+    ] {
+        assert_eq!(
+            whole(input.as_bytes()),
+            Err(Offence::InvalidChunk),
+            "{input:?}"
+        );
+    }
+    assert_eq!(whole(b"7fffffffffffffff\r\n"), Ok((vec![], None)));
+}
+
+#[test]
+fn wrong_trailers() {
+    for trailer in [
+        "\n",
+        ":\r\n",
+        ": x\r\n",
+        " x: y\r\n",
+        "x\r\n",
+        "x y: z\r\n",
+        "x : y\r\n",
+        "x: y\n",
+        "x: y\rz",
+        "x: \0",
+        "a: b\r\n c\r\n",
+    ] {
+        assert_eq!(
+            whole(format!("0\r\n{trailer}").as_bytes()),
+            Err(Offence::InvalidTrailer),
+            "{trailer:?}"
+        );
+    }
+}
+
+#[test]
+fn what_surrounds_the_data_is_bounded() {
+    let limits = ChunkLimits {
+        extensions_max: 10,
+        trailers_max: 10,
+    };
+    let decode =
+        |input: &str| decode(&[input.as_bytes()], limits).map(|(_, finished)| finished.is_some());
+    assert_eq!(decode("1;23456789a\r\nx\r\n0\r\n\r\n"), Ok(true));
+    assert_eq!(
+        decode("1;23456789ab\r\n"),
+        Err(Offence::ChunkExtensionsTooLarge)
+    );
+    assert_eq!(decode("1;2345\r\nx\r\n1;2345\r\nx\r\n"), Ok(false));
+    assert_eq!(
+        decode("1;2345\r\nx\r\n1;2345\r\nx\r\n1;"),
+        Err(Offence::ChunkExtensionsTooLarge)
+    );
+    assert_eq!(
+        decode(&format!("1{}", " ".repeat(11))),
+        Err(Offence::ChunkExtensionsTooLarge)
+    );
+    assert_eq!(decode("0\r\nA: 56\r\n\r\n"), Ok(true));
+    assert_eq!(decode("0\r\nA: 56789012"), Err(Offence::TrailersTooLarge));
+    assert_eq!(
+        decode("0\r\nA:\r\nB:\r\nC:1"),
+        Err(Offence::TrailersTooLarge)
+    );
+}
+
+#[test]
+fn the_rest_of_a_chunk_is_known() {
+    let mut decoder = ChunkedDecoder::default();
+    decoder.decode(b"10\r\n").unwrap();
+    assert_eq!(decoder.chunk_remaining(), 16);
+    decoder.decode(b"01234").unwrap();
+    assert_eq!(decoder.chunk_remaining(), 11);
+}
+
+#[test]
+fn offences_of_chunks_have_nginx_words() {
+    for offence in [
+        Offence::InvalidChunk,
+        Offence::ChunkExtensionsTooLarge,
+        Offence::InvalidTrailer,
+        Offence::TrailersTooLarge,
+    ] {
+        assert_eq!(
+            (offence.to_string().as_str(), offence.status()),
+            ("client sent invalid chunked body", 400)
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
+                                    cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
+        let mut body = Vec::new();
+        for chunk in &chunks {
+            response::write_chunk(&mut body, chunk);
+        }
+        body.extend_from_slice(response::LAST_CHUNK);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(body.len())).collect();
+        cuts.extend([0, body.len()]);
+        cuts.sort();
+        let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &body[pair[0]..pair[1]]).collect();
+        prop_assert_eq!(decode(&pieces, ChunkLimits::default()), Ok((chunks.concat(), Some(body.len()))));
+    }
+
+    #[test]
+    fn pieces_make_no_difference(input in "([0-9a-f]{1,2}[ ;x]{0,2}\r?\n?[a-z]{0,8}(\r\n){0,2}){0,6}(0\r\n)?(A: b\r\n)?(\r\n)?") {
+        let _ = whole(input.as_bytes());
+    }
+
+    #[test]
+    fn arbitrary_bytes_do_not_panic(input in prop::collection::vec(any::<u8>(), 0..100)) {
+        let _ = whole(&input);
+    }
+}

@@ -1,0 +1,50 @@
+//! Chunked bodies: whole and byte by byte give the same result; what was read can be written and read again.
+#![no_main]
+
+use gale_protocol::Offence;
+use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, response};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let limits = ChunkLimits {
+        extensions_max: 64,
+        trailers_max: 64,
+    };
+    let whole = decode(&mut std::iter::once(data), limits);
+    assert_eq!(whole, decode(&mut data.chunks(1), limits));
+    let Ok((body, _)) = whole else { return };
+    let mut written = Vec::new();
+    for piece in body.chunks(7) {
+        response::write_chunk(&mut written, piece);
+    }
+    written.extend_from_slice(response::LAST_CHUNK);
+    assert_eq!(
+        decode(&mut written.chunks(3), limits),
+        Ok((body, Some(written.len())))
+    );
+});
+
+/// The data, and how many bytes the body took if it ended.
+fn decode(
+    pieces: &mut dyn Iterator<Item = &[u8]>,
+    limits: ChunkLimits,
+) -> Result<(Vec<u8>, Option<usize>), Offence> {
+    let mut decoder = ChunkedDecoder::new(limits);
+    let (mut body, mut total) = (Vec::new(), 0);
+    for piece in pieces {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let decoded = decoder.decode(rest)?;
+            if let Some(range) = decoded.data {
+                body.extend_from_slice(&rest[range]);
+            }
+            total += decoded.consumed;
+            if decoded.finished {
+                return Ok((body, Some(total)));
+            }
+            assert!(decoded.consumed > 0);
+            rest = &rest[decoded.consumed..];
+        }
+    }
+    Ok((body, None))
+}
