@@ -42,8 +42,8 @@ impl SocketAddress {
         let unix = SocketAddrUnix::try_from(address)?;
         let name = match (unix.path_bytes(), unix.abstract_name()) {
             (Some(path), _) => Some(path.to_vec()),
-            (None, Some(name)) => Some([&[0], name].concat()),
-            (None, None) => None,
+            (None, Some(name)) if !name.is_empty() => Some([&[0], name].concat()),
+            _ => None,
         };
         Ok(SocketAddress::Unix(name.map(|name| {
             Path::new(std::ffi::OsStr::from_bytes(&name)).into()

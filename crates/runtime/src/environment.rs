@@ -25,8 +25,6 @@ pub(crate) struct Environment {
     pub wheel: RefCell<Wheel>,
     pub driver: Box<dyn Driver>,
     pub inbox: Arc<Inbox>,
-    /// Operations in thread pools that a task of this loop waits for.
-    pub outside: Cell<usize>,
     pub random: Cell<u64>,
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -14,7 +15,9 @@ use crate::driver::Driver;
 use crate::driver::epoll::Epoll;
 use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
+use crate::files;
 use crate::inbox::{self, Call, Inbox, Remote};
+use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::timer::Wheel;
 
@@ -87,6 +90,10 @@ impl EventLoop {
     /// Sets up a loop. Errors: the kernel's, when there are no descriptors or no memory for it.
     pub fn new(options: LoopOptions) -> io::Result<Self> {
         panics::install();
+        if mounts::refresh_due() {
+            mounts::refresh();
+            files::probe();
+        }
         let inbox = Inbox::new()?;
         let driver: Box<dyn Driver> = match options.driver {
             DriverChoice::Auto | DriverChoice::Epoll | DriverChoice::IoUring => {
@@ -109,7 +116,6 @@ impl EventLoop {
             clock,
             driver,
             inbox,
-            outside: 0.into(),
             random: seed.into(),
         });
         Ok(EventLoop {
@@ -187,7 +193,6 @@ impl EventLoop {
             executor,
             wheel,
             driver,
-            outside,
             ..
         } = &*self.environment;
         let ended = clock.read();
@@ -195,25 +200,28 @@ impl EventLoop {
             .turns
             .record(ended.saturating_sub(clock.now().as_nanos()));
         let next_timer = wheel.borrow().next_look();
-        let wait = if executor.has_work() || !inbox.may_sleep() {
-            Some(Duration::ZERO)
-        } else if clock.is_virtual() {
-            // Sockets of this process answer at once: only pools, and peers where nothing else is left, take real time.
-            match next_timer {
-                Some(_) if outside.get() == 0 => Some(Duration::ZERO),
-                _ => None,
+        // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
+        let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
+        let busy = executor.has_work();
+        let wait = match next_timer {
+            _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
+            Some(_) if may_jump() => Some(Duration::ZERO),
+            Some(nanos) if !clock.is_virtual() => {
+                Some(Duration::from_nanos(nanos.saturating_sub(ended)))
             }
-        } else {
-            next_timer.map(|nanos| Duration::from_nanos(nanos.saturating_sub(ended)))
+            _ => None,
         };
         // The wait fails only for descriptors or memory that are not ours; then the turn has no events.
         let events = driver.wait(wait).unwrap_or(0);
-        inbox.awake();
-        if let (true, 0, Some(Duration::ZERO), Some(nanos)) =
-            (clock.is_virtual(), events, wait, next_timer)
+        if !busy {
+            inbox.awake();
+        }
+        if let Some(nanos) = next_timer
+            // In this order: who leaves the outside has filled the inbox before.
+            && may_jump()
+            && events == 0
             && !executor.has_work()
             && !inbox.is_pending()
-            && outside.get() == 0
         {
             clock.advance_to(nanos);
         }

@@ -21,11 +21,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::environment::Environment;
 use crate::executor::LOOPS_MAX;
 use crate::stall::Turns;
 
@@ -106,6 +107,8 @@ pub(crate) struct Inbox {
     pending: AtomicBool,
     sleeping: AtomicBool,
     eventfd: OwnedFd,
+    /// How many [`Outside`] there are.
+    pub outside: AtomicUsize,
     pub turns: Turns,
 }
 
@@ -116,6 +119,7 @@ impl Inbox {
             pending: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            outside: AtomicUsize::new(0),
             turns: Turns::new(),
         }))
     }
@@ -177,6 +181,36 @@ impl Inbox {
             std::mem::take(&mut queue.calls)
         };
         drop(calls);
+    }
+}
+
+/// An operation outside of a loop in virtual time (in a thread pool) that keeps its clock from moving. Loops in real time
+/// have no use for the count and do not keep it.
+pub(crate) struct Outside(Option<Arc<Inbox>>);
+
+impl Outside {
+    pub fn begin() -> Self {
+        let inbox = Environment::try_with(|environment| {
+            environment
+                .clock
+                .is_virtual()
+                .then(|| Arc::clone(&environment.inbox))
+        });
+        let inbox = inbox.flatten();
+        if let Some(inbox) = &inbox {
+            inbox.outside.fetch_add(1, SeqCst);
+        }
+        Outside(inbox)
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if let Some(inbox) = &self.0 {
+            inbox.outside.fetch_sub(1, SeqCst);
+            // The loop may be waiting for just this, with nobody to be woken.
+            let _ = inbox.send(|_| Ok(()));
+        }
     }
 }
 
