@@ -50,6 +50,9 @@ pub(crate) enum End {
 }
 
 pub(crate) trait Driver {
+    /// As `use` in the configuration names it.
+    fn name(&self) -> &'static str;
+
     /// Takes a connected or connecting socket, which must be non-blocking. Costs no system call.
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key;
 

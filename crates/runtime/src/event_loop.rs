@@ -132,6 +132,11 @@ impl EventLoop {
         Remote::new(Arc::clone(&self.environment.inbox))
     }
 
+    /// The driver in use, as `use` in the configuration names it.
+    pub fn driver_name(&self) -> &'static str {
+        self.environment.driver.name()
+    }
+
     /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
     /// A panic in `main` is not caught.
     pub fn run<F: Future>(&mut self, main: F) -> F::Output {

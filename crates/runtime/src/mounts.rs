@@ -13,14 +13,15 @@ use parking_lot::RwLock;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Types of file systems (proc(5), mountinfo) behind which another machine or a user process stands. A type with a
-/// subtype, as `fuse.sshfs`, counts by what precedes the dot.
-const WAITING_TYPES: [&str; 15] = [
+/// subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd mounts somewhere, holds no
+/// files; walking through it is not answered from the cache.)
+const WAITING_TYPES: [&str; 14] = [
     "fuse", "fuseblk", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "lustre", "virtiofs",
-    "autofs", "ocfs2", "gfs2", "coda",
+    "ocfs2", "gfs2", "coda",
 ];
 
 /// Their magic numbers (statfs(2)), for devices that the mount table does not name.
-const WAITING_MAGICS: [u64; 13] = [
+const WAITING_MAGICS: [u64; 12] = [
     0x6573_5546, // FUSE
     0x6969,      // NFS
     0xff53_4d42, // CIFS
@@ -30,7 +31,6 @@ const WAITING_MAGICS: [u64; 13] = [
     0x00c3_6400, // Ceph
     0x5346_414f, // AFS
     0x0bd0_0bd0, // Lustre
-    0x0187,      // autofs
     0x7461_636f, // OCFS2
     0x0116_1970, // GFS2
     0x7375_7245, // Coda

@@ -52,6 +52,7 @@ pub struct Output {
     chunks: SmallVec<[Chunk; 3]>,
     head: usize,
     length: usize,
+    more_follows: bool,
 }
 
 impl Output {
@@ -61,6 +62,7 @@ impl Output {
             chunks: SmallVec::new(),
             head: 0,
             length: 0,
+            more_follows: false,
         }
     }
 
@@ -74,6 +76,17 @@ impl Output {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Says that more is sent right after this by other means (a file): the kernel then waits for it before it sends a
+    /// packet that is not full (`MSG_MORE`; as `TCP_CORK`, without its two calls). Until it is said otherwise.
+    pub fn set_more_follows(&mut self, more_follows: bool) {
+        self.more_follows = more_follows;
+    }
+
+    /// What [`Output::set_more_follows`] said.
+    pub fn more_follows(&self) -> bool {
+        self.more_follows
     }
 
     /// Queues a lease.
@@ -131,7 +144,7 @@ impl Output {
         other.clear();
     }
 
-    /// Drops everything.
+    /// Drops everything that waits.
     pub fn clear(&mut self) {
         self.chunks.clear();
         self.head = 0;

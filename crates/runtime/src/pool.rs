@@ -360,7 +360,9 @@ impl Shared {
 
     fn start_thread(self: &Arc<Self>) -> Result<(), PoolError> {
         let shared = Arc::clone(self);
-        let builder = std::thread::Builder::new().name(format!("pool {}", self.name));
+        // A NUL cannot be in a thread's name, but the configuration may have put one in the pool's.
+        let name = format!("pool {}", self.name).replace('\0', "");
+        let builder = std::thread::Builder::new().name(name);
         let Err(error) = builder.spawn(move || shared.work()) else {
             return Ok(());
         };

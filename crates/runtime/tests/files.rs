@@ -37,6 +37,26 @@ fn a_file_is_opened_looked_at_and_read() {
 }
 
 #[test]
+fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+    if rustix::fs::openat2(CWD, c"/", OFlags::PATH, Mode::empty(), ResolveFlags::CACHED).is_err() {
+        return eprintln!("skipped: no openat2 with RESOLVE_CACHED here");
+    }
+    let directory = Directory::new();
+    let path = directory.file("file", b"just written");
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
+        assert_eq!(
+            &file.read_at_in(&pool, 5, 100).await.unwrap()[..],
+            b"written"
+        );
+        files::stat_in(&pool, &path).await.unwrap();
+        assert_eq!(pool.counters().threads, 0);
+    });
+}
+
+#[test]
 fn a_large_file_is_read_and_closed_by_the_pool_when_it_goes_there() {
     let directory = Directory::new();
     let content = pattern(3 << 20);

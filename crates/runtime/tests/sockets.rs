@@ -151,6 +151,21 @@ fn many_small_chunks_leave_in_few_calls_and_in_order() {
 }
 
 #[test]
+fn a_head_that_announces_more_arrives_with_what_follows() {
+    run(async {
+        let (server, client) = tcp_pair().await;
+        let mut output = Output::new();
+        output.set_more_follows(true);
+        output.push_static(b"head ");
+        server.send_all(&mut output).await.unwrap();
+        output.set_more_follows(false);
+        output.push_static(b"and body");
+        server.send_all(&mut output).await.unwrap();
+        assert_eq!(receive(&client, 13).await, b"head and body");
+    });
+}
+
+#[test]
 fn a_waiting_receive_holds_no_memory_and_dropping_it_loses_nothing() {
     run(async {
         let (server, client) = tcp_pair().await;

@@ -216,6 +216,10 @@ impl Epoll {
 }
 
 impl Driver for Epoll {
+    fn name(&self) -> &'static str {
+        "epoll"
+    }
+
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection {
             socket,
@@ -511,16 +515,17 @@ fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
 
 /// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
 fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::MORE, out.more_follows());
     if out.chunk_count() == 1 {
         let chunk = out.first();
-        return Ok((net::send(socket, chunk, SendFlags::NOSIGNAL)?, chunk.len()));
+        return Ok((net::send(socket, chunk, flags)?, chunk.len()));
     }
     let slices: SmallVec<[IoSlice<'_>; SLICES_MAX]> =
         out.chunks().take(SLICES_MAX).map(IoSlice::new).collect();
-    let bytes = slices.iter().map(|slice| slice.len()).sum();
-    let mut control = SendAncillaryBuffer::default();
-    let sent = net::sendmsg(socket, &slices, &mut control, SendFlags::NOSIGNAL)?;
-    Ok((sent, bytes))
+    let offered = slices.iter().map(|slice| slice.len()).sum();
+    let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
+    Ok((sent, offered))
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
