@@ -129,7 +129,8 @@ impl Stream {
         self.environment.driver.poll_send(self.key, cx, out)
     }
 
-    /// Sends at most `length` bytes of `file` from `offset` on, and moves `offset`. `Ok(0)` is the end of the file.
+    /// Sends at most `length` bytes of `file` (a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of
+    /// the file.
     ///
     /// Reads what is not in memory from the disk and *blocks* meanwhile: for pieces known to be resident only. The process
     /// must ignore SIGPIPE, as Rust programs do. Errors: the connection's and the file's.

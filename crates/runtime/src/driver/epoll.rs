@@ -35,8 +35,9 @@ const OPERATIONS_PER_TURN: u32 = 16;
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
 
-/// sendfile's own limit (`MAX_RW_COUNT`), rounded down; also keeps a call's result within its type.
-const SENDFILE_MAX: usize = 0x7fff_0000;
+/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
+/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
+const SEND_MAX: usize = 1 << 20;
 
 const INBOX: u64 = u64::MAX;
 
@@ -313,12 +314,7 @@ impl Driver for Epoll {
     ) -> Poll<io::Result<usize>> {
         // A short count may also mean the end of the file, so it says nothing about the socket.
         self.attempt(key, cx, Direction::Write, |connection| {
-            rustix::fs::sendfile(
-                &connection.socket,
-                file,
-                Some(offset),
-                length.min(SENDFILE_MAX),
-            )
+            rustix::fs::sendfile(&connection.socket, file, Some(offset), length.min(SEND_MAX))
         })
     }
 
@@ -519,11 +515,19 @@ fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
     flags.set(SendFlags::MORE, out.more_follows());
     if out.chunk_count() == 1 {
         let chunk = out.first();
+        let chunk = &chunk[..chunk.len().min(SEND_MAX)];
         return Ok((net::send(socket, chunk, flags)?, chunk.len()));
     }
-    let slices: SmallVec<[IoSlice<'_>; SLICES_MAX]> =
-        out.chunks().take(SLICES_MAX).map(IoSlice::new).collect();
-    let offered = slices.iter().map(|slice| slice.len()).sum();
+    let mut offered = 0;
+    let mut slices = SmallVec::<[IoSlice<'_>; SLICES_MAX]>::new();
+    for chunk in out.chunks().take(SLICES_MAX) {
+        let chunk = &chunk[..chunk.len().min(SEND_MAX - offered)];
+        offered += chunk.len();
+        slices.push(IoSlice::new(chunk));
+        if offered == SEND_MAX {
+            break;
+        }
+    }
     let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
     Ok((sent, offered))
 }
