@@ -1,1 +1,75 @@
 //! The event loop: executor, timers, drivers, sockets, files, thread pools.
+//!
+//! One loop per worker thread; its tasks are `!Send` futures that never block. This crate is the home of system calls and
+//! of nearly all `unsafe`; it knows no protocol and no configuration.
+//!
+//! ```
+//! use gale_runtime::{AcceptOptions, Buffer, EventLoop, Listener, LoopOptions, Output, SocketAddress, Stream, spawn};
+//!
+//! async fn echo(stream: Stream) {
+//!     let (mut input, mut output) = (Buffer::new(), Output::new());
+//!     while let Ok(1..) = stream.recv(&mut input, 4096).await {
+//!         output.push_lease(input.take_lease().expect("something was received"));
+//!         if stream.send_all(&mut output).await.is_err() {
+//!             break;
+//!         }
+//!     }
+//! }
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let mut event_loop = EventLoop::new(LoopOptions::default())?;
+//! event_loop.run(async {
+//!     let any: SocketAddress = "127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into();
+//!     let listener = Listener::bind(&any, 16, AcceptOptions::default())?;
+//!     let address = listener.local_address()?;
+//!     spawn(async move {
+//!         while let Ok((stream, _peer)) = listener.accept().await {
+//!             spawn(echo(stream));
+//!         }
+//!     });
+//!     let client = Stream::connect(&address).await?;
+//!     let (mut input, mut output) = (Buffer::new(), Output::new());
+//!     output.push_static(b"hello");
+//!     client.send_all(&mut output).await?;
+//!     client.recv(&mut input, 4096).await?;
+//!     assert_eq!(input.readable(), b"hello");
+//!     Ok(())
+//! })
+//! # }
+//! ```
+
+mod address;
+mod buffer;
+mod clock;
+mod driver;
+mod environment;
+mod event_loop;
+mod executor;
+pub mod files;
+mod inbox;
+mod listener;
+mod mounts;
+mod output;
+mod panics;
+mod pool;
+mod slots;
+pub mod stall;
+mod stream;
+mod timer;
+
+pub use address::SocketAddress;
+pub use buffer::{
+    Buffer, LEASE_CLASSES, Lease, leased_bytes, leases_exhausted, set_leased_bytes_max,
+};
+pub use clock::{ClockChoice, Moment};
+pub use environment::{now, random_u64, remote, task_count, wall, wall_seconds, worker};
+pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
+pub use executor::{TaskId, abort, spawn, yield_now};
+pub use files::{File, FileKind, FileMetadata, OpenFlags};
+pub use inbox::{Call, Remote, RemoteError};
+pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH};
+pub use output::Output;
+pub use panics::{Panic, panic_count, set_panic_reporter};
+pub use pool::{PoolCounters, PoolError, PoolTask, ThreadPool, default_pool, set_default_pool};
+pub use stream::Stream;
+pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};

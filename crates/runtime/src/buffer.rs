@@ -1,0 +1,420 @@
+//! Leases and the input buffer: memory on loan from the worker's size classes.
+//!
+//! A lease is taken when bytes are there and returned when they are consumed; what holds no bytes holds no memory, so
+//! an idle connection costs none. Each thread has its own free lists. The bytes on lease are counted against a limit:
+//! at the limit callers pause ([`leases_exhausted`]), a quarter above it nothing more is given out
+//! ([`io::ErrorKind::OutOfMemory`]).
+//!
+//! Blocks are zeroed when they are first allocated and not between uses.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::rc::Rc;
+
+const KIB: usize = 1024;
+
+/// The size classes, in bytes. A larger request is served by an allocation of its own.
+pub const LEASE_CLASSES: [usize; 6] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
+
+/// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
+const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 4, 1];
+
+const LEASED_MAX_DEFAULT: usize = 1 << 30;
+
+struct Pool {
+    free: RefCell<[Vec<Box<[u8]>>; LEASE_CLASSES.len()]>,
+    leased: Cell<usize>,
+    leased_max: Cell<usize>,
+}
+
+thread_local! {
+    static POOL: Rc<Pool> = Rc::new(Pool {
+        free: RefCell::new([const { Vec::new() }; LEASE_CLASSES.len()]),
+        leased: Cell::new(0),
+        leased_max: Cell::new(LEASED_MAX_DEFAULT),
+    });
+}
+
+/// The bytes on lease on this thread now.
+pub fn leased_bytes() -> usize {
+    POOL.with(|pool| pool.leased.get())
+}
+
+/// Whether the limit of bytes on lease is reached: time to stop accepting and to refuse new requests.
+pub fn leases_exhausted() -> bool {
+    POOL.with(|pool| pool.leased.get() >= pool.leased_max.get())
+}
+
+/// Sets the limit of bytes on lease on this thread.
+pub fn set_leased_bytes_max(bytes: usize) {
+    POOL.with(|pool| pool.leased_max.set(bytes));
+}
+
+fn class_of(size: usize) -> Option<usize> {
+    LEASE_CLASSES.iter().position(|&class| size <= class)
+}
+
+/// One block of memory and the account that it is charged to.
+struct Block {
+    memory: Box<[u8]>,
+    charged: usize,
+    pool: Rc<Pool>,
+}
+
+impl Block {
+    fn take(size: usize) -> io::Result<Block> {
+        POOL.with(|pool| {
+            let class = class_of(size);
+            let charged =
+                class.map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class]);
+            let leased = pool.leased.get() + charged;
+            let hard_limit = pool
+                .leased_max
+                .get()
+                .saturating_add(pool.leased_max.get() / 4);
+            if leased > hard_limit {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            let kept = class.and_then(|class| pool.free.borrow_mut()[class].pop());
+            let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
+            pool.leased.set(leased);
+            Ok(Block {
+                memory,
+                charged,
+                pool: Rc::clone(pool),
+            })
+        })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.pool.leased.set(self.pool.leased.get() - self.charged);
+        let memory = std::mem::take(&mut self.memory);
+        let class = LEASE_CLASSES
+            .iter()
+            .position(|&class| class == memory.len());
+        if let Some(class) = class {
+            let list = &mut self.pool.free.borrow_mut()[class];
+            if list.len() < KEPT_MAX[class] {
+                list.push(memory);
+            }
+        }
+    }
+}
+
+/// Owned bytes in memory on loan. Dereferences to its bytes.
+pub struct Lease {
+    block: Block,
+    start: u32,
+    end: u32,
+}
+
+impl Lease {
+    /// A lease of exactly `length` bytes; what they contain is unspecified (it may be what an earlier user left).
+    ///
+    /// Errors: `OutOfMemory` at the hard limit.
+    pub fn new(length: usize) -> io::Result<Lease> {
+        let end = u32::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Lease {
+            block: Block::take(length)?,
+            start: 0,
+            end,
+        })
+    }
+
+    /// A lease with a copy of `bytes`. Errors: `OutOfMemory` at the hard limit.
+    pub fn copy_of(bytes: &[u8]) -> io::Result<Lease> {
+        let mut lease = Lease::new(bytes.len())?;
+        lease.copy_from_slice(bytes);
+        Ok(lease)
+    }
+
+    /// Keeps the first `length` bytes.
+    pub fn truncate(&mut self, length: usize) {
+        self.end = self.end.min(
+            self.start
+                .saturating_add(u32::try_from(length).unwrap_or(u32::MAX)),
+        );
+    }
+
+    /// Keeps the bytes in `range`, which must lie within the lease.
+    pub fn slice(mut self, range: Range<usize>) -> Lease {
+        assert!(range.start <= range.end && range.end <= self.len());
+        self.end = self.start + range.end as u32;
+        self.start += range.start as u32;
+        self
+    }
+
+    /// Removes `count` bytes from the front.
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.len());
+        self.start += count as u32;
+    }
+
+    /// The memory itself, for work on another thread; the lease stays charged. To be followed by `restore_memory`.
+    pub(crate) fn take_memory(&mut self) -> Box<[u8]> {
+        std::mem::take(&mut self.block.memory)
+    }
+
+    /// Gives back what `take_memory` took, holding `length` bytes.
+    pub(crate) fn restore_memory(&mut self, memory: Box<[u8]>, length: usize) {
+        assert!(length <= memory.len());
+        self.block.memory = memory;
+        self.start = 0;
+        self.end = length as u32;
+    }
+
+    /// Appends as much of `bytes` as there is room behind the end and returns how much that was.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> usize {
+        let room = &mut self.block.memory[self.end as usize..];
+        let count = room.len().min(bytes.len());
+        room[..count].copy_from_slice(&bytes[..count]);
+        self.end += count as u32;
+        count
+    }
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.block.memory[self.start as usize..self.end as usize]
+    }
+}
+
+impl DerefMut for Lease {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.block.memory[self.start as usize..self.end as usize]
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({} bytes)", self.len())
+    }
+}
+
+/// A growing input buffer: bytes are received or appended at the end and consumed at the front. Contiguous.
+///
+/// ```text
+///   block:  | consumed | readable | spare |
+///           0        start       end    capacity
+/// ```
+///
+/// Holds no memory when it holds no bytes.
+#[derive(Default)]
+pub struct Buffer {
+    block: Option<Block>,
+    start: u32,
+    end: u32,
+}
+
+impl Buffer {
+    /// An empty buffer.
+    pub const fn new() -> Self {
+        Buffer {
+            block: None,
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// The bytes received and not consumed yet.
+    #[inline]
+    pub fn readable(&self) -> &[u8] {
+        match &self.block {
+            Some(block) => &block.memory[self.start as usize..self.end as usize],
+            None => &[],
+        }
+    }
+
+    /// The same bytes, for decoding in place.
+    pub fn readable_mut(&mut self) -> &mut [u8] {
+        match &mut self.block {
+            Some(block) => &mut block.memory[self.start as usize..self.end as usize],
+            None => &mut [],
+        }
+    }
+
+    /// How many bytes are readable.
+    #[inline]
+    pub fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// Whether nothing is readable.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// The size of the memory held, 0 when empty.
+    pub fn capacity(&self) -> usize {
+        self.block.as_ref().map_or(0, |block| block.memory.len())
+    }
+
+    /// Removes `count` bytes from the front. The memory is returned with the last one.
+    #[inline]
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.len(), "consumed more than there was");
+        self.start += count as u32;
+        if self.is_empty() {
+            self.clear();
+        }
+    }
+
+    /// Removes everything and returns the memory.
+    pub fn clear(&mut self) {
+        self.block = None;
+        self.start = 0;
+        self.end = 0;
+    }
+
+    /// Appends a copy of `bytes`. Errors: `OutOfMemory` at the hard limit; nothing is appended then.
+    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.spare(bytes.len())?.copy_from_slice(bytes);
+        self.commit(bytes.len());
+        Ok(())
+    }
+
+    /// Exactly `size` writable bytes behind the readable ones, moving or growing the memory if need be; what is written
+    /// there becomes readable with [`Buffer::commit`]. Errors: `OutOfMemory` at the hard limit.
+    pub fn spare(&mut self, size: usize) -> io::Result<&mut [u8]> {
+        let length = self.len();
+        let wanted = length
+            .checked_add(size)
+            .filter(|&wanted| wanted <= u32::MAX as usize / 2);
+        let wanted = wanted.ok_or(io::ErrorKind::OutOfMemory)?;
+        match &mut self.block {
+            Some(block) if block.memory.len() - self.end as usize >= size => {}
+            Some(block) if block.memory.len() >= wanted => {
+                block
+                    .memory
+                    .copy_within(self.start as usize..self.end as usize, 0);
+                (self.start, self.end) = (0, length as u32);
+            }
+            held => {
+                let mut block = Block::take(wanted)?;
+                if let Some(old) = held {
+                    block.memory[..length]
+                        .copy_from_slice(&old.memory[self.start as usize..self.end as usize]);
+                }
+                *held = Some(block);
+                (self.start, self.end) = (0, length as u32);
+            }
+        }
+        let block = self.block.as_mut().expect("one was just taken");
+        Ok(&mut block.memory[self.end as usize..self.end as usize + size])
+    }
+
+    /// Makes the first `count` bytes of the last [`Buffer::spare`] readable; with 0 an empty buffer returns its memory.
+    pub fn commit(&mut self, count: usize) {
+        assert!(self.end as usize + count <= self.capacity());
+        self.end += count as u32;
+        if self.is_empty() {
+            self.clear();
+        }
+    }
+
+    /// The readable bytes as a lease, without a copy; `None` when empty.
+    pub fn into_lease(self) -> Option<Lease> {
+        let Buffer { block, start, end } = self;
+        block.map(|block| Lease { block, start, end })
+    }
+
+    /// Takes the readable bytes as a lease, without a copy, and leaves the buffer empty.
+    pub fn take_lease(&mut self) -> Option<Lease> {
+        std::mem::take(self).into_lease()
+    }
+}
+
+impl From<Lease> for Buffer {
+    fn from(lease: Lease) -> Self {
+        let Lease { block, start, end } = lease;
+        let mut buffer = Buffer {
+            block: Some(block),
+            start,
+            end,
+        };
+        buffer.commit(0);
+        buffer
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} of {} bytes)", self.len(), self.capacity())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_buffer_holds_no_memory() {
+        let before = leased_bytes();
+        let mut buffer = Buffer::new();
+        buffer.append(b"hello").unwrap();
+        assert_eq!(leased_bytes(), before + 1024);
+        buffer.consume(5);
+        assert_eq!((buffer.capacity(), leased_bytes()), (0, before));
+        buffer.spare(100).unwrap();
+        buffer.commit(0);
+        assert_eq!(leased_bytes(), before);
+    }
+
+    #[test]
+    fn bytes_survive_moving_and_growing() {
+        let mut buffer = Buffer::new();
+        buffer.append(&[1; 1000]).unwrap();
+        buffer.consume(900);
+        buffer.append(&[2; 500]).unwrap();
+        assert_eq!(buffer.capacity(), 1024);
+        buffer.append(&[3; 5000]).unwrap();
+        assert_eq!(buffer.capacity(), 16 * 1024);
+        let expected: Vec<u8> = [vec![1; 100], vec![2; 500], vec![3; 5000]].concat();
+        assert_eq!(buffer.readable(), expected);
+        let lease = buffer.take_lease().unwrap();
+        assert!(buffer.is_empty());
+        assert_eq!(&lease.slice(99..101)[..], [1, 2]);
+    }
+
+    #[test]
+    fn at_the_limit_callers_are_told_and_above_it_nothing_is_given() {
+        // The limit is per thread: a thread of its own keeps other tests out of it.
+        let work = || {
+            set_leased_bytes_max(4096);
+            let four = Lease::new(4000).unwrap();
+            assert!(leases_exhausted());
+            let last = Lease::new(10).unwrap();
+            assert_eq!(
+                Lease::new(10).unwrap_err().kind(),
+                io::ErrorKind::OutOfMemory
+            );
+            let mut buffer = Buffer::new();
+            assert_eq!(
+                buffer.append(b"x").unwrap_err().kind(),
+                io::ErrorKind::OutOfMemory
+            );
+            drop((four, last));
+            assert_eq!((leased_bytes(), leases_exhausted()), (0, false));
+            buffer.append(b"x").unwrap();
+        };
+        std::thread::spawn(work).join().unwrap();
+    }
+}

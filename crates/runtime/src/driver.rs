@@ -1,0 +1,119 @@
+//! The one interface behind which the kernel sits: sockets and waiting for events.
+//!
+//! Shaped for completion: the state of an operation lives in a slot that belongs to the socket, never in the caller's
+//! future, so a caller that stops polling loses nothing, and a driver that has an operation in flight keeps its memory
+//! there. A caller therefore polls an operation again with the same intent until it is ready, or closes the socket.
+//! One reader, one writer, and one waiter for the peer's leaving at a time per socket; the last to poll is woken.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::address::SocketAddress;
+use crate::buffer::Buffer;
+use crate::listener::AcceptOptions;
+use crate::output::Output;
+use crate::slots::Key;
+
+pub(crate) mod epoll;
+
+/// What is known about a socket that is handed to the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fresh {
+    /// Data may be there already: try before waiting.
+    Accepted,
+    /// The connection is still being made.
+    Connecting,
+    /// Connected by us: nothing to read until the peer answers.
+    Connected,
+}
+
+/// A change to a socket that never waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Control {
+    /// End of our data; the peer sees end of stream.
+    ShutdownWrite,
+    NoDelay(bool),
+    Cork(bool),
+    KeepAlive(bool),
+    /// Closing sends a reset and drops what is queued.
+    LingerReset,
+}
+
+/// Which end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    Local,
+    Peer,
+}
+
+pub(crate) trait Driver {
+    /// As `use` in the configuration names it.
+    fn name(&self) -> &'static str;
+
+    /// Takes a connected or connecting socket, which must be non-blocking. Costs no system call.
+    fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key;
+
+    /// Gives the socket back, unregistered; `None` when the key is stale.
+    fn detach(&self, key: Key) -> Option<OwnedFd>;
+
+    /// Closes a socket.
+    fn close(&self, key: Key);
+
+    /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
+    fn poll_recv(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut Buffer,
+        max: usize,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
+    fn poll_send(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        out: &mut Output,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
+    fn poll_sendfile(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        file: BorrowedFd<'_>,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Ready when a `Fresh::Connecting` socket is connected or has failed.
+    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Ready when the peer has closed or reset the connection, whether its data has been read or not.
+    fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    fn control(&self, key: Key, control: Control) -> io::Result<()>;
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;
+
+    /// Takes a listening socket, which other loops may share.
+    fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
+
+    /// Forgets a listening socket; it is closed with its last owner.
+    fn detach_listener(&self, key: Key);
+
+    /// Stops being told of connections until the next `poll_accept`.
+    fn pause_listener(&self, key: Key);
+
+    fn poll_accept(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
+
+    /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
+}

@@ -1,0 +1,551 @@
+//! The epoll driver: try first, wait after EAGAIN; one edge-triggered registration per connection, for its life.
+//!
+//! A connection is registered when it has to wait for the first time, so one that never waits costs no `epoll_ctl`. What
+//! the kernel has announced is remembered as `readable`, `writable` and `hung_up` until a call finds the contrary. A recv
+//! that returns less than it was asked for has drained the socket (epoll(7)), so no second one is made to see EAGAIN:
+//! whatever arrives later is a new edge. After a hang-up `readable` stays, because the end of the stream is still to be
+//! read and no edge will announce it. (A peer that sends urgent data can make a recv return early and then waits for
+//! itself.)
+//!
+//! Listening sockets are level-triggered: after each batch the kernel tells whether there is more, without a last accept
+//! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
+use smallvec::SmallVec;
+
+use super::{Control, Driver, End, Fresh};
+use crate::address::SocketAddress;
+use crate::buffer::Buffer;
+use crate::listener::AcceptOptions;
+use crate::output::{Output, SLICES_MAX};
+use crate::slots::{Key, Slots};
+
+/// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
+const OPERATIONS_PER_TURN: u32 = 16;
+
+/// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
+const ACCEPT_FAILURES_MAX: u32 = 16;
+
+/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
+/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
+const SEND_MAX: usize = 1 << 20;
+
+const INBOX: u64 = u64::MAX;
+
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    connections: RefCell<Slots<Connection>>,
+    listeners: RefCell<Slots<Listening>>,
+    events: RefCell<Vec<epoll::Event>>,
+    turn: Cell<u32>,
+}
+
+struct Connection {
+    socket: OwnedFd,
+    registered: bool,
+    readable: bool,
+    writable: bool,
+    /// RDHUP, HUP or ERR was seen.
+    hung_up: bool,
+    reads: Share,
+    writes: Share,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    closed_waiter: Option<Waker>,
+}
+
+struct Listening {
+    socket: Arc<OwnedFd>,
+    options: AcceptOptions,
+    registered: bool,
+    readable: bool,
+    accepts: Share,
+    acceptor: Option<Waker>,
+}
+
+/// How much of a turn one direction of a socket has used.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    turn: u32,
+    used: u32,
+}
+
+impl Share {
+    /// Takes one of `max` operations in this turn; false when they are used up.
+    fn take(&mut self, turn: u32, max: u32) -> bool {
+        if self.turn != turn {
+            *self = Share { turn, used: 0 };
+        }
+        self.used += 1;
+        self.used <= max
+    }
+}
+
+/// Marks the keys of listeners in epoll's data; generations leave these bits free.
+const LISTENER: u64 = 1 << 31;
+const _: () = assert!(crate::slots::GENERATION_BITS < 31);
+
+impl Epoll {
+    pub fn new(events_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, inbox, epoll::EventData::new_u64(INBOX), flags)?;
+        Ok(Epoll {
+            epoll,
+            connections: RefCell::new(Slots::new()),
+            listeners: RefCell::new(Slots::new()),
+            events: RefCell::new(Vec::with_capacity(events_max)),
+            turn: Cell::new(0),
+        })
+    }
+
+    fn register(&self, key: Key, connection: &mut Connection) -> io::Result<()> {
+        if !connection.registered {
+            let flags = epoll::EventFlags::IN
+                | epoll::EventFlags::OUT
+                | epoll::EventFlags::RDHUP
+                | epoll::EventFlags::ET;
+            epoll::add(
+                &self.epoll,
+                &connection.socket,
+                epoll::EventData::new_u64(key.pack()),
+                flags,
+            )?;
+            connection.registered = true;
+        }
+        Ok(())
+    }
+
+    /// Runs `operation` if `waiting` says that it may succeed, until it succeeds or would block; then has the task woken.
+    ///
+    /// `operation` is called with the table borrowed: it makes system calls and runs nobody's code.
+    fn attempt<T>(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        direction: Direction,
+        mut operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
+    ) -> Poll<io::Result<T>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections
+            .get_mut(key)
+            .expect("an open stream owns its slot");
+        if *direction.ready(connection) {
+            if !direction
+                .share(connection)
+                .take(self.turn.get(), OPERATIONS_PER_TURN)
+            {
+                drop(connections);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            loop {
+                match operation(connection) {
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    result => return Poll::Ready(result.map_err(io::Error::from)),
+                }
+            }
+            *direction.ready(connection) = false;
+        }
+        if let Err(error) = self.register(key, connection) {
+            return Poll::Ready(Err(error));
+        }
+        let displaced = park(direction.waiter(connection), cx.waker());
+        drop(connections);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn handle_connection(&self, key: Key, flags: epoll::EventFlags) {
+        let mut connections = self.connections.borrow_mut();
+        // A stale event: the slot has been given to another connection since.
+        let Some(connection) = connections.get_mut(key) else {
+            return;
+        };
+        let broken = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        let hung_up = broken || flags.contains(epoll::EventFlags::RDHUP);
+        connection.hung_up |= hung_up;
+        let (mut reader, mut writer, mut closed_waiter) = (None, None, None);
+        if hung_up || flags.contains(epoll::EventFlags::IN) {
+            connection.readable = true;
+            reader = connection.reader.take();
+        }
+        if broken || flags.contains(epoll::EventFlags::OUT) {
+            connection.writable = true;
+            writer = connection.writer.take();
+        }
+        if hung_up {
+            closed_waiter = connection.closed_waiter.take();
+        }
+        drop(connections);
+        [reader, writer, closed_waiter]
+            .into_iter()
+            .flatten()
+            .for_each(Waker::wake);
+    }
+
+    fn handle_listener(&self, key: Key) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        let acceptor = listener.acceptor.take();
+        listener.readable = acceptor.is_some();
+        if acceptor.is_none() {
+            self.unregister(listener);
+        }
+        drop(listeners);
+        acceptor.into_iter().for_each(Waker::wake);
+    }
+
+    fn unregister(&self, listener: &mut Listening) {
+        if std::mem::replace(&mut listener.registered, false) {
+            // It was added and is open, so this cannot fail.
+            let _ = epoll::delete(&self.epoll, &*listener.socket);
+        }
+    }
+}
+
+impl Driver for Epoll {
+    fn name(&self) -> &'static str {
+        "epoll"
+    }
+
+    fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
+        self.connections.borrow_mut().insert(Connection {
+            socket,
+            registered: false,
+            readable: fresh == Fresh::Accepted,
+            writable: fresh != Fresh::Connecting,
+            hung_up: false,
+            reads: Share::default(),
+            writes: Share::default(),
+            reader: None,
+            writer: None,
+            closed_waiter: None,
+        })
+    }
+
+    fn detach(&self, key: Key) -> Option<OwnedFd> {
+        let connection = self.connections.borrow_mut().remove(key)?;
+        if connection.registered {
+            let _ = epoll::delete(&self.epoll, &connection.socket);
+        }
+        Some(connection.socket)
+    }
+
+    fn close(&self, key: Key) {
+        // Closing unregisters. A duplicate of the descriptor elsewhere may still send events: their key is stale then.
+        let connection = self.connections.borrow_mut().remove(key);
+        drop(connection);
+    }
+
+    fn poll_recv(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut Buffer,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        let mut refused = None;
+        let result = self.attempt(key, cx, Direction::Read, |connection| {
+            let spare = match into.spare(max) {
+                Ok(spare) => spare,
+                Err(error) => {
+                    refused = Some(error);
+                    return Ok(0);
+                }
+            };
+            match net::recv(&connection.socket, spare, RecvFlags::empty()) {
+                Ok((received, _)) => {
+                    into.commit(received);
+                    if received < max && !connection.hung_up && received > 0 {
+                        connection.readable = false;
+                    }
+                    Ok(received)
+                }
+                Err(errno) => {
+                    into.commit(0);
+                    Err(errno)
+                }
+            }
+        });
+        match refused {
+            Some(error) => Poll::Ready(Err(error)),
+            None => result,
+        }
+    }
+
+    fn poll_send(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        out: &mut Output,
+    ) -> Poll<io::Result<usize>> {
+        if out.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        self.attempt(key, cx, Direction::Write, |connection| {
+            let (sent, asked) = send(connection.socket.as_fd(), out)?;
+            out.consume(sent);
+            // A short send has filled the socket; that it has room again will be an edge.
+            connection.writable = sent == asked || connection.hung_up;
+            Ok(sent)
+        })
+    }
+
+    fn poll_sendfile(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        file: BorrowedFd<'_>,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        // A short count may also mean the end of the file, so it says nothing about the socket.
+        self.attempt(key, cx, Direction::Write, |connection| {
+            rustix::fs::sendfile(&connection.socket, file, Some(offset), length.min(SEND_MAX))
+        })
+    }
+
+    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.attempt(key, cx, Direction::Write, |connection| {
+            sockopt::socket_error(&connection.socket)?
+        })
+    }
+
+    fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections
+            .get_mut(key)
+            .expect("an open stream owns its slot");
+        if connection.hung_up {
+            return Poll::Ready(Ok(()));
+        }
+        if let Err(error) = self.register(key, connection) {
+            return Poll::Ready(Err(error));
+        }
+        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        drop(connections);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn control(&self, key: Key, control: Control) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let socket = &connections
+            .get_mut(key)
+            .expect("an open stream owns its slot")
+            .socket;
+        match control {
+            Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
+            Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
+            Control::Cork(on) => sockopt::set_tcp_cork(socket, on)?,
+            Control::KeepAlive(on) => sockopt::set_socket_keepalive(socket, on)?,
+            Control::LingerReset => sockopt::set_socket_linger(socket, Some(Duration::ZERO))?,
+        }
+        Ok(())
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        let mut connections = self.connections.borrow_mut();
+        let socket = &connections
+            .get_mut(key)
+            .expect("an open stream owns its slot")
+            .socket;
+        match end {
+            End::Local => SocketAddress::from_kernel(Some(net::getsockname(socket)?)),
+            End::Peer => SocketAddress::from_kernel(net::getpeername(socket)?),
+        }
+    }
+
+    fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
+        self.listeners.borrow_mut().insert(Listening {
+            socket,
+            options,
+            registered: false,
+            readable: false,
+            accepts: Share::default(),
+            acceptor: None,
+        })
+    }
+
+    fn detach_listener(&self, key: Key) {
+        self.pause_listener(key);
+        let listener = self.listeners.borrow_mut().remove(key);
+        drop(listener);
+    }
+
+    fn pause_listener(&self, key: Key) {
+        if let Some(listener) = self.listeners.borrow_mut().get_mut(key) {
+            self.unregister(listener);
+            listener.readable = false;
+        }
+    }
+
+    fn poll_accept(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.listeners.borrow_mut();
+        let listener = listeners
+            .get_mut(key)
+            .expect("an open listener owns its slot");
+        let mut failures = 0;
+        while listener.readable
+            && listener
+                .accepts
+                .take(self.turn.get(), listener.options.batch.max(1))
+            && failures < ACCEPT_FAILURES_MAX
+        {
+            match net::acceptfrom_with(
+                &*listener.socket,
+                SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+            ) {
+                Ok((socket, peer)) => {
+                    return Poll::Ready(
+                        SocketAddress::from_kernel(peer).map(|peer| (socket, peer)),
+                    );
+                }
+                Err(Errno::AGAIN) => break,
+                Err(errno) if concerns_one_connection(errno) => failures += 1,
+                Err(errno) => return Poll::Ready(Err(errno.into())),
+            }
+        }
+        listener.readable = false;
+        if !listener.registered {
+            let mut flags = epoll::EventFlags::IN;
+            if listener.options.exclusive {
+                flags |= epoll::EventFlags::EXCLUSIVE;
+            }
+            let data = epoll::EventData::new_u64(key.pack() | LISTENER);
+            if let Err(errno) = epoll::add(&self.epoll, &*listener.socket, data, flags) {
+                return Poll::Ready(Err(errno.into()));
+            }
+            listener.registered = true;
+        }
+        let displaced = park(&mut listener.acceptor, cx.waker());
+        drop(listeners);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        // Held while wakers run: only this function uses it, and no waker calls it.
+        let mut events = self.events.borrow_mut();
+        events.clear();
+        let result = epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut *events),
+            timeout.as_ref(),
+        );
+        self.turn.set(self.turn.get().wrapping_add(1));
+        match result {
+            Err(Errno::INTR) => return Ok(0),
+            other => other?,
+        };
+        for event in events.iter() {
+            let (flags, data) = (event.flags, event.data.u64());
+            match data {
+                INBOX => {}
+                data if data & LISTENER != 0 => self.handle_listener(Key::unpack(data & !LISTENER)),
+                data => self.handle_connection(Key::unpack(data), flags),
+            }
+        }
+        Ok(events.len())
+    }
+}
+
+/// The two directions of a connection and what belongs to each.
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write,
+}
+
+impl Direction {
+    fn ready(self, connection: &mut Connection) -> &mut bool {
+        match self {
+            Direction::Read => &mut connection.readable,
+            Direction::Write => &mut connection.writable,
+        }
+    }
+
+    fn share(self, connection: &mut Connection) -> &mut Share {
+        match self {
+            Direction::Read => &mut connection.reads,
+            Direction::Write => &mut connection.writes,
+        }
+    }
+
+    fn waiter(self, connection: &mut Connection) -> &mut Option<Waker> {
+        match self {
+            Direction::Read => &mut connection.reader,
+            Direction::Write => &mut connection.writer,
+        }
+    }
+}
+
+/// Stores a waker and returns the one that it displaces: dropping that may run code, so the caller does it last.
+fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+    match place {
+        Some(old) if old.will_wake(waker) => None,
+        _ => place.replace(waker.clone()),
+    }
+}
+
+/// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
+fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::MORE, out.more_follows());
+    if out.chunk_count() == 1 {
+        let chunk = out.first();
+        let chunk = &chunk[..chunk.len().min(SEND_MAX)];
+        return Ok((net::send(socket, chunk, flags)?, chunk.len()));
+    }
+    let mut offered = 0;
+    let mut slices = SmallVec::<[IoSlice<'_>; SLICES_MAX]>::new();
+    for chunk in out.chunks().take(SLICES_MAX) {
+        let chunk = &chunk[..chunk.len().min(SEND_MAX - offered)];
+        offered += chunk.len();
+        slices.push(IoSlice::new(chunk));
+        if offered == SEND_MAX {
+            break;
+        }
+    }
+    let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
+    Ok((sent, offered))
+}
+
+/// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
+fn concerns_one_connection(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::INTR
+            | Errno::CONNABORTED
+            | Errno::PROTO
+            | Errno::PERM
+            | Errno::NETDOWN
+            | Errno::NOPROTOOPT
+            | Errno::HOSTDOWN
+            | Errno::NONET
+            | Errno::HOSTUNREACH
+            | Errno::OPNOTSUPP
+            | Errno::NETUNREACH
+    )
+}

@@ -1,0 +1,259 @@
+//! The event loop: one per worker thread. A turn takes events, calls, timers and runnable tasks, in this order, each
+//! bounded, and then waits for the next event or timer.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::clock::{Clock, ClockChoice};
+use crate::driver::Driver;
+use crate::driver::epoll::Epoll;
+use crate::environment::Environment;
+use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
+use crate::files;
+use crate::inbox::{self, Call, Inbox, Remote};
+use crate::mounts;
+use crate::panics::{self, boundary};
+use crate::timer::Wheel;
+
+/// Calls from other threads per turn; further ones wait for the next.
+const CALLS_PER_TURN: usize = 64;
+
+/// Which driver a loop uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DriverChoice {
+    /// The best one that works here. At present epoll.
+    #[default]
+    Auto,
+    /// epoll.
+    Epoll,
+    /// io_uring: not built yet, epoll serves instead.
+    IoUring,
+}
+
+/// How a loop is set up.
+#[derive(Clone, Debug)]
+pub struct LoopOptions {
+    /// The driver.
+    pub driver: DriverChoice,
+    /// The clock; virtual for tests.
+    pub clock: ClockChoice,
+    /// The number that [`crate::worker`] tells.
+    pub worker: usize,
+    /// Events taken at once (`epoll_events`; nginx has 512).
+    pub events_max: usize,
+    /// The limit of bytes on lease, see [`crate::leases_exhausted`].
+    pub leased_bytes_max: Option<usize>,
+    /// The seed of [`crate::random_u64`]; from the kernel if `None`.
+    pub seed: Option<u64>,
+}
+
+impl Default for LoopOptions {
+    fn default() -> Self {
+        LoopOptions {
+            driver: DriverChoice::Auto,
+            clock: ClockChoice::System,
+            worker: 0,
+            events_max: 512,
+            leased_bytes_max: None,
+            seed: None,
+        }
+    }
+}
+
+impl LoopOptions {
+    /// For tests: virtual time and a fixed seed.
+    pub fn simulated_time() -> Self {
+        LoopOptions {
+            clock: ClockChoice::Virtual,
+            seed: Some(1),
+            ..LoopOptions::default()
+        }
+    }
+}
+
+/// An event loop. Stays on the thread that made it.
+pub struct EventLoop {
+    environment: Rc<Environment>,
+    index: usize,
+    calls: Vec<Call>,
+    wakes: Vec<u64>,
+    expired: Vec<Waker>,
+}
+
+impl EventLoop {
+    /// Sets up a loop. Errors: the kernel's, when there are no descriptors or no memory for it.
+    pub fn new(options: LoopOptions) -> io::Result<Self> {
+        panics::install();
+        if mounts::refresh_due() {
+            mounts::refresh();
+            files::probe();
+        }
+        let inbox = Inbox::new()?;
+        let driver: Box<dyn Driver> = match options.driver {
+            DriverChoice::Auto | DriverChoice::Epoll | DriverChoice::IoUring => {
+                Box::new(Epoll::new(options.events_max.max(1), inbox.eventfd())?)
+            }
+        };
+        if let Some(bytes) = options.leased_bytes_max {
+            crate::buffer::set_leased_bytes_max(bytes);
+        }
+        let seed = match options.seed {
+            Some(seed) => seed,
+            None => random_seed()?,
+        };
+        let clock = Clock::new(options.clock);
+        let index = inbox::register(&inbox)?;
+        let environment = Rc::new(Environment {
+            worker: options.worker,
+            executor: Executor::new(index),
+            wheel: Wheel::new(clock.now()).into(),
+            clock,
+            driver,
+            inbox,
+            random: seed.into(),
+        });
+        Ok(EventLoop {
+            environment,
+            index,
+            calls: Vec::new(),
+            wakes: Vec::new(),
+            expired: Vec::new(),
+        })
+    }
+
+    /// A handle for other threads.
+    pub fn remote(&self) -> Remote {
+        Remote::new(Arc::clone(&self.environment.inbox))
+    }
+
+    /// The driver in use, as `use` in the configuration names it.
+    pub fn driver_name(&self) -> &'static str {
+        self.environment.driver.name()
+    }
+
+    /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
+    /// A panic in `main` is not caught.
+    pub fn run<F: Future>(&mut self, main: F) -> F::Output {
+        let environment = Rc::clone(&self.environment);
+        let _entered = environment.enter();
+        let mut main = pin!(main);
+        let waker = environment.executor.begin_main();
+        let _ended = EndMain(&environment);
+        environment.clock.begin_turn();
+        loop {
+            self.take_calls_and_wakes();
+            self.expire_timers();
+            environment.executor.begin_turn();
+            for _ in 0..POLLS_PER_TURN {
+                match environment.executor.pop() {
+                    None => break,
+                    Some(Runnable::Task(key)) => environment.executor.poll_task(key),
+                    Some(Runnable::Main) => {
+                        environment.executor.set_main_running(true);
+                        let polled = main.as_mut().poll(&mut Context::from_waker(&waker));
+                        environment.executor.set_main_running(false);
+                        if let Poll::Ready(output) = polled {
+                            return output;
+                        }
+                    }
+                }
+            }
+            self.wait();
+        }
+    }
+
+    fn take_calls_and_wakes(&mut self) {
+        self.environment
+            .inbox
+            .take(CALLS_PER_TURN, &mut self.calls, &mut self.wakes);
+        for word in self.wakes.drain(..) {
+            self.environment
+                .executor
+                .wake(crate::executor::key_of(word));
+        }
+        for call in self.calls.drain(..) {
+            let _ = boundary("call", call);
+        }
+    }
+
+    fn expire_timers(&mut self) {
+        self.environment
+            .wheel
+            .borrow_mut()
+            .advance(self.environment.clock.now(), &mut self.expired);
+        self.expired.drain(..).for_each(Waker::wake);
+    }
+
+    /// Ends the turn, waits for the next event, and begins the next turn.
+    fn wait(&mut self) {
+        let Environment {
+            clock,
+            inbox,
+            executor,
+            wheel,
+            driver,
+            ..
+        } = &*self.environment;
+        let ended = clock.read();
+        inbox
+            .turns
+            .record(ended.saturating_sub(clock.now().as_nanos()));
+        let next_timer = wheel.borrow().next_look();
+        // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
+        let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
+        let busy = executor.has_work();
+        let wait = match next_timer {
+            _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
+            Some(_) if may_jump() => Some(Duration::ZERO),
+            Some(nanos) if !clock.is_virtual() => {
+                Some(Duration::from_nanos(nanos.saturating_sub(ended)))
+            }
+            _ => None,
+        };
+        // The wait fails only for descriptors or memory that are not ours; then the turn has no events.
+        let events = driver.wait(wait).unwrap_or(0);
+        if !busy {
+            inbox.awake();
+        }
+        if let Some(nanos) = next_timer
+            // In this order: who leaves the outside has filled the inbox before.
+            && may_jump()
+            && events == 0
+            && !executor.has_work()
+            && !inbox.is_pending()
+        {
+            clock.advance_to(nanos);
+        }
+        clock.begin_turn();
+    }
+}
+
+impl Drop for EventLoop {
+    fn drop(&mut self) {
+        let _entered = self.environment.enter();
+        self.environment.executor.close();
+        self.environment.inbox.close();
+        inbox::unregister(self.index);
+    }
+}
+
+struct EndMain<'a>(&'a Environment);
+
+impl Drop for EndMain<'_> {
+    fn drop(&mut self) {
+        self.0.executor.set_main_running(false);
+        self.0.executor.end_main();
+    }
+}
+
+fn random_seed() -> io::Result<u64> {
+    let mut seed = [0; 8];
+    rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(seed))
+}

@@ -1,0 +1,286 @@
+//! The executor of one loop: tasks, wakers, the run queue. Knows no sockets and no clock.
+//!
+//! A task is one allocation (its boxed future); its table entry is 24 bytes. A waker is one word, worker + slot +
+//! generation: copied, never counted. Waking on the loop's own thread pushes on a queue without atomics; waking from
+//! another thread goes through that loop's inbox. A waker that outlives its task or its loop finds nothing.
+//!
+//! Fairness: a turn polls at most [`POLLS_PER_TURN`] times, and a task that wakes itself waits for the next turn.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+
+use crate::environment::Environment;
+use crate::inbox;
+use crate::panics::boundary;
+use crate::slots::{GENERATION_BITS, Key, Slots};
+
+/// Bounds a turn to a few hundred microseconds at a microsecond per poll.
+pub(crate) const POLLS_PER_TURN: usize = 512;
+
+const LOOP_BITS: u32 = 10;
+const INDEX_BITS: u32 = 64 - LOOP_BITS - GENERATION_BITS;
+/// How many loops a process may have at once: what fits a waker.
+pub(crate) const LOOPS_MAX: usize = 1 << LOOP_BITS;
+
+/// Names a task spawned on this loop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TaskId(Key);
+
+/// Starts `future` as a task of its own on the current loop.
+///
+/// A panic in it ends only this task: it is reported (see [`crate::set_panic_reporter`]) and counted. Panics when called
+/// outside of a loop.
+pub fn spawn(future: impl Future<Output = ()> + 'static) -> TaskId {
+    Environment::with(|environment| environment.executor.spawn(Box::pin(future)))
+}
+
+/// Ends a task of the current loop: its future is dropped now, or when its present poll returns. Nothing happens if it has
+/// ended already.
+pub fn abort(task: TaskId) {
+    Environment::with(|environment| environment.executor.abort(task.0));
+}
+
+/// Lets the other tasks run and goes on in the next turn.
+pub async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Task {
+    /// Taken out while it is polled, so that no borrow is held while its code runs. Always `None` for the main future.
+    future: Option<BoxedFuture>,
+    queued: bool,
+}
+
+/// What there is to poll next.
+pub(crate) enum Runnable {
+    /// The future given to `run`, which lives on its stack.
+    Main,
+    Task(Key),
+}
+
+pub(crate) struct Executor {
+    loop_index: usize,
+    tasks: RefCell<Slots<Task>>,
+    ready: RefCell<VecDeque<Key>>,
+    /// Tasks that woke themselves while they were polled.
+    next_turn: RefCell<VecDeque<Key>>,
+    running: Cell<Option<Key>>,
+    main: Cell<Option<Key>>,
+    closed: Cell<bool>,
+}
+
+impl Executor {
+    pub fn new(loop_index: usize) -> Self {
+        assert!(loop_index < LOOPS_MAX);
+        Executor {
+            loop_index,
+            tasks: RefCell::new(Slots::new()),
+            ready: RefCell::new(VecDeque::new()),
+            next_turn: RefCell::new(VecDeque::new()),
+            running: Cell::new(None),
+            main: Cell::new(None),
+            closed: Cell::new(false),
+        }
+    }
+
+    fn spawn(&self, future: BoxedFuture) -> TaskId {
+        if self.closed.get() {
+            // The loop is being torn down: the future is dropped and its name finds nothing.
+            return TaskId(Key {
+                index: u32::MAX,
+                generation: 0,
+            });
+        }
+        let key = self.insert(Some(future));
+        self.wake(key);
+        TaskId(key)
+    }
+
+    fn insert(&self, future: Option<BoxedFuture>) -> Key {
+        let key = self.tasks.borrow_mut().insert(Task {
+            future,
+            queued: false,
+        });
+        assert!(
+            key.index < 1 << INDEX_BITS,
+            "more tasks than a waker can name"
+        );
+        key
+    }
+
+    pub fn abort(&self, key: Key) {
+        if self.main.get() == Some(key) {
+            return;
+        }
+        // A running task's future is not in the table: it is dropped when its poll returns and the entry is gone.
+        let task = self.tasks.borrow_mut().remove(key);
+        drop_guarded(task);
+    }
+
+    /// Enters the main future, which `run` polls itself.
+    pub fn begin_main(&self) -> Waker {
+        let key = self.insert(None);
+        self.main.set(Some(key));
+        self.wake(key);
+        self.waker(key)
+    }
+
+    pub fn end_main(&self) {
+        if let Some(key) = self.main.take() {
+            self.tasks.borrow_mut().remove(key);
+        }
+    }
+
+    /// Puts a task on the run queue, once. On the loop's own thread only.
+    #[inline]
+    pub fn wake(&self, key: Key) {
+        {
+            let mut tasks = self.tasks.borrow_mut();
+            let Some(task) = tasks.get_mut(key) else {
+                return;
+            };
+            if std::mem::replace(&mut task.queued, true) {
+                return;
+            }
+        }
+        let queue = if self.running.get() == Some(key) {
+            &self.next_turn
+        } else {
+            &self.ready
+        };
+        queue.borrow_mut().push_back(key);
+    }
+
+    /// Makes those that woke themselves in the last turn runnable.
+    pub fn begin_turn(&self) {
+        let mut next_turn = self.next_turn.borrow_mut();
+        if !next_turn.is_empty() {
+            self.ready.borrow_mut().append(&mut next_turn);
+        }
+    }
+
+    /// Whether something can run without waiting for an event.
+    pub fn has_work(&self) -> bool {
+        !self.ready.borrow().is_empty() || !self.next_turn.borrow().is_empty()
+    }
+
+    pub fn pop(&self) -> Option<Runnable> {
+        let key = self.ready.borrow_mut().pop_front()?;
+        if self.main.get() == Some(key) {
+            if let Some(task) = self.tasks.borrow_mut().get_mut(key) {
+                task.queued = false;
+            }
+            return Some(Runnable::Main);
+        }
+        Some(Runnable::Task(key))
+    }
+
+    /// Notes that the main future is being polled (or not any more): its own wakes then wait for the next turn.
+    pub fn set_main_running(&self, running: bool) {
+        self.running
+            .set(if running { self.main.get() } else { None });
+    }
+
+    pub fn poll_task(&self, key: Key) {
+        let taken = self.tasks.borrow_mut().get_mut(key).and_then(|task| {
+            task.queued = false;
+            task.future.take()
+        });
+        let Some(mut future) = taken else { return };
+        let waker = self.waker(key);
+        self.running.set(Some(key));
+        let outcome = boundary("task", || {
+            future.as_mut().poll(&mut Context::from_waker(&waker))
+        });
+        self.running.set(None);
+        if let Ok(Poll::Pending) = outcome {
+            if let Some(task) = self.tasks.borrow_mut().get_mut(key) {
+                task.future = Some(future);
+                return;
+            }
+        } else {
+            self.tasks.borrow_mut().remove(key);
+        }
+        drop_guarded(future);
+    }
+
+    /// How many tasks there are, not counting the main future.
+    pub fn task_count(&self) -> usize {
+        self.tasks.borrow().len() - usize::from(self.main.get().is_some())
+    }
+
+    /// Drops all tasks; their destructors may still use the loop, but new tasks are refused.
+    pub fn close(&self) {
+        self.closed.set(true);
+        loop {
+            let key = self.tasks.borrow().any();
+            let Some(key) = key else { break };
+            self.abort(key);
+        }
+    }
+
+    fn waker(&self, key: Key) -> Waker {
+        let word = (self.loop_index as u64) << (64 - LOOP_BITS)
+            | u64::from(key.index) << GENERATION_BITS
+            | u64::from(key.generation);
+        // SAFETY: the functions of VTABLE treat the data as a number and never as a pointer, own nothing, and may be called
+        // on any thread, so the whole contract of RawWaker holds for every word.
+        unsafe { Waker::from_raw(raw_waker(word as usize)) }
+    }
+}
+
+fn drop_guarded<T>(value: T) {
+    // A destructor that panics ends like a task that panics.
+    let _ = boundary("task", || drop(value));
+}
+
+const _: () = assert!(
+    usize::BITS == 64,
+    "a waker's word holds loop, slot and generation"
+);
+
+static VTABLE: RawWakerVTable = RawWakerVTable::new(
+    |data| raw_waker(data.addr()),
+    |data| wake_word(data.addr() as u64),
+    |data| wake_word(data.addr() as u64),
+    |_| (),
+);
+
+fn raw_waker(word: usize) -> RawWaker {
+    RawWaker::new(std::ptr::without_provenance(word), &VTABLE)
+}
+
+/// The key within a waker's word.
+pub(crate) fn key_of(word: u64) -> Key {
+    Key {
+        index: (word >> GENERATION_BITS) as u32 & ((1 << INDEX_BITS) - 1),
+        generation: word as u32 & ((1 << GENERATION_BITS) - 1),
+    }
+}
+
+fn wake_word(word: u64) {
+    let loop_index = (word >> (64 - LOOP_BITS)) as usize;
+    let local = Environment::try_with(|environment| {
+        let own = environment.executor.loop_index == loop_index;
+        if own {
+            environment.executor.wake(key_of(word));
+        }
+        own
+    });
+    if local != Some(true) {
+        inbox::wake_remote(loop_index, word);
+    }
+}

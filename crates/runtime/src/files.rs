@@ -1,0 +1,473 @@
+//! Files: opened, looked at and read without blocking the loop.
+//!
+//! Everything is tried where it cannot wait and else done in a thread pool, which returns the result itself:
+//!
+//! | | first | else |
+//! |---|---|---|
+//! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
+//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP (tmpfs): plain read |
+//! | file systems that wait for others (FUSE, NFS …) | pool | |
+//!
+//! Opens are always `O_NONBLOCK`: a FIFO or a device never holds anybody up. Where `openat2` is missing (old kernels,
+//! seccomp) the pool does it all.
+
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::buffer::Lease;
+use crate::mounts;
+use crate::pool::{ThreadPool, default_pool, on_a_loop};
+
+/// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
+/// handing over costs more.
+const CLOSE_IN_POOL_BYTES: u64 = 1 << 20;
+
+/// `openat2` with `RESOLVE_CACHED` does not exist or is forbidden here.
+static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// How a file is opened. Always close-on-exec, non-blocking, and never as controlling terminal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenFlags {
+    /// Open for writing.
+    pub write: bool,
+    /// Open for reading.
+    pub read: bool,
+    /// Create it when missing, with these permissions (less the umask).
+    pub create: Option<u32>,
+    /// With `create`: it must not exist yet (`O_EXCL`).
+    pub exclusive: bool,
+    /// Every write goes to the end (`O_APPEND`).
+    pub append: bool,
+    /// Empty it (`O_TRUNC`).
+    pub truncate: bool,
+    /// The last component must not be a symbolic link (`O_NOFOLLOW`).
+    pub no_follow: bool,
+}
+
+impl OpenFlags {
+    /// For reading.
+    pub const READ: OpenFlags = OpenFlags {
+        write: false,
+        read: true,
+        create: None,
+        exclusive: false,
+        append: false,
+        truncate: false,
+        no_follow: false,
+    };
+
+    fn kernel(self) -> OFlags {
+        let access = match (self.read, self.write || self.append) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        let mut flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        flags.set(OFlags::CREATE, self.create.is_some());
+        flags.set(OFlags::EXCL, self.exclusive);
+        flags.set(OFlags::APPEND, self.append);
+        flags.set(OFlags::TRUNC, self.truncate);
+        flags.set(OFlags::NOFOLLOW, self.no_follow);
+        flags
+    }
+
+    fn mode(self) -> Mode {
+        Mode::from_raw_mode(self.create.unwrap_or(0))
+    }
+
+    /// The kernel does not create or truncate without walking the disk.
+    fn may_be_answered_from_cache(self) -> bool {
+        self.create.is_none() && !self.truncate
+    }
+}
+
+/// What a path names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A FIFO, socket, device or symbolic link.
+    Other,
+}
+
+/// What is known of a file without opening it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileMetadata {
+    /// What it is.
+    pub kind: FileKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Last change of its content, seconds since the epoch.
+    pub modified_seconds: i64,
+    /// And nanoseconds.
+    pub modified_nanos: u32,
+    /// The device that it lies on.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+    /// Type and permission bits as in `st_mode`.
+    pub mode: u32,
+    /// The owner's user id.
+    pub owner: u32,
+    /// How many names it has.
+    pub links: u64,
+}
+
+impl FileMetadata {
+    /// Last change of its content.
+    pub fn modified(&self) -> SystemTime {
+        let nanos = Duration::from_nanos(self.modified_nanos.into());
+        match u64::try_from(self.modified_seconds) {
+            Ok(seconds) => UNIX_EPOCH + Duration::from_secs(seconds) + nanos,
+            Err(_) => {
+                UNIX_EPOCH - Duration::from_secs(self.modified_seconds.unsigned_abs()) + nanos
+            }
+        }
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_regular(&self) -> bool {
+        self.kind == FileKind::Regular
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    #[allow(clippy::unnecessary_cast)] // The types of these fields differ between architectures.
+    fn from_kernel(stat: &Stat) -> Self {
+        FileMetadata {
+            kind: match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => FileKind::Regular,
+                FileType::Directory => FileKind::Directory,
+                _ => FileKind::Other,
+            },
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            modified_seconds: stat.st_mtime as i64,
+            modified_nanos: stat.st_mtime_nsec as u32,
+            device: stat.st_dev as u64,
+            inode: stat.st_ino as u64,
+            mode: stat.st_mode as u32,
+            owner: stat.st_uid as u32,
+            links: stat.st_nlink as u64,
+        }
+    }
+}
+
+/// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, and the pool's.
+pub async fn open(path: &Path, flags: OpenFlags) -> io::Result<File> {
+    match open_cached(path, flags) {
+        Some(result) => result,
+        None => open_in_pool(&default_pool(), path, flags).await,
+    }
+}
+
+/// Opens a file, in the given pool if that cannot be done at once.
+pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
+    match open_cached(path, flags) {
+        Some(result) => result,
+        None => open_in_pool(pool, path, flags).await,
+    }
+}
+
+/// Looks at what a path names, following links, in the pool `default` if that cannot be done at once.
+pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
+    match stat_cached(path) {
+        Some(result) => result,
+        None => stat_in_pool(&default_pool(), path).await,
+    }
+}
+
+/// Looks at what a path names, in the given pool if that cannot be done at once.
+pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
+    match stat_cached(path) {
+        Some(result) => result,
+        None => stat_in_pool(pool, path).await,
+    }
+}
+
+/// Opens a file where the caller may block: at start, in a helper, in a pool.
+pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
+    let descriptor = rustix::fs::openat(CWD, path, flags.kernel(), flags.mode())?;
+    File::inspect_blocking(descriptor)
+}
+
+/// `None` = not to be answered without waiting.
+fn open_cached(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
+    if !flags.may_be_answered_from_cache() || !lies_where_nothing_waits(path, flags.no_follow)? {
+        return None;
+    }
+    let descriptor = match resolve_cached(path, flags.kernel())? {
+        Ok(descriptor) => descriptor,
+        Err(errno) => return Some(Err(errno.into())),
+    };
+    Some(
+        rustix::fs::fstat(&descriptor)
+            .map_err(io::Error::from)
+            .map(|stat| {
+                let metadata = FileMetadata::from_kernel(&stat);
+                File::new(descriptor, metadata, false)
+            }),
+    )
+}
+
+fn stat_cached(path: &Path) -> Option<io::Result<FileMetadata>> {
+    if !lies_where_nothing_waits(path, false)? {
+        return None;
+    }
+    let descriptor = match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC)? {
+        Ok(descriptor) => descriptor,
+        Err(errno) => return Some(Err(errno.into())),
+    };
+    Some(
+        rustix::fs::fstat(descriptor)
+            .map(|stat| FileMetadata::from_kernel(&stat))
+            .map_err(io::Error::from),
+    )
+}
+
+/// Whether an open of this path is the kernel's work alone; `None` when that cannot be known without waiting.
+fn lies_where_nothing_waits(path: &Path, no_follow: bool) -> Option<bool> {
+    if mounts::refresh_due() {
+        let _detached = default_pool().run(mounts::refresh);
+    }
+    if !mounts::any_waiting() {
+        return Some(true);
+    }
+    let mut flags = OFlags::PATH | OFlags::CLOEXEC;
+    flags.set(OFlags::NOFOLLOW, no_follow);
+    let descriptor = match resolve_cached(path, flags)? {
+        Ok(descriptor) => descriptor,
+        // The open proper will say the same.
+        Err(_) => return Some(true),
+    };
+    // DONT_SYNC: what is cached, without asking a server.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(&descriptor, c"", flags, StatxFlags::empty()).ok()?;
+    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    mounts::may_wait(device).map(|waits| !waits)
+}
+
+/// Opens from the kernel's cache of names; `None` when it is not there, or when the kernel cannot do this.
+fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
+    if OPENAT2_REFUSED.load(Ordering::Relaxed) {
+        return None;
+    }
+    match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED) {
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        result => Some(result),
+    }
+}
+
+/// Finds out whether `openat2` with `RESOLVE_CACHED` works here: not in kernels before 5.12, nor where seccomp forbids it.
+/// The root directory is always in the cache. To be called before the first open.
+pub(crate) fn probe() {
+    let result = rustix::fs::openat2(
+        CWD,
+        c"/",
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::CACHED,
+    );
+    OPENAT2_REFUSED.store(result.is_err(), Ordering::Relaxed);
+}
+
+async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
+    let path = PathBuf::from(path);
+    pool.run(move || open_blocking(&path, flags)).await?
+}
+
+async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
+    let path = PathBuf::from(path);
+    pool.run(move || {
+        let descriptor =
+            rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let stat = rustix::fs::fstat(&descriptor)?;
+        if mounts::any_waiting() {
+            mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
+        }
+        Ok(FileMetadata::from_kernel(&stat))
+    })
+    .await?
+}
+
+/// An open file: descriptor and what was known when it was opened. Clones are the same file.
+#[derive(Clone)]
+pub struct File {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// `None` only while it is being dropped.
+    descriptor: Option<OwnedFd>,
+    metadata: FileMetadata,
+    /// Its file system may wait for others: nothing is done on the loop.
+    waits: bool,
+}
+
+impl File {
+    fn new(descriptor: OwnedFd, metadata: FileMetadata, waits: bool) -> Self {
+        File {
+            shared: Arc::new(Shared {
+                descriptor: Some(descriptor),
+                metadata,
+                waits,
+            }),
+        }
+    }
+
+    fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
+        let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
+        let waits = mounts::any_waiting() && mounts::classify(metadata.device, descriptor.as_fd());
+        Ok(File::new(descriptor, metadata, waits))
+    }
+
+    /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
+    pub fn from_std(file: std::fs::File) -> io::Result<Self> {
+        File::inspect_blocking(file.into())
+    }
+
+    /// What was known when it was opened.
+    pub fn metadata(&self) -> &FileMetadata {
+        &self.shared.metadata
+    }
+
+    /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
+    pub fn waits_for_others(&self) -> bool {
+        self.shared.waits
+    }
+
+    /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the file. In
+    /// the pool `default` if nothing is in memory. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases.
+    pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Lease> {
+        let mut lease = Lease::new(length)?;
+        match self.read_resident(offset, &mut lease) {
+            Some(result) => result.map(|()| lease),
+            None => self.read_in_pool(&default_pool(), offset, lease).await,
+        }
+    }
+
+    /// Reads as [`File::read_at`], with the given pool.
+    pub async fn read_at_in(
+        &self,
+        pool: &ThreadPool,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<Lease> {
+        let mut lease = Lease::new(length)?;
+        match self.read_resident(offset, &mut lease) {
+            Some(result) => result.map(|()| lease),
+            None => self.read_in_pool(pool, offset, lease).await,
+        }
+    }
+
+    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not.
+    pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Lease>> {
+        let mut lease = Lease::new(length)?;
+        self.read_resident(offset, &mut lease)
+            .map(|result| result.map(|()| lease))
+            .transpose()
+    }
+
+    /// Fills and shortens the lease; `None` = not without waiting.
+    fn read_resident(&self, offset: u64, lease: &mut Lease) -> Option<io::Result<()>> {
+        if self.shared.waits {
+            return None;
+        }
+        loop {
+            let slices = &mut [IoSliceMut::new(lease)];
+            let result =
+                match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
+                    Err(Errno::INTR) => continue,
+                    Err(Errno::AGAIN | Errno::NOSYS) => return None,
+                    // File systems in memory do not know the flag and need not wait.
+                    Err(Errno::OPNOTSUPP) => rustix::io::pread(self.as_fd(), &mut **lease, offset),
+                    result => result,
+                };
+            return Some(
+                result
+                    .map(|count| lease.truncate(count))
+                    .map_err(io::Error::from),
+            );
+        }
+    }
+
+    async fn read_in_pool(
+        &self,
+        pool: &ThreadPool,
+        offset: u64,
+        mut lease: Lease,
+    ) -> io::Result<Lease> {
+        let length = lease.len();
+        let file = self.clone();
+        // The memory travels, the account stays: when this future is dropped, the thread frees the memory.
+        let mut memory = lease.take_memory();
+        let (memory, count) = pool
+            .run(move || {
+                let count = file.read_blocking(offset, &mut memory[..length]);
+                (memory, count)
+            })
+            .await?;
+        lease.restore_memory(memory, count?);
+        Ok(lease)
+    }
+
+    /// Reads until `into` is full or the file ends, where the caller may block.
+    pub fn read_blocking(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            match rustix::io::pread(self.as_fd(), &mut into[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                // What was read before the error is good; the error comes again.
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared
+            .descriptor
+            .as_ref()
+            .expect("open while somebody has it")
+            .as_fd()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let costly = self.waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
+        let descriptor = self.descriptor.take();
+        if costly && on_a_loop() {
+            // Refused by a full pool, the task is dropped and the descriptor closed here all the same.
+            let _detached = default_pool().run(move || drop(descriptor));
+        }
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "File({:?}, {} bytes)",
+            self.as_fd(),
+            self.shared.metadata.size
+        )
+    }
+}

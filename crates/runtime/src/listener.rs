@@ -1,0 +1,124 @@
+//! Listening sockets: bounded batches of accepts, several loops on one socket, pausing.
+
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::address::SocketAddress;
+use crate::driver::Fresh;
+use crate::environment::Environment;
+use crate::slots::Key;
+use crate::stream::Stream;
+
+/// How a loop accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AcceptOptions {
+    /// Other loops wait for the same socket: one of them is woken per connection (`EPOLLEXCLUSIVE`), not all.
+    pub exclusive: bool,
+    /// Connections accepted per turn at most. 1 is nginx's `multi_accept off`.
+    pub batch: u32,
+}
+
+impl Default for AcceptOptions {
+    fn default() -> Self {
+        AcceptOptions {
+            exclusive: false,
+            batch: 1,
+        }
+    }
+}
+
+/// `multi_accept on`: bounded, so that a flood of connections does not hold up those that are open.
+pub const MULTI_ACCEPT_BATCH: u32 = 64;
+
+/// A listening socket as one loop sees it. Dropping it stops this loop's accepting; the socket is closed with its last
+/// owner.
+pub struct Listener {
+    environment: Rc<Environment>,
+    socket: Arc<OwnedFd>,
+    key: Key,
+}
+
+impl Listener {
+    /// Accepts from a socket that listens already and is set non-blocking here.
+    ///
+    /// Errors: the descriptor's. Panics outside of a loop.
+    pub fn from_fd(socket: Arc<OwnedFd>, options: AcceptOptions) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&*socket, true)?;
+        let environment = Environment::current();
+        let key = environment
+            .driver
+            .attach_listener(Arc::clone(&socket), options);
+        Ok(Listener {
+            environment,
+            socket,
+            key,
+        })
+    }
+
+    /// Binds a socket of its own and listens. A Unix path must not exist yet.
+    pub fn bind(address: &SocketAddress, backlog: i32, options: AcceptOptions) -> io::Result<Self> {
+        let kernel_address = address.to_kernel()?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = net::socket_with(
+            kernel_address.address_family(),
+            SocketType::STREAM,
+            flags,
+            None,
+        )?;
+        if kernel_address.address_family() != AddressFamily::UNIX {
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+        }
+        net::bind(&socket, &kernel_address)?;
+        net::listen(&socket, backlog)?;
+        Listener::from_fd(Arc::new(socket), options)
+    }
+
+    /// The next connection and its peer.
+    ///
+    /// Errors are the listening socket's or the process's (EMFILE, ENFILE, ENOBUFS, ENOMEM): the caller pauses by a timer
+    /// and polls again. Failures of a single connection (ECONNABORTED and the like) are skipped. Not polling is a pause:
+    /// connections wait in the kernel, nothing spins.
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddress)>> {
+        self.environment
+            .driver
+            .poll_accept(self.key, cx)
+            .map_ok(|(socket, peer)| {
+                let stream = Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted);
+                (stream, peer)
+            })
+    }
+
+    /// Waits for the next connection; see [`Listener::poll_accept`].
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddress)> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// Stops being told of connections until the next `poll_accept`. On a shared socket this matters: the kernel tells one
+    /// waiting loop of each connection and must not choose one that does not accept.
+    pub fn pause(&self) {
+        self.environment.driver.pause_listener(self.key);
+    }
+
+    /// The address that it listens on.
+    pub fn local_address(&self) -> io::Result<SocketAddress> {
+        SocketAddress::from_kernel(Some(net::getsockname(&*self.socket)?))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.environment.driver.detach_listener(self.key);
+    }
+}

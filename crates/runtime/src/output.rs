@@ -1,0 +1,274 @@
+//! The output queue: owned chunks waiting to be sent, in order.
+//!
+//! Chunks are leases, reference-counted bytes or static bytes; small pieces may be copied into one lease with
+//! [`Output::append`] or `io::Write`. The queue itself has no bound: who fills it looks at [`Output::len_bytes`].
+
+use std::fmt;
+use std::io;
+
+use bytes::{Buf, Bytes};
+use smallvec::SmallVec;
+
+use crate::buffer::Lease;
+
+/// How many chunks one system call sends at most: more than any response head and body need, few enough for the stack.
+pub(crate) const SLICES_MAX: usize = 64;
+
+/// Sent chunks stay in place until this many have gathered, then the rest is moved down.
+const GAP_MAX: usize = 32;
+
+enum Chunk {
+    Lease(Lease),
+    Shared(Bytes),
+    Static(&'static [u8]),
+    /// Already sent.
+    Gone,
+}
+
+impl Chunk {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Chunk::Lease(lease) => lease,
+            Chunk::Shared(bytes) => bytes,
+            Chunk::Static(bytes) => bytes,
+            Chunk::Gone => &[],
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        match self {
+            Chunk::Lease(lease) => lease.advance(count),
+            Chunk::Shared(bytes) => bytes.advance(count),
+            Chunk::Static(bytes) => *bytes = &bytes[count..],
+            Chunk::Gone => debug_assert_eq!(count, 0),
+        }
+    }
+}
+
+/// A queue of owned chunks to send.
+#[derive(Default)]
+pub struct Output {
+    /// `chunks[head..]` are waiting, none of them empty.
+    chunks: SmallVec<[Chunk; 3]>,
+    head: usize,
+    length: usize,
+    more_follows: bool,
+}
+
+impl Output {
+    /// An empty queue; allocates nothing.
+    pub fn new() -> Self {
+        Output {
+            chunks: SmallVec::new(),
+            head: 0,
+            length: 0,
+            more_follows: false,
+        }
+    }
+
+    /// How many bytes wait.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.length
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Says that more is sent right after this by other means (a file): the kernel then waits for it before it sends a
+    /// packet that is not full (`MSG_MORE`; as `TCP_CORK`, without its two calls). Until it is said otherwise.
+    pub fn set_more_follows(&mut self, more_follows: bool) {
+        self.more_follows = more_follows;
+    }
+
+    /// What [`Output::set_more_follows`] said.
+    pub fn more_follows(&self) -> bool {
+        self.more_follows
+    }
+
+    /// Queues a lease.
+    pub fn push_lease(&mut self, lease: Lease) {
+        self.push(Chunk::Lease(lease));
+    }
+
+    /// Queues reference-counted bytes.
+    pub fn push_bytes(&mut self, bytes: Bytes) {
+        self.push(Chunk::Shared(bytes));
+    }
+
+    /// Queues bytes that live for ever.
+    pub fn push_static(&mut self, bytes: &'static [u8]) {
+        self.push(Chunk::Static(bytes));
+    }
+
+    /// Queues a copy of `bytes`, behind the last chunk in its own memory where that has room.
+    ///
+    /// Errors: `OutOfMemory` at the hard limit of leases; nothing is queued then.
+    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut rest = bytes;
+        if let Some(Chunk::Lease(last)) = self.chunks.last_mut() {
+            // All or nothing: a part must not be queued when memory for the rest may be refused.
+            let room_needed = rest.len();
+            let appended = last.append(rest);
+            if appended < room_needed {
+                let length_before = last.len() - appended;
+                match Lease::copy_of(&rest[appended..]) {
+                    Ok(lease) => {
+                        self.length += appended;
+                        self.push(Chunk::Lease(lease));
+                        return Ok(());
+                    }
+                    Err(error) => {
+                        last.truncate(length_before);
+                        return Err(error);
+                    }
+                }
+            }
+            self.length += appended;
+            rest = &[];
+        }
+        if !rest.is_empty() {
+            self.push(Chunk::Lease(Lease::copy_of(rest)?));
+        }
+        Ok(())
+    }
+
+    /// Moves everything that waits in `other` behind what waits here.
+    pub fn append_output(&mut self, other: &mut Output) {
+        for chunk in other.chunks.drain(..) {
+            self.push(chunk);
+        }
+        other.clear();
+    }
+
+    /// Drops everything that waits.
+    pub fn clear(&mut self) {
+        self.chunks.clear();
+        self.head = 0;
+        self.length = 0;
+    }
+
+    /// The bytes of the first chunk, empty when nothing waits.
+    pub fn first(&self) -> &[u8] {
+        self.chunks.get(self.head).map_or(&[], Chunk::bytes)
+    }
+
+    /// The chunks that wait, in order.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
+        self.chunks[self.head..].iter().map(Chunk::bytes)
+    }
+
+    /// How many chunks wait.
+    pub fn chunk_count(&self) -> usize {
+        self.chunks.len() - self.head
+    }
+
+    /// Removes the first `count` bytes, which must wait here.
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.length, "consumed more than there was");
+        self.length -= count;
+        let mut count = count;
+        while count > 0 {
+            let chunk = &mut self.chunks[self.head];
+            let length = chunk.bytes().len();
+            if count < length {
+                chunk.advance(count);
+                break;
+            }
+            count -= length;
+            *chunk = Chunk::Gone;
+            self.head += 1;
+        }
+        if self.head == self.chunks.len() {
+            self.chunks.clear();
+            self.head = 0;
+        } else if self.head >= GAP_MAX {
+            self.chunks.drain(..self.head);
+            self.head = 0;
+        }
+    }
+
+    fn push(&mut self, chunk: Chunk) {
+        let length = chunk.bytes().len();
+        if length > 0 {
+            self.length += length;
+            self.chunks.push(chunk);
+        }
+    }
+}
+
+impl io::Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.append(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Output({} bytes in {} chunks)",
+            self.length,
+            self.chunk_count()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(output: &Output) -> Vec<u8> {
+        output.chunks().flatten().copied().collect()
+    }
+
+    #[test]
+    fn bytes_leave_in_the_order_in_which_they_came() {
+        let mut output = Output::new();
+        output.append(b"head ").unwrap();
+        output.append(b"more ").unwrap();
+        output.push_static(b"static ");
+        output.push_bytes(Bytes::from_static(b""));
+        output.push_bytes(Bytes::from(b"shared ".to_vec()));
+        output.append(b"tail").unwrap();
+        assert_eq!(output.chunk_count(), 4);
+        assert_eq!(text(&output), b"head more static shared tail");
+        output.consume(12);
+        assert_eq!(text(&output), b"atic shared tail");
+        output.consume(16);
+        assert!(output.is_empty() && output.first().is_empty());
+    }
+
+    #[test]
+    fn many_chunks_are_consumed_piece_by_piece() {
+        let mut output = Output::new();
+        let mut expected = Vec::new();
+        for number in 0..200u8 {
+            output.push_bytes(Bytes::from(vec![number; 3]));
+            expected.extend([number; 3]);
+        }
+        for _ in 0..599 {
+            output.consume(1);
+            expected.remove(0);
+            assert_eq!(text(&output), expected);
+        }
+    }
+
+    #[test]
+    fn appending_fills_the_last_lease_and_goes_on_in_another() {
+        let mut output = Output::new();
+        for _ in 0..3 {
+            output.append(&[7; 500]).unwrap();
+        }
+        assert_eq!((output.chunk_count(), output.len_bytes()), (2, 1500));
+        assert_eq!(text(&output), [7; 1500]);
+    }
+}

@@ -1,0 +1,107 @@
+//! Panic boundaries: a panic ends one task, one remote call or one pool task, never the process.
+//!
+//! Every panic caught here is counted and handed, with its place, to one reporter (the engine's log). A panic outside
+//! of a boundary goes to whatever hook the process had before.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+
+/// A panic that was caught.
+#[derive(Clone, Debug)]
+pub struct Panic {
+    /// What ended by it: `"task"`, `"call"`, `"pool task"`.
+    pub what: &'static str,
+    /// The text of the panic.
+    pub message: String,
+    /// `file:line:column`, where known.
+    pub place: String,
+}
+
+impl fmt::Display for Panic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} panicked at {}: {}",
+            self.what, self.place, self.message
+        )
+    }
+}
+
+type Reporter = Box<dyn Fn(&Panic) + Send + Sync>;
+
+static REPORTER: RwLock<Option<Reporter>> = RwLock::new(None);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static LAST_PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Names the function that is told of every panic caught; without one they go to standard error.
+pub fn set_panic_reporter(reporter: impl Fn(&Panic) + Send + Sync + 'static) {
+    *REPORTER.write() = Some(Box::new(reporter));
+}
+
+/// How many panics were caught in this process.
+pub fn panic_count() -> u64 {
+    COUNT.load(Ordering::Relaxed)
+}
+
+/// Remembers the place of panics inside boundaries; elsewhere the hook that was there before is called.
+pub(crate) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if DEPTH.with(Cell::get) == 0 {
+                return previous(info);
+            }
+            let place = info.location().map(|location| location.to_string());
+            LAST_PLACE.with(|last| *last.borrow_mut() = place);
+        }));
+    });
+}
+
+/// Runs `f`; a panic in it is reported and returned.
+#[inline]
+pub(crate) fn boundary<T>(what: &'static str, f: impl FnOnce() -> T) -> Result<T, Panic> {
+    DEPTH.with(|depth| depth.set(depth.get() + 1));
+    // What the closure leaves behind is dropped or, if shared, poisons itself: see DESIGN on short sections.
+    let outcome = catch_unwind(AssertUnwindSafe(f));
+    DEPTH.with(|depth| depth.set(depth.get() - 1));
+    outcome.map_err(|payload| report(what, payload))
+}
+
+#[cold]
+fn report(what: &'static str, payload: Box<dyn Any + Send>) -> Panic {
+    let message = match (
+        payload.downcast_ref::<&str>(),
+        payload.downcast_ref::<String>(),
+    ) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "(not a text)".to_owned(),
+    };
+    let place = LAST_PLACE
+        .with(|last| last.borrow_mut().take())
+        .unwrap_or_else(|| "(unknown place)".to_owned());
+    let panic = Panic {
+        what,
+        message,
+        place,
+    };
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    // The payload is the panicking code's own type and may panic when dropped; leaking it is the lesser evil.
+    std::mem::forget(payload);
+    match &*REPORTER.read() {
+        Some(reporter) => reporter(&panic),
+        None => eprintln!("{panic}"),
+    }
+    panic
+}

@@ -1,0 +1,161 @@
+//! Generational slots: a table whose keys outlive their values harmlessly.
+//!
+//! Tasks, sockets and timers are named by a key (index and generation) that may travel through the kernel or another
+//! thread. A key of a removed value finds nothing, even when its index serves a new value. Never shrinks.
+
+/// The bits of a generation; it wraps within them so that a key packs into a waker's data word.
+pub(crate) const GENERATION_BITS: u32 = 28;
+const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
+const NONE: u32 = u32::MAX;
+
+/// The name of one value in [`Slots`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    pub index: u32,
+    pub generation: u32,
+}
+
+impl Key {
+    /// As one word, for the kernel's user data.
+    pub fn pack(self) -> u64 {
+        u64::from(self.index) << 32 | u64::from(self.generation)
+    }
+
+    /// The inverse of [`Key::pack`].
+    pub fn unpack(word: u64) -> Self {
+        Key {
+            index: (word >> 32) as u32,
+            generation: word as u32,
+        }
+    }
+}
+
+/// A table of values named by [`Key`]s. Insertion reuses the place freed last (its cache lines are warm).
+pub(crate) struct Slots<T> {
+    entries: Vec<Entry<T>>,
+    free: u32,
+    occupied: usize,
+}
+
+struct Entry<T> {
+    generation: u32,
+    content: Content<T>,
+}
+
+enum Content<T> {
+    Vacant { next: u32 },
+    Occupied(T),
+}
+
+impl<T> Slots<T> {
+    pub const fn new() -> Self {
+        Slots {
+            entries: Vec::new(),
+            free: NONE,
+            occupied: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.occupied
+    }
+
+    pub fn insert(&mut self, value: T) -> Key {
+        self.occupied += 1;
+        if self.free == NONE {
+            let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 slots");
+            self.entries.push(Entry {
+                generation: 0,
+                content: Content::Occupied(value),
+            });
+            return Key {
+                index,
+                generation: 0,
+            };
+        }
+        let index = self.free;
+        let entry = &mut self.entries[index as usize];
+        match std::mem::replace(&mut entry.content, Content::Occupied(value)) {
+            Content::Vacant { next } => self.free = next,
+            Content::Occupied(_) => unreachable!("the free list names vacant entries only"),
+        }
+        Key {
+            index,
+            generation: entry.generation,
+        }
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        match self.entries.get_mut(key.index as usize) {
+            Some(Entry {
+                generation,
+                content: Content::Occupied(value),
+            }) if *generation == key.generation => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value at an index that the caller knows to be occupied, whatever its generation (intrusive lists).
+    #[inline]
+    pub fn at(&mut self, index: u32) -> &mut T {
+        match &mut self.entries[index as usize].content {
+            Content::Occupied(value) => value,
+            Content::Vacant { .. } => unreachable!("a list links occupied slots only"),
+        }
+    }
+
+    pub fn remove(&mut self, key: Key) -> Option<T> {
+        self.get_mut(key)?;
+        let entry = &mut self.entries[key.index as usize];
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        let content = std::mem::replace(&mut entry.content, Content::Vacant { next: self.free });
+        self.free = key.index;
+        self.occupied -= 1;
+        match content {
+            Content::Occupied(value) => Some(value),
+            Content::Vacant { .. } => unreachable!("get_mut found a value"),
+        }
+    }
+
+    /// The key of some value, or `None` when the table is empty. For emptying a table whose values run code on drop.
+    pub fn any(&self) -> Option<Key> {
+        self.entries
+            .iter()
+            .enumerate()
+            .find_map(|(index, entry)| match entry.content {
+                Content::Occupied(_) => Some(Key {
+                    index: index as u32,
+                    generation: entry.generation,
+                }),
+                Content::Vacant { .. } => None,
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_a_removed_value_does_not_find_its_successor() {
+        let mut slots = Slots::new();
+        let first = slots.insert("first");
+        assert_eq!(slots.remove(first), Some("first"));
+        let second = slots.insert("second");
+        assert_eq!(first.index, second.index);
+        assert_eq!(slots.get_mut(first), None);
+        assert_eq!(slots.remove(first), None);
+        assert_eq!(slots.get_mut(second), Some(&mut "second"));
+        assert_eq!(slots.len(), 1);
+    }
+
+    #[test]
+    fn a_key_survives_packing() {
+        let key = Key {
+            index: 7,
+            generation: 9,
+        };
+        assert_eq!(Key::unpack(key.pack()), key);
+    }
+}

@@ -1,0 +1,255 @@
+//! Streams: connected TCP and Unix sockets.
+//!
+//! All methods take `&self`: a stream belongs to one loop, and one task may read while another writes. Dropping a future
+//! of any method loses no data: what was received is in the caller's buffer, what was sent has left the caller's queue.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use rustix::io::Errno;
+use rustix::net::{self, SocketFlags, SocketType};
+
+use crate::address::SocketAddress;
+use crate::buffer::Buffer;
+use crate::driver::{Control, End, Fresh};
+use crate::environment::Environment;
+use crate::files::File;
+use crate::output::Output;
+use crate::slots::Key;
+
+/// A connected socket. Closed when dropped.
+pub struct Stream {
+    environment: Rc<Environment>,
+    key: Key,
+    /// Owned by the driver's slot, for as long as this stream exists.
+    descriptor: RawFd,
+}
+
+impl Stream {
+    pub(crate) fn attach(environment: Rc<Environment>, socket: OwnedFd, fresh: Fresh) -> Self {
+        let descriptor = socket.as_raw_fd();
+        let key = environment.driver.attach(socket, fresh);
+        Stream {
+            environment,
+            key,
+            descriptor,
+        }
+    }
+
+    /// Takes a connected stream socket, which is set non-blocking. Errors: the descriptor's. Panics outside of a loop.
+    pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Stream::attach(
+            Environment::current(),
+            socket,
+            Fresh::Accepted,
+        ))
+    }
+
+    /// Gives the socket away, for another loop (`from_fd` there) or another owner. Bytes already received are in the
+    /// caller's buffer, all others still in the kernel.
+    pub fn into_fd(self) -> OwnedFd {
+        self.environment
+            .driver
+            .detach(self.key)
+            .expect("an open stream owns its slot")
+    }
+
+    /// Connects. Dropping the future closes the socket.
+    ///
+    /// Errors: the kernel's; EAGAIN for a Unix socket whose queue is full.
+    pub fn connect(address: &SocketAddress) -> impl Future<Output = io::Result<Stream>> + use<> {
+        let begun = Self::begin_connect(address, None);
+        async move {
+            let stream = begun?;
+            poll_fn(|cx| stream.environment.driver.poll_connected(stream.key, cx)).await?;
+            Ok(stream)
+        }
+    }
+
+    /// Connects from a given local address (`proxy_bind`); otherwise as [`Stream::connect`].
+    pub fn connect_from(
+        address: &SocketAddress,
+        local: &SocketAddress,
+    ) -> impl Future<Output = io::Result<Stream>> + use<> {
+        let begun = Self::begin_connect(address, Some(local));
+        async move {
+            let stream = begun?;
+            poll_fn(|cx| stream.environment.driver.poll_connected(stream.key, cx)).await?;
+            Ok(stream)
+        }
+    }
+
+    fn begin_connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<Stream> {
+        let kernel_address = address.to_kernel()?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = net::socket_with(
+            kernel_address.address_family(),
+            SocketType::STREAM,
+            flags,
+            None,
+        )?;
+        if let Some(local) = local {
+            net::bind(&socket, &local.to_kernel()?)?;
+        }
+        let fresh = match net::connect(&socket, &kernel_address) {
+            Ok(()) => Fresh::Connected,
+            Err(Errno::INPROGRESS | Errno::INTR) => Fresh::Connecting,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(Stream::attach(Environment::current(), socket, fresh))
+    }
+
+    /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory only
+    /// while there are bytes, not while this waits.
+    ///
+    /// Errors: the connection's; `OutOfMemory` at the hard limit of leases.
+    #[inline]
+    pub fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        into: &mut Buffer,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        debug_assert!(
+            max > 0,
+            "a receive of nothing looks like the end of the stream"
+        );
+        self.environment.driver.poll_recv(self.key, cx, into, max)
+    }
+
+    /// Sends as much of `out` as the socket takes and removes it from there. Ready with more than 0 when there was
+    /// progress, with 0 only when `out` is empty. Errors: the connection's.
+    #[inline]
+    pub fn poll_send(&self, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
+        self.environment.driver.poll_send(self.key, cx, out)
+    }
+
+    /// Sends at most `length` bytes of `file` (a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of
+    /// the file.
+    ///
+    /// Reads what is not in memory from the disk and *blocks* meanwhile: for pieces known to be resident only. The process
+    /// must ignore SIGPIPE, as Rust programs do. Errors: the connection's and the file's.
+    pub fn poll_sendfile(
+        &self,
+        cx: &mut Context<'_>,
+        file: &File,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.environment
+            .driver
+            .poll_sendfile(self.key, cx, file.as_fd(), offset, length)
+    }
+
+    /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be
+    /// there to be read, and the peer may still read.
+    pub fn poll_peer_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
+        // It cannot be watched only for lack of kernel memory: then the peer counts as gone.
+        self.environment
+            .driver
+            .poll_peer_closed(self.key, cx)
+            .map(drop)
+    }
+
+    /// Waits for data; see [`Stream::poll_recv`].
+    pub async fn recv(&self, into: &mut Buffer, max: usize) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_recv(cx, into, max)).await
+    }
+
+    /// Sends at least a part; see [`Stream::poll_send`].
+    pub async fn send(&self, out: &mut Output) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_send(cx, out)).await
+    }
+
+    /// Sends everything in `out`. When dropped before the end, the rest is still there.
+    pub async fn send_all(&self, out: &mut Output) -> io::Result<()> {
+        while !out.is_empty() {
+            self.send(out).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a piece of a file; see [`Stream::poll_sendfile`].
+    pub async fn sendfile(
+        &self,
+        file: &File,
+        offset: &mut u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_sendfile(cx, file, offset, length)).await
+    }
+
+    /// Waits until the peer leaves; see [`Stream::poll_peer_closed`].
+    pub async fn peer_closed(&self) {
+        poll_fn(|cx| self.poll_peer_closed(cx)).await;
+    }
+
+    /// Ends our data; the peer sees the end of the stream and may still send.
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        self.environment
+            .driver
+            .control(self.key, Control::ShutdownWrite)
+    }
+
+    /// `TCP_NODELAY`.
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        self.environment
+            .driver
+            .control(self.key, Control::NoDelay(on))
+    }
+
+    /// `TCP_CORK` (`tcp_nopush`).
+    pub fn set_cork(&self, on: bool) -> io::Result<()> {
+        self.environment.driver.control(self.key, Control::Cork(on))
+    }
+
+    /// `SO_KEEPALIVE`.
+    pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
+        self.environment
+            .driver
+            .control(self.key, Control::KeepAlive(on))
+    }
+
+    /// Closing resets the connection and drops what is queued (`reset_timedout_connection`).
+    pub fn set_linger_reset(&self) -> io::Result<()> {
+        self.environment
+            .driver
+            .control(self.key, Control::LingerReset)
+    }
+
+    /// Our address; a system call.
+    pub fn local_address(&self) -> io::Result<SocketAddress> {
+        self.environment.driver.address(self.key, End::Local)
+    }
+
+    /// The peer's address; a system call. An accepted stream came with it.
+    pub fn peer_address(&self) -> io::Result<SocketAddress> {
+        self.environment.driver.address(self.key, End::Peer)
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the driver's slot owns the descriptor until this stream is dropped or consumed by `into_fd`, and the
+        // result borrows the stream.
+        unsafe { BorrowedFd::borrow_raw(self.descriptor) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // After `into_fd` the key is stale and nothing happens.
+        self.environment.driver.close(self.key);
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream(descriptor {})", self.descriptor)
+    }
+}

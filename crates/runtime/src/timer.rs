@@ -1,0 +1,423 @@
+//! Timers: a hierarchical wheel with a resolution of one millisecond, and `sleep` and `timeout` on top of it.
+//!
+//! Nothing here fires early. A deadline that moves later, as that of an active connection does with every request, only
+//! updates a field: the wheel looks at the field when the old time comes and links the node anew. Nodes are linked by
+//! index within one table, so arming allocates nothing once the table has grown.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::environment::Environment;
+use crate::slots::{Key, Slots};
+
+const TICK_NANOS: u64 = 1_000_000;
+const LEVEL_BITS: u32 = 6;
+const SLOTS: usize = 1 << LEVEL_BITS;
+/// 2^42 ms are 139 years; what lies farther is linked there and looked at again then.
+const LEVELS: usize = 7;
+const HORIZON_TICKS: u64 = 1 << (LEVEL_BITS * LEVELS as u32);
+const NONE: u32 = u32::MAX;
+
+/// A deadline that a task may wait for. Unlinked when dropped.
+pub struct Timer {
+    deadline: Moment,
+    /// `Some` once it has been waited for.
+    node: Option<Key>,
+    environment: Option<Rc<Environment>>,
+}
+
+impl Timer {
+    /// A timer without a deadline; costs nothing until it is waited for.
+    pub const fn new() -> Self {
+        Timer {
+            deadline: Moment::NEVER,
+            node: None,
+            environment: None,
+        }
+    }
+
+    /// A timer that expires `duration` from now.
+    pub fn after(duration: Duration) -> Self {
+        let mut timer = Timer::new();
+        timer.set_after(duration);
+        timer
+    }
+
+    /// Sets or moves the deadline.
+    #[inline]
+    pub fn set(&mut self, deadline: Moment) {
+        self.deadline = deadline;
+        if let (Some(key), Some(environment)) = (self.node, &self.environment) {
+            environment.wheel.borrow_mut().set(key, deadline);
+        }
+    }
+
+    /// Sets the deadline to `duration` from now.
+    pub fn set_after(&mut self, duration: Duration) {
+        self.set(crate::now() + duration);
+    }
+
+    /// Removes the deadline.
+    pub fn clear(&mut self) {
+        self.set(Moment::NEVER);
+    }
+
+    /// The deadline, `None` without one.
+    pub fn deadline(&self) -> Option<Moment> {
+        (self.deadline != Moment::NEVER).then_some(self.deadline)
+    }
+
+    /// Ready once the deadline has come, and from then on until it is set anew or cleared.
+    pub fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let environment = self.environment.get_or_insert_with(Environment::current);
+        if environment.clock.now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        let displaced = {
+            let mut wheel = environment.wheel.borrow_mut();
+            let key = *self.node.get_or_insert_with(|| wheel.insert());
+            wheel.arm(key, self.deadline, cx.waker())
+        };
+        drop(displaced);
+        Poll::Pending
+    }
+
+    /// Waits for the deadline.
+    pub async fn expired(&mut self) {
+        poll_fn(|cx| self.poll_expired(cx)).await;
+    }
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        Timer::new()
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        if let (Some(key), Some(environment)) = (self.node, &self.environment) {
+            let waker = environment.wheel.borrow_mut().remove(key);
+            drop(waker);
+        }
+    }
+}
+
+impl fmt::Debug for Timer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timer({:?})", self.deadline())
+    }
+}
+
+/// Waits for `duration`; rounded up to whole milliseconds.
+pub async fn sleep(duration: Duration) {
+    Timer::after(duration).expired().await;
+}
+
+/// Waits until `deadline`.
+pub async fn sleep_until(deadline: Moment) {
+    let mut timer = Timer::new();
+    timer.set(deadline);
+    timer.expired().await;
+}
+
+/// The time given to [`timeout`] ran out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Elapsed;
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("timed out")
+    }
+}
+
+impl std::error::Error for Elapsed {}
+
+/// Runs `future` for at most `duration`, then drops it. A result that is ready at the deadline counts.
+pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let mut future = pin!(future);
+    let mut timer = Timer::after(duration);
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(value) => Poll::Ready(Ok(value)),
+        Poll::Pending => timer.poll_expired(cx).map(|()| Err(Elapsed)),
+    })
+    .await
+}
+
+struct Node {
+    /// When to fire, in ticks; `u64::MAX` = not at all.
+    due: u64,
+    /// Where it is linked: `level * SLOTS + slot`, or `NONE`.
+    place: u32,
+    /// The tick at which the wheel will look at it, at or before `due`.
+    look: u64,
+    previous: u32,
+    next: u32,
+    waker: Option<Waker>,
+}
+
+/// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in which
+/// its tick differs from the present one, so everything in level n comes before everything in level n+1.
+pub(crate) struct Wheel {
+    nodes: Slots<Node>,
+    heads: [u32; SLOTS * LEVELS],
+    occupied: [u64; LEVELS],
+    elapsed: u64,
+    linked: usize,
+}
+
+impl Wheel {
+    pub fn new(now: Moment) -> Self {
+        Wheel {
+            nodes: Slots::new(),
+            heads: [NONE; SLOTS * LEVELS],
+            occupied: [0; LEVELS],
+            elapsed: now.as_nanos() / TICK_NANOS,
+            linked: 0,
+        }
+    }
+
+    fn insert(&mut self) -> Key {
+        self.nodes.insert(Node {
+            due: u64::MAX,
+            place: NONE,
+            look: 0,
+            previous: NONE,
+            next: NONE,
+            waker: None,
+        })
+    }
+
+    fn set(&mut self, key: Key, deadline: Moment) {
+        let due = due_tick(deadline);
+        let node = self.nodes.get_mut(key).expect("a timer owns its node");
+        node.due = due;
+        // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not linked:
+        // nobody waits, or the waiting task was woken and will poll again.
+        if node.place != NONE && due < node.look {
+            self.unlink(key.index);
+            self.link(key.index);
+        }
+    }
+
+    /// Links the node and has `waker` woken when it is due; returns a displaced waker, to be dropped outside of the borrow.
+    fn arm(&mut self, key: Key, deadline: Moment, waker: &Waker) -> Option<Waker> {
+        self.set(key, deadline);
+        let node = self.nodes.get_mut(key).expect("a timer owns its node");
+        let unlinked = node.place == NONE && node.due != u64::MAX;
+        let displaced = match &node.waker {
+            Some(old) if old.will_wake(waker) => None,
+            _ => node.waker.replace(waker.clone()),
+        };
+        if unlinked {
+            self.link(key.index);
+        }
+        displaced
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Waker> {
+        if self.nodes.get_mut(key)?.place != NONE {
+            self.unlink(key.index);
+        }
+        self.nodes.remove(key)?.waker
+    }
+
+    fn link(&mut self, index: u32) {
+        let elapsed = self.elapsed;
+        let node = self.nodes.at(index);
+        let look = node.due.clamp(elapsed + 1, elapsed + HORIZON_TICKS - 1);
+        let digit = (63 - (elapsed ^ look).leading_zeros()) / LEVEL_BITS;
+        // Beyond the top level's present turn (once in 139 years of uptime): look at it when that turn ends.
+        let (level, look) = match digit as usize {
+            level if level < LEVELS => (level, look),
+            _ => (LEVELS - 1, elapsed | (HORIZON_TICKS - 1)),
+        };
+        let slot = (look >> (LEVEL_BITS * level as u32)) as usize & (SLOTS - 1);
+        let place = level * SLOTS + slot;
+        let next = self.heads[place];
+        node.place = place as u32;
+        node.look = look;
+        node.previous = NONE;
+        node.next = next;
+        if next != NONE {
+            self.nodes.at(next).previous = index;
+        }
+        self.heads[place] = index;
+        self.occupied[level] |= 1 << slot;
+        self.linked += 1;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let node = self.nodes.at(index);
+        let (place, previous, next) = (node.place as usize, node.previous, node.next);
+        node.place = NONE;
+        if next != NONE {
+            self.nodes.at(next).previous = previous;
+        }
+        match previous {
+            NONE => self.heads[place] = next,
+            previous => self.nodes.at(previous).next = next,
+        }
+        if self.heads[place] == NONE {
+            self.occupied[place / SLOTS] &= !(1 << (place % SLOTS));
+        }
+        self.linked -= 1;
+    }
+
+    /// The first occupied place and the tick at which it begins.
+    fn first(&self) -> Option<(usize, u64)> {
+        if self.linked == 0 {
+            return None;
+        }
+        let level = self.occupied.iter().position(|&slots| slots != 0)?;
+        let slot = self.occupied[level].trailing_zeros();
+        let shift = LEVEL_BITS * level as u32;
+        let turn_mask = (1u64 << (shift + LEVEL_BITS)) - 1;
+        let begin = (self.elapsed & !turn_mask) + (u64::from(slot) << shift);
+        Some((level * SLOTS + slot as usize, begin))
+    }
+
+    /// When the wheel has to be looked at next, in nanoseconds of the clock. Never late; early at most once per level.
+    pub fn next_look(&self) -> Option<u64> {
+        self.first().map(|(_, tick)| tick * TICK_NANOS)
+    }
+
+    /// Moves the wheel to `now` and puts the wakers of everything due into `woken`.
+    pub fn advance(&mut self, now: Moment, woken: &mut Vec<Waker>) {
+        let now_tick = now.as_nanos() / TICK_NANOS;
+        while let Some((place, tick)) = self.first().filter(|&(_, tick)| tick <= now_tick) {
+            self.elapsed = self.elapsed.max(tick);
+            while self.heads[place] != NONE {
+                let index = self.heads[place];
+                self.unlink(index);
+                let node = self.nodes.at(index);
+                if node.due <= now_tick {
+                    woken.extend(node.waker.take());
+                } else if node.due != u64::MAX {
+                    self.link(index);
+                }
+            }
+        }
+        self.elapsed = self.elapsed.max(now_tick);
+    }
+}
+
+fn due_tick(deadline: Moment) -> u64 {
+    match deadline {
+        Moment::NEVER => u64::MAX,
+        deadline => deadline.as_nanos().div_ceil(TICK_NANOS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn ticks(ticks: u64) -> Moment {
+        Moment::from_nanos(ticks * TICK_NANOS)
+    }
+
+    /// Runs the wheel from look to look and returns the tick at which each of `deadlines` fired.
+    fn fired(start: u64, deadlines: &[u64]) -> Vec<u64> {
+        let mut wheel = Wheel::new(ticks(start));
+        let mut waiting = Vec::new();
+        for &deadline in deadlines {
+            let count = Arc::new(Count(AtomicUsize::new(0)));
+            let key = wheel.insert();
+            wheel.arm(key, ticks(deadline), &Waker::from(Arc::clone(&count)));
+            waiting.push((count, 0));
+        }
+        while let Some(look) = wheel.next_look() {
+            let mut woken = Vec::new();
+            wheel.advance(Moment::from_nanos(look), &mut woken);
+            woken.into_iter().for_each(Waker::wake);
+            for (count, at) in waiting.iter_mut().filter(|(_, at)| *at == 0) {
+                if count.0.load(Ordering::Relaxed) == 1 {
+                    *at = look / TICK_NANOS;
+                }
+            }
+        }
+        waiting.into_iter().map(|(_, at)| at).collect()
+    }
+
+    #[test]
+    fn timers_fire_at_their_tick_on_every_level() {
+        for start in [1, 63, 64, 4095, 262_143, 16_777_215, 123_456_789] {
+            let distances = [
+                1,
+                2,
+                62,
+                63,
+                64,
+                65,
+                4095,
+                4096,
+                4097,
+                262_144,
+                300_000,
+                16_777_216,
+                1 << 31,
+                1 << 40,
+            ];
+            let deadlines: Vec<u64> = distances.iter().map(|distance| start + distance).collect();
+            assert_eq!(fired(start, &deadlines), deadlines, "from {start}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_in_the_past_fires_with_the_next_tick() {
+        assert_eq!(fired(1000, &[5, 1000]), [1001, 1001]);
+    }
+
+    #[test]
+    fn a_long_jump_fires_everything_due_and_nothing_else() {
+        let mut wheel = Wheel::new(ticks(10));
+        let waker = Waker::noop();
+        for deadline in [20, 70, 5000, 300_000] {
+            let key = wheel.insert();
+            wheel.arm(key, ticks(deadline), waker);
+        }
+        let mut woken = Vec::new();
+        wheel.advance(ticks(5000), &mut woken);
+        assert_eq!(woken.len(), 3);
+        wheel.advance(ticks(299_999), &mut woken);
+        assert_eq!(woken.len(), 3);
+        wheel.advance(ticks(300_000), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (4, None));
+    }
+
+    #[test]
+    fn a_deadline_moves_later_without_linking_and_earlier_with() {
+        let mut wheel = Wheel::new(ticks(0));
+        let key = wheel.insert();
+        wheel.arm(key, ticks(50), Waker::noop());
+        wheel.set(key, ticks(80));
+        assert_eq!(wheel.next_look(), Some(50 * TICK_NANOS));
+        let mut woken = Vec::new();
+        wheel.advance(ticks(50), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (0, Some(64 * TICK_NANOS)));
+        wheel.set(key, ticks(55));
+        assert_eq!(wheel.next_look(), Some(55 * TICK_NANOS));
+        wheel.set(key, Moment::NEVER);
+        wheel.advance(ticks(60), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (0, None));
+        wheel.remove(key);
+        assert_eq!(wheel.nodes.len(), 0);
+    }
+}

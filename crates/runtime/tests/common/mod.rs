@@ -1,0 +1,110 @@
+//! What the tests share: a loop in virtual time, a directory of one's own, pairs of connected sockets.
+#![allow(dead_code, unused_imports)]
+
+use std::future::Future;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gale_runtime::*;
+
+/// Runs `main` on a loop of its own in virtual time.
+pub fn run<T>(main: impl Future<Output = T>) -> T {
+    EventLoop::new(LoopOptions::simulated_time())
+        .unwrap()
+        .run(main)
+}
+
+/// Runs `main` on a loop of its own in real time, as peers in other threads need it.
+pub fn run_real<T>(main: impl Future<Output = T>) -> T {
+    EventLoop::new(LoopOptions::default()).unwrap().run(main)
+}
+
+/// A directory that disappears with the value.
+pub struct Directory(PathBuf);
+
+impl Directory {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("gale-runtime-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Directory(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::File::create(&path)
+            .unwrap()
+            .write_all(content)
+            .unwrap();
+        path
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn any_port() -> SocketAddress {
+    SocketAddress::Inet("127.0.0.1:0".parse().unwrap())
+}
+
+/// Both ends of a TCP connection, the accepted one first.
+pub async fn tcp_pair() -> (Stream, Stream) {
+    let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
+    let client = Stream::connect(&listener.local_address().unwrap())
+        .await
+        .unwrap();
+    let (server, _) = listener.accept().await.unwrap();
+    (server, client)
+}
+
+/// Both ends of a Unix connection.
+pub fn unix_pair() -> (Stream, Stream) {
+    let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+    (
+        Stream::from_fd(a.into()).unwrap(),
+        Stream::from_fd(b.into()).unwrap(),
+    )
+}
+
+pub async fn send(stream: &Stream, bytes: &'static [u8]) {
+    let mut output = Output::new();
+    output.push_static(bytes);
+    stream.send_all(&mut output).await.unwrap();
+}
+
+/// Receives exactly `length` bytes.
+pub async fn receive(stream: &Stream, length: usize) -> Vec<u8> {
+    let mut input = Buffer::new();
+    while input.len() < length {
+        let missing = length - input.len();
+        assert_ne!(
+            stream.recv(&mut input, missing).await.unwrap(),
+            0,
+            "the stream ended early"
+        );
+    }
+    input.readable().to_vec()
+}
+
+/// Polls a future once: what it says before anything else happens.
+pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> std::task::Poll<F::Output> {
+    std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(cx)))
+        .await
+}
+
+/// A pattern in which a lost, doubled or misplaced byte shows.
+pub fn pattern(length: usize) -> Vec<u8> {
+    (0..length as u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect()
+}

@@ -1,0 +1,387 @@
+//! Tasks, wakers, timers and calls from other threads.
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use common::*;
+use gale_runtime::*;
+
+struct OnDrop(Rc<Cell<u32>>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+#[test]
+fn virtual_time_passes_at_once_and_in_order() {
+    let started = Instant::now();
+    run(async {
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let begin = now();
+        let wall_begin = wall_seconds();
+        for seconds in [3600, 5, 86_400, 1] {
+            let order = Rc::clone(&order);
+            spawn(async move {
+                sleep(Duration::from_secs(seconds)).await;
+                order
+                    .borrow_mut()
+                    .push((seconds, now().since(begin).as_secs()));
+            });
+        }
+        sleep(Duration::from_secs(100_000)).await;
+        assert_eq!(
+            *order.borrow(),
+            [(1, 1), (5, 5), (3600, 3600), (86_400, 86_400)]
+        );
+        assert_eq!(wall_seconds() - wall_begin, 100_000);
+    });
+    assert!(started.elapsed() < Duration::from_secs(1000));
+}
+
+#[test]
+fn twenty_thousand_timers_fire_each_at_its_time() {
+    run(async {
+        let begin = now();
+        let fired = Rc::new(Cell::new(0));
+        for number in 0..20_000u64 {
+            let fired = Rc::clone(&fired);
+            // Spread over 3 hours, in no order.
+            let delay = Duration::from_millis(number.wrapping_mul(7919) % 10_800_000);
+            spawn(async move {
+                sleep(delay).await;
+                assert_eq!(now().since(begin), delay);
+                fired.set(fired.get() + 1);
+            });
+        }
+        sleep(Duration::from_secs(10_801)).await;
+        assert_eq!((fired.get(), task_count()), (20_000, 0));
+    });
+}
+
+#[test]
+fn a_timer_moves_later_earlier_and_away() {
+    run(async {
+        let begin = now();
+        let mut timer = Timer::after(Duration::from_secs(10));
+        assert!(
+            poll_fn(|cx| Poll::Ready(timer.poll_expired(cx)))
+                .await
+                .is_pending()
+        );
+        timer.set_after(Duration::from_secs(20));
+        timer.expired().await;
+        assert_eq!(now().since(begin), Duration::from_secs(20));
+        timer.expired().await;
+        timer.set_after(Duration::from_secs(50));
+        assert!(
+            poll_fn(|cx| Poll::Ready(timer.poll_expired(cx)))
+                .await
+                .is_pending()
+        );
+        timer.set_after(Duration::from_secs(5));
+        timer.expired().await;
+        assert_eq!(now().since(begin), Duration::from_secs(25));
+        timer.clear();
+        let cleared = timeout(Duration::from_secs(1000), timer.expired()).await;
+        assert_eq!(cleared, Err(Elapsed));
+    });
+}
+
+#[test]
+fn real_time_wakes_a_sleeper_not_too_early() {
+    run_real(async {
+        let started = Instant::now();
+        sleep(Duration::from_millis(3)).await;
+        assert!(started.elapsed() >= Duration::from_millis(3));
+    });
+}
+
+#[test]
+fn timeout_gives_the_result_or_drops_the_future() {
+    run(async {
+        assert_eq!(timeout(Duration::from_secs(1), async { 7 }).await, Ok(7));
+        let dropped = Rc::new(Cell::new(0));
+        let guard = OnDrop(Rc::clone(&dropped));
+        let endless = async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        };
+        assert_eq!(timeout(Duration::from_secs(1), endless).await, Err(Elapsed));
+        assert_eq!(dropped.get(), 1);
+    });
+}
+
+#[test]
+fn an_aborted_task_is_dropped_and_its_name_finds_nothing_afterwards() {
+    run(async {
+        let dropped = Rc::new(Cell::new(0));
+        let guard = OnDrop(Rc::clone(&dropped));
+        let task = spawn(async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        });
+        yield_now().await;
+        assert_eq!((dropped.get(), task_count()), (0, 1));
+        abort(task);
+        assert_eq!((dropped.get(), task_count()), (1, 0));
+        let successor_ran = Rc::new(Cell::new(false));
+        let ran = Rc::clone(&successor_ran);
+        spawn(async move { ran.set(true) });
+        abort(task);
+        yield_now().await;
+        assert!(successor_ran.get());
+    });
+}
+
+#[test]
+fn a_task_may_abort_itself() {
+    run(async {
+        let dropped = Rc::new(Cell::new(0));
+        let guard = OnDrop(Rc::clone(&dropped));
+        let id = Rc::new(Cell::new(None));
+        let own = Rc::clone(&id);
+        id.set(Some(spawn(async move {
+            let _guard = guard;
+            abort(own.get().unwrap());
+            std::future::pending::<()>().await;
+        })));
+        yield_now().await;
+        assert_eq!((dropped.get(), task_count()), (1, 0));
+    });
+}
+
+#[test]
+fn a_panic_ends_its_task_only_and_is_reported_with_its_place() {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&reports);
+    set_panic_reporter(move |panic| into.lock().unwrap().push(panic.to_string()));
+    let before = panic_count();
+    run(async {
+        struct Worse;
+        impl Drop for Worse {
+            fn drop(&mut self) {
+                panic!("and its destructor too");
+            }
+        }
+        spawn(async { panic!("number {}", 7) });
+        let task = spawn(async {
+            let _worse = Worse;
+            std::future::pending::<()>().await;
+        });
+        let survived = Rc::new(Cell::new(false));
+        let flag = Rc::clone(&survived);
+        spawn(async move { flag.set(true) });
+        yield_now().await;
+        abort(task);
+        assert!(survived.get());
+        assert_eq!(task_count(), 0);
+    });
+    // Other tests of this program panic as well, at the same time.
+    assert!(panic_count() - before >= 2);
+    let reports = reports.lock().unwrap();
+    let own = reports
+        .iter()
+        .find(|report| report.ends_with(": number 7"))
+        .expect("the panic was reported");
+    assert!(
+        own.starts_with("task panicked at ") && own.contains("executor.rs:"),
+        "{own}"
+    );
+    assert!(
+        reports
+            .iter()
+            .any(|report| report.ends_with(": and its destructor too"))
+    );
+}
+
+#[test]
+fn tasks_that_wake_themselves_do_not_hold_up_the_others() {
+    run(async {
+        for _ in 0..3 {
+            spawn(async {
+                loop {
+                    yield_now().await;
+                }
+            });
+        }
+        let (a, b) = unix_pair();
+        spawn(async move { send(&a, b"through").await });
+        assert_eq!(receive(&b, 7).await, b"through");
+        assert_eq!(timeout(Duration::from_millis(1), async { 1 }).await, Ok(1));
+    });
+}
+
+#[test]
+fn a_wake_from_another_thread_reaches_the_sleeping_loop() {
+    run_real(async {
+        let shared: Arc<(Mutex<Option<Waker>>, AtomicBool)> = Arc::default();
+        let (sender, receiver) = mpsc::channel::<()>();
+        let there = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            receiver.recv().unwrap();
+            there.1.store(true, Ordering::SeqCst);
+            let waker = there.0.lock().unwrap().take().unwrap();
+            waker.wake();
+        });
+        poll_fn(|cx| {
+            if shared.1.load(Ordering::SeqCst) {
+                return Poll::Ready(());
+            }
+            *shared.0.lock().unwrap() = Some(cx.waker().clone());
+            sender.send(()).ok();
+            Poll::Pending
+        })
+        .await;
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn no_call_from_many_threads_is_lost() {
+    const THREADS: usize = 4;
+    const CALLS: usize = 2000;
+    let mut event_loop = EventLoop::new(LoopOptions::default()).unwrap();
+    let remote = event_loop.remote();
+    let done = Arc::new(AtomicUsize::new(0));
+    let finished: Arc<Mutex<Option<Waker>>> = Arc::default();
+    let threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let (remote, done, finished) =
+                (remote.clone(), Arc::clone(&done), Arc::clone(&finished));
+            std::thread::spawn(move || {
+                for _ in 0..CALLS {
+                    let (done, finished) = (Arc::clone(&done), Arc::clone(&finished));
+                    let mut call: Call = Box::new(move || {
+                        if done.fetch_add(1, Ordering::SeqCst) + 1 == THREADS * CALLS {
+                            finished.lock().unwrap().take().unwrap().wake();
+                        }
+                    });
+                    // A full inbox is told, not hidden: try again with the same work.
+                    loop {
+                        let again = Arc::new(Mutex::new(Some(call)));
+                        let work = Arc::clone(&again);
+                        let run = Box::new(move || (work.lock().unwrap().take().unwrap())());
+                        match remote.run(run) {
+                            Ok(()) => break,
+                            Err(RemoteError::Full) => call = again.lock().unwrap().take().unwrap(),
+                            Err(RemoteError::Closed) => panic!("the loop has gone"),
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+            })
+        })
+        .collect();
+    // The waker is stored before the first call can run, because calls run between turns.
+    event_loop.run(poll_fn(|cx| {
+        if done.load(Ordering::SeqCst) == THREADS * CALLS {
+            return Poll::Ready(());
+        }
+        *finished.lock().unwrap() = Some(cx.waker().clone());
+        Poll::Pending
+    }));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    drop(event_loop);
+    assert_eq!(remote.run(Box::new(|| ())), Err(RemoteError::Closed));
+}
+
+#[test]
+fn calls_may_spawn_tasks_and_panic() {
+    let mut event_loop = EventLoop::new(LoopOptions::simulated_time()).unwrap();
+    let remote = event_loop.remote();
+    remote.run(Box::new(|| panic!("in a call"))).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    let send = sender.clone();
+    remote
+        .run(Box::new(move || {
+            _ = spawn(async move { send.send(worker()).unwrap() })
+        }))
+        .unwrap();
+    event_loop.run(async {
+        yield_now().await;
+        yield_now().await;
+    });
+    assert_eq!(receiver.try_recv(), Ok(0));
+}
+
+#[test]
+fn wakers_outlive_tasks_and_loops() {
+    let wakers = run(async {
+        let wakers = Rc::new(RefCell::new(Vec::new()));
+        let into = Rc::clone(&wakers);
+        spawn(poll_fn(move |cx| {
+            into.borrow_mut().push(cx.waker().clone());
+            Poll::Ready(())
+        }));
+        yield_now().await;
+        wakers.borrow()[0].wake_by_ref();
+        wakers.take()
+    });
+    wakers.into_iter().for_each(Waker::wake);
+}
+
+#[test]
+fn tasks_left_are_dropped_with_the_loop_and_may_use_it_meanwhile() {
+    struct Spawner(Rc<Cell<u32>>);
+    impl Drop for Spawner {
+        fn drop(&mut self) {
+            let _ = now();
+            spawn(async { unreachable!("the loop has ended") });
+            self.0.set(self.0.get() + 1);
+        }
+    }
+    let dropped = Rc::new(Cell::new(0));
+    run(async {
+        for _ in 0..3 {
+            let spawner = Spawner(Rc::clone(&dropped));
+            spawn(async move {
+                let _spawner = spawner;
+                sleep(Duration::from_secs(1)).await;
+            });
+        }
+        yield_now().await;
+    });
+    assert_eq!(dropped.get(), 3);
+}
+
+#[test]
+fn a_turn_over_ten_milliseconds_is_counted_as_a_stall() {
+    let mut event_loop = EventLoop::new(LoopOptions::default()).unwrap();
+    let remote = event_loop.remote();
+    event_loop.run(async {
+        yield_now().await;
+        let started = Instant::now();
+        while started.elapsed() <= stall::STALL_THRESHOLD {
+            std::hint::spin_loop();
+        }
+        yield_now().await;
+    });
+    assert!(remote.turns().stalls() >= 1);
+    assert!(remote.turns().longest() > stall::STALL_THRESHOLD);
+}
+
+#[test]
+fn random_numbers_repeat_with_the_seed_only() {
+    let draw = |seed| {
+        let options = LoopOptions {
+            seed,
+            ..LoopOptions::default()
+        };
+        EventLoop::new(options)
+            .unwrap()
+            .run(async { [random_u64(), random_u64()] })
+    };
+    assert_eq!(draw(Some(1)), draw(Some(1)));
+    assert_ne!(draw(None), draw(None));
+}

@@ -1,0 +1,211 @@
+//! Files: opening, looking at and reading, errors, what must not block.
+
+mod common;
+
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use common::*;
+use gale_runtime::*;
+
+#[test]
+fn a_file_is_opened_looked_at_and_read() {
+    let directory = Directory::new();
+    let content = pattern(200_000);
+    let path = directory.file("file", &content);
+    run(async {
+        let file = files::open(&path, OpenFlags::READ).await.unwrap();
+        assert_eq!(
+            (file.metadata().size, file.metadata().kind),
+            (200_000, FileKind::Regular)
+        );
+        assert_eq!(files::stat(&path).await.unwrap(), *file.metadata());
+        let mut read = Vec::new();
+        loop {
+            let piece = file.read_at(read.len() as u64, 65_536).await.unwrap();
+            if piece.is_empty() {
+                break;
+            }
+            read.extend_from_slice(&piece);
+        }
+        assert!(read == content);
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        assert_eq!(file.metadata().modified(), modified);
+    });
+    run(async { assert_eq!(leased_bytes(), 0) });
+}
+
+#[test]
+fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+    if rustix::fs::openat2(CWD, c"/", OFlags::PATH, Mode::empty(), ResolveFlags::CACHED).is_err() {
+        return eprintln!("skipped: no openat2 with RESOLVE_CACHED here");
+    }
+    let directory = Directory::new();
+    let path = directory.file("file", b"just written");
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
+        assert_eq!(
+            &file.read_at_in(&pool, 5, 100).await.unwrap()[..],
+            b"written"
+        );
+        files::stat_in(&pool, &path).await.unwrap();
+        assert_eq!(pool.counters().threads, 0);
+    });
+}
+
+#[test]
+fn a_large_file_is_read_and_closed_by_the_pool_when_it_goes_there() {
+    let directory = Directory::new();
+    let content = pattern(3 << 20);
+    let path = directory.file("large", &content);
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
+        let clone = file.clone();
+        drop(file);
+        let tail = clone.read_at_in(&pool, (3 << 20) - 10, 100).await.unwrap();
+        assert_eq!(&tail[..], &content[content.len() - 10..]);
+        assert!(clone.read_at(1 << 40, 100).await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn errors_are_those_of_the_kernel_wherever_they_come_from() {
+    let directory = Directory::new();
+    let path = directory.file("file", b"x");
+    symlink(&path, directory.path("link")).unwrap();
+    symlink("loop", directory.path("loop")).unwrap();
+    run(async {
+        let missing = files::open(&directory.path("missing"), OpenFlags::READ)
+            .await
+            .unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        // Once more, now that the kernel remembers that there is nothing.
+        let missing = files::stat(&directory.path("missing")).await.unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        let below = files::stat(&path.join("below")).await.unwrap_err();
+        assert_eq!(below.kind(), ErrorKind::NotADirectory);
+        let endless = files::stat(&directory.path("loop")).await.unwrap_err();
+        assert_eq!(endless.raw_os_error(), Some(libc::ELOOP));
+        let no_follow = OpenFlags {
+            no_follow: true,
+            ..OpenFlags::READ
+        };
+        let refused = files::open(&directory.path("link"), no_follow)
+            .await
+            .unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
+        files::open(&directory.path("link"), OpenFlags::READ)
+            .await
+            .unwrap();
+        let nul = files::open(Path::new("a\0b"), OpenFlags::READ)
+            .await
+            .unwrap_err();
+        assert_eq!(nul.kind(), ErrorKind::InvalidInput);
+    });
+}
+
+#[test]
+fn a_directory_can_be_opened_but_not_read() {
+    let directory = Directory::new();
+    std::fs::create_dir(directory.path("inner")).unwrap();
+    run(async {
+        let inner = files::open(&directory.path("inner"), OpenFlags::READ)
+            .await
+            .unwrap();
+        assert!(inner.metadata().is_directory());
+        assert_eq!(
+            inner.read_at(0, 100).await.unwrap_err().kind(),
+            ErrorKind::IsADirectory
+        );
+    });
+}
+
+#[test]
+fn opening_a_fifo_that_nobody_writes_to_does_not_block() {
+    let directory = Directory::new();
+    let path = directory.path("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    run(async {
+        let fifo = files::open(&path, OpenFlags::READ).await.unwrap();
+        assert_eq!(fifo.metadata().kind, FileKind::Other);
+        let write = OpenFlags {
+            read: false,
+            write: true,
+            ..OpenFlags::READ
+        };
+        drop(fifo);
+        let nobody_reads = files::open(&path, write).await.unwrap_err();
+        assert_eq!(nobody_reads.raw_os_error(), Some(libc::ENXIO));
+    });
+}
+
+#[test]
+fn a_file_is_created_exclusively_in_the_pool() {
+    let directory = Directory::new();
+    run(async {
+        let flags = OpenFlags {
+            write: true,
+            create: Some(0o600),
+            exclusive: true,
+            ..OpenFlags::READ
+        };
+        let file = files::open(&directory.path("new"), flags).await.unwrap();
+        assert_eq!(file.metadata().mode & 0o7777, 0o600);
+        let again = files::open(&directory.path("new"), flags)
+            .await
+            .unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+    });
+}
+
+#[test]
+fn files_in_memory_are_read_inline() {
+    run(async {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&memory, b"in memory").unwrap();
+        let file = File::from_std(memory.into()).unwrap();
+        let read = file.try_read_at(3, 100).unwrap().expect("needs no waiting");
+        assert_eq!(&read[..], b"memory");
+    });
+}
+
+#[test]
+fn sendfile_delivers_a_file_to_a_slow_reader() {
+    let directory = Directory::new();
+    let content = pattern(5 << 20);
+    let path = directory.file("file", &content);
+    run(async {
+        let (server, client) = tcp_pair().await;
+        let file = files::open(&path, OpenFlags::READ).await.unwrap();
+        spawn(async move {
+            let mut offset = 0;
+            loop {
+                let before = offset;
+                let sent = server.sendfile(&file, &mut offset, 1 << 20).await.unwrap();
+                assert_eq!(offset, before + sent as u64);
+                if sent == 0 {
+                    break;
+                }
+            }
+        });
+        let mut received = Vec::new();
+        let mut input = Buffer::new();
+        while client.recv(&mut input, 50_000).await.unwrap() > 0 {
+            received.extend_from_slice(input.readable());
+            input.clear();
+            yield_now().await;
+        }
+        assert!(received == content);
+    });
+}
