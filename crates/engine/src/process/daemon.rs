@@ -33,9 +33,11 @@ pub(super) enum Forked {
 /// # Errors
 /// nginx's words: `fork() failed (…)`.
 pub(super) fn daemonize() -> Result<Forked, String> {
-    let failed = |call: &'static str| move |error: io::Error| format!("{call} failed{}", super::errno_text(&error));
-    let (reader, writer) =
-        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("pipe()")(error.into()))?;
+    let failed = |call: &'static str| {
+        move |error: io::Error| format!("{call} failed{}", super::errno_text(&error))
+    };
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+        .map_err(|error| failed("pipe()")(error.into()))?;
     // SAFETY: the process has one thread at this point (`Program::build` must not start any), so the child is a complete
     // copy and may do anything.
     match unsafe { libc::fork() } {
@@ -43,7 +45,9 @@ pub(super) fn daemonize() -> Result<Forked, String> {
         0 => {
             drop(reader);
             become_daemon()?;
-            Ok(Forked::Daemon(Waiting { pipe: writer.into() }))
+            Ok(Forked::Daemon(Waiting {
+                pipe: writer.into(),
+            }))
         }
         _ => {
             drop(writer);
@@ -53,7 +57,9 @@ pub(super) fn daemonize() -> Result<Forked, String> {
 }
 
 fn become_daemon() -> Result<(), String> {
-    let failed = |call: &'static str| move |error: rustix::io::Errno| format!("{call} failed{}", super::user::system_text(error));
+    let failed = |call: &'static str| {
+        move |error: rustix::io::Errno| format!("{call} failed{}", super::user::system_text(error))
+    };
     rustix::process::setsid().map_err(failed("setsid()"))?;
     rustix::process::umask(Mode::empty());
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())

@@ -57,7 +57,12 @@ impl ErrorLog for StderrLog {
     fn write(&self, level: Level, message: &str) {
         if level <= self.level {
             // Nobody is left to tell when standard error itself fails.
-            let _ = writeln!(io::stderr(), "{}: [{}] {message}", self.program, level.name());
+            let _ = writeln!(
+                io::stderr(),
+                "{}: [{}] {message}",
+                self.program,
+                level.name()
+            );
         }
     }
 }
@@ -90,7 +95,11 @@ impl Report {
 
     /// Adds a message.
     pub fn push(&mut self, level: Level, message: impl Into<String>) {
-        self.entries.push(ReportEntry { level, message: message.into(), detail: String::new() });
+        self.entries.push(ReportEntry {
+            level,
+            message: message.into(),
+            detail: String::new(),
+        });
     }
 
     /// Nothing to say.
@@ -102,7 +111,11 @@ impl Report {
     pub fn render(&self, program: &str) -> String {
         let mut text = String::new();
         for entry in &self.entries {
-            text.push_str(&format!("{program}: [{}] {}\n", entry.level.name(), entry.message));
+            text.push_str(&format!(
+                "{program}: [{}] {}\n",
+                entry.level.name(),
+                entry.message
+            ));
             if !entry.detail.is_empty() {
                 text.push_str(entry.detail.trim_end_matches('\n'));
                 text.push('\n');
@@ -149,7 +162,10 @@ pub fn errno_text(error: &io::Error) -> String {
 
 fn cut(text: &mut String, bytes_max: usize) {
     if text.len() > bytes_max {
-        let end = (0..=bytes_max).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        let end = (0..=bytes_max)
+            .rev()
+            .find(|&at| text.is_char_boundary(at))
+            .unwrap_or(0);
         text.truncate(end);
     }
 }
@@ -160,7 +176,10 @@ mod tests {
 
     #[test]
     fn an_error_number_is_worded_as_nginx_does() {
-        assert_eq!(errno_text(&io::Error::from_raw_os_error(98)), " (98: Address already in use)");
+        assert_eq!(
+            errno_text(&io::Error::from_raw_os_error(98)),
+            " (98: Address already in use)"
+        );
     }
 
     #[test]
@@ -176,6 +195,9 @@ mod tests {
     fn details_follow_their_message_on_the_terminal_only() {
         let mut report = Report::new(Level::Emerg, "bad in a.conf:1");
         report.entries[0].detail = "    bad;\n    ^^^".into();
-        assert_eq!(report.render("gale"), "gale: [emerg] bad in a.conf:1\n    bad;\n    ^^^\n");
+        assert_eq!(
+            report.render("gale"),
+            "gale: [emerg] bad in a.conf:1\n    bad;\n    ^^^\n"
+        );
     }
 }

@@ -33,6 +33,7 @@ mod signals;
 mod spawn;
 mod system;
 mod text;
+mod upgrade;
 mod user;
 mod worker;
 
@@ -44,7 +45,9 @@ pub use log_file::{LogFile, LogHandle};
 pub use loops::LoopMain;
 pub use program::{BuildRequest, Built, Program, Quiet, Seat, Worker};
 pub use resources::{Files, ResourceError, Resources};
-pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
+pub use settings::{
+    EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings,
+};
 pub use spawn::Role;
 pub use system::SystemResources;
 pub use user::{Account, USER_IGNORED, is_super_user};

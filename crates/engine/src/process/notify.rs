@@ -38,7 +38,9 @@ impl Notifier {
     /// Best effort and without waiting: a manager that does not read must not hold up the master.
     fn send(&self, text: &str) {
         let Some(address) = &self.address else { return };
-        let Ok(socket) = UnixDatagram::unbound() else { return };
+        let Ok(socket) = UnixDatagram::unbound() else {
+            return;
+        };
         let _ = socket.set_nonblocking(true);
         let _ = socket.send_to_addr(text.as_bytes(), address);
     }
