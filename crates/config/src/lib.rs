@@ -1,1 +1,40 @@
-//! nginx's configuration language. Knows no directive.
+//! nginx's configuration language: text, words, statements, directive tables, settings. Knows no directive but `include`.
+//!
+//! The way of a configuration:
+//!
+//! ```text
+//! Files ──read──▶ Sources ──lexer──▶ Word ──parser──▶ Statement ──Tables──▶ Store ──▶ Setting
+//!                    │                 │                   │                  │
+//!                    └──── Span ───────┴───────────────────┴── Diagnostic ────┘
+//! ```
+//!
+//! Files are reached only through [`Files`], so that a configuration can come from the disk, from a bundle or from a
+//! test. Everything that a text can make grow is bounded: see the limits in [`parser`] and [`lexer`].
+//!
+//! Sources: nginx's documentation, and its behaviour where that is silent.
+#![forbid(unsafe_code)]
+
+pub mod diagnostic;
+pub mod directive;
+pub mod files;
+pub mod glob;
+pub mod lexer;
+pub mod parser;
+pub mod setting;
+pub mod source;
+pub mod statement;
+pub mod store;
+pub mod suggest;
+pub mod tables;
+pub mod values;
+
+pub use diagnostic::{Diagnostic, Diagnostics, Related, Reporter, Severity};
+pub use directive::{Body, Directive, Place, Takes};
+pub use files::{DiskFiles, Files, MemoryFiles};
+pub use lexer::{lex, quote};
+pub use parser::{Parsed, parse, parse_parameter, parse_text};
+pub use setting::Setting;
+pub use source::{Position, Source, SourceId, Sources, Span};
+pub use statement::{Statement, Word};
+pub use store::{Custom, Inert, Many, ManyWith, One, OneWith, Slot, Store};
+pub use tables::{Found, Tables};

@@ -1,0 +1,238 @@
+//! A histogram of durations with fixed buckets: 8 per power of two, so that a quantile is at most 12.5 % too high.
+//!
+//! Never allocates after creation and never loses a value: the buckets reach from 1 ns to the end of `u64` (584 years).
+//! Invariant: bucket bounds never overlap and grow with the index; recording is a handful of relaxed atomics.
+//!
+//! ```text
+//! index    0 … 7      8 … 15          16 … 23           24 …
+//! value    0 … 7 ns   8 … 15 step 1   16 … 31 step 2    32 … 63 step 4 …
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Linear steps within one power of two, as a number of bits.
+const STEP_BITS: u32 = 3;
+const STEPS: usize = 1 << STEP_BITS;
+/// Values below `STEPS` have a bucket each; every power of two from there on has `STEPS` of them.
+const BUCKETS: usize = STEPS + (64 - STEP_BITS as usize) * STEPS;
+
+/// A histogram that any thread may record into and read at any time. It takes 4 KiB.
+#[derive(Debug)]
+pub struct Histogram {
+    buckets: Box<[AtomicU64; BUCKETS]>,
+    sum_ns: AtomicU64,
+    max_ns: AtomicU64,
+}
+
+impl Histogram {
+    /// An empty histogram.
+    pub fn new() -> Self {
+        Histogram {
+            buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]),
+            sum_ns: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts one duration.
+    pub fn record(&self, duration: Duration) {
+        self.record_ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Counts one duration given in nanoseconds.
+    pub fn record_ns(&self, duration_ns: u64) {
+        self.buckets[bucket_of(duration_ns)].fetch_add(1, Relaxed);
+        self.sum_ns.fetch_add(duration_ns, Relaxed);
+        if duration_ns > self.max_ns.load(Relaxed) {
+            self.max_ns.fetch_max(duration_ns, Relaxed);
+        }
+    }
+
+    /// A copy of the counts for reading. What is recorded meanwhile may be missing from it in part.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            counts: Box::new(std::array::from_fn(|index| {
+                self.buckets[index].load(Relaxed)
+            })),
+            sum_ns: self.sum_ns.load(Relaxed),
+            max_ns: self.max_ns.load(Relaxed),
+        }
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The counts of a [`Histogram`] at one moment, or of several added up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    counts: Box<[u64; BUCKETS]>,
+    sum_ns: u64,
+    max_ns: u64,
+}
+
+impl Snapshot {
+    /// A snapshot without values, to [`add`](Self::add) others to.
+    pub fn empty() -> Self {
+        Snapshot {
+            counts: Box::new([0; BUCKETS]),
+            sum_ns: 0,
+            max_ns: 0,
+        }
+    }
+
+    /// Adds the values of another histogram, for example of another worker.
+    pub fn add(&mut self, other: &Snapshot) {
+        for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
+            *mine = mine.saturating_add(*theirs);
+        }
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// How many values were recorded.
+    pub fn count(&self) -> u64 {
+        self.counts
+            .iter()
+            .fold(0, |total, &count| total.saturating_add(count))
+    }
+
+    /// The sum of all values.
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum_ns)
+    }
+
+    /// The largest value, exactly.
+    pub fn max(&self) -> Duration {
+        Duration::from_nanos(self.max_ns)
+    }
+
+    /// The mean of all values; zero if there are none.
+    pub fn mean(&self) -> Duration {
+        Duration::from_nanos(self.sum_ns.checked_div(self.count()).unwrap_or(0))
+    }
+
+    /// The duration that the given share of the values (0.0 to 1.0) does not exceed, rounded up to its bucket's end;
+    /// zero if there are no values.
+    pub fn quantile(&self, share: f64) -> Duration {
+        let count = self.count();
+        // A rank of at least one, so that the share 0.0 means the smallest value.
+        let rank = ((count as f64 * share.clamp(0.0, 1.0)).ceil() as u64).clamp(1, count.max(1));
+        let mut seen = 0u64;
+        for (index, &in_bucket) in self.counts.iter().enumerate() {
+            seen = seen.saturating_add(in_bucket);
+            if seen >= rank {
+                return Duration::from_nanos(last_of_bucket(index).min(self.max_ns));
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// The buckets that hold values: the largest duration that belongs to each, and its count.
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        let filled = self
+            .counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0);
+        filled.map(|(index, &count)| (Duration::from_nanos(last_of_bucket(index)), count))
+    }
+}
+
+fn bucket_of(value: u64) -> usize {
+    if value < STEPS as u64 {
+        return value as usize;
+    }
+    let exponent = value.ilog2();
+    let shift = exponent - STEP_BITS;
+    let step = (value >> shift) as usize & (STEPS - 1);
+    (shift as usize + 1) * STEPS + step
+}
+
+/// The largest value that belongs to the bucket.
+fn last_of_bucket(index: usize) -> u64 {
+    if index < STEPS {
+        return index as u64;
+    }
+    let shift = (index / STEPS - 1) as u32;
+    let first = ((STEPS + index % STEPS) as u64) << shift;
+    first + ((1u64 << shift) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn buckets_adjoin_from_zero_to_the_largest_value() {
+        for index in 0..BUCKETS {
+            let last = last_of_bucket(index);
+            assert_eq!(bucket_of(last), index);
+            if index + 1 < BUCKETS {
+                assert_eq!(bucket_of(last + 1), index + 1);
+            } else {
+                assert_eq!(last, u64::MAX);
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_histogram_answers_zero() {
+        let snapshot = Histogram::new().snapshot();
+        assert_eq!(snapshot.count(), 0);
+        assert_eq!(snapshot.quantile(0.99), Duration::ZERO);
+        assert_eq!(snapshot.mean(), Duration::ZERO);
+    }
+
+    #[test]
+    fn quantiles_of_a_thousand_microseconds() {
+        let histogram = Histogram::new();
+        for microseconds in 1..=1000 {
+            histogram.record(Duration::from_micros(microseconds));
+        }
+        let snapshot = histogram.snapshot();
+        assert_eq!(snapshot.count(), 1000);
+        assert_eq!(snapshot.max(), Duration::from_millis(1));
+        assert_eq!(snapshot.mean(), Duration::from_nanos(500_500));
+        assert_eq!(snapshot.quantile(1.0), Duration::from_millis(1));
+        let median = snapshot.quantile(0.5).as_nanos();
+        assert!((500_000..=562_500).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn snapshots_of_several_workers_add_up() {
+        let (one, two) = (Histogram::new(), Histogram::new());
+        one.record_ns(10);
+        two.record_ns(1_000);
+        let mut sum = Snapshot::empty();
+        sum.add(&one.snapshot());
+        sum.add(&two.snapshot());
+        assert_eq!(
+            (sum.count(), sum.sum(), sum.max().as_nanos()),
+            (2, Duration::from_nanos(1_010), 1_000)
+        );
+        assert_eq!(
+            sum.buckets().map(|(_, count)| count).collect::<Vec<_>>(),
+            [1, 1]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_quantile_is_at_most_an_eighth_too_high(values in proptest::collection::vec(any::<u64>(), 1..50), share in 0.0..=1.0f64) {
+            let histogram = Histogram::new();
+            values.iter().for_each(|&value| histogram.record_ns(value));
+            let mut sorted = values;
+            sorted.sort_unstable();
+            let rank = ((sorted.len() as f64 * share).ceil() as usize).max(1);
+            let exact = u128::from(sorted[rank - 1]);
+            let found = histogram.snapshot().quantile(share).as_nanos();
+            prop_assert!(found >= exact && found <= exact + exact / 8, "{} {}", found, exact);
+        }
+    }
+}

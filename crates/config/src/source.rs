@@ -1,0 +1,271 @@
+//! The texts of a configuration and places in them.
+//!
+//! Keeps every text that was read, once per path and in the order of reading, for messages and for `-T`.
+//! Invariant: a [`Span`] made by this crate lies within its source; a foreign one is clamped, never a panic.
+
+use bstr::{BStr, ByteSlice};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The largest text in bytes: a [`Span`] counts in 32 bits.
+pub const SOURCE_BYTES_MAX: usize = u32::MAX as usize - 1;
+
+/// Names a source among its [`Sources`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceId(pub u32);
+
+/// A piece of a source: bytes `start..end`. It may be empty, for example at the end of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Span {
+    /// The text that this is a piece of.
+    pub source: SourceId,
+    /// The first byte.
+    pub start: u32,
+    /// The byte after the last.
+    pub end: u32,
+}
+
+impl Span {
+    /// From the start of this one to the end of `last`, if both lie in the same source; otherwise just this one.
+    pub fn to(self, last: Span) -> Span {
+        if self.source == last.source {
+            Span {
+                end: last.end.max(self.end),
+                ..self
+            }
+        } else {
+            self
+        }
+    }
+}
+
+/// Where a byte stands, as a person counts: both numbers begin with 1, the column counts bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The line.
+    pub line: u32,
+    /// The byte within the line.
+    pub column: u32,
+}
+
+/// One text.
+#[derive(Clone, Debug)]
+pub struct Source {
+    name: Name,
+    text: Arc<[u8]>,
+}
+
+#[derive(Clone, Debug)]
+enum Name {
+    File(PathBuf),
+    Label(String),
+}
+
+impl Source {
+    /// The path of a file; `None` for a text from the command line and the like.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.name {
+            Name::File(path) => Some(path),
+            Name::Label(_) => None,
+        }
+    }
+
+    /// How messages call it: its path, or `command line`.
+    pub fn name(&self) -> String {
+        match &self.name {
+            Name::File(path) => path.to_string_lossy().into_owned(),
+            Name::Label(label) => label.clone(),
+        }
+    }
+
+    /// The bytes.
+    pub fn text(&self) -> &Arc<[u8]> {
+        &self.text
+    }
+
+    /// The line and column of a byte; one beyond the end counts as the end.
+    pub fn position(&self, offset: u32) -> Position {
+        let before = &self.text[..(offset as usize).min(self.text.len())];
+        let line_start = before.rfind_byte(b'\n').map_or(0, |newline| newline + 1);
+        let newlines = memchr::memchr_iter(b'\n', before).count();
+        Position {
+            line: newlines as u32 + 1,
+            column: (before.len() - line_start) as u32 + 1,
+        }
+    }
+
+    /// The bytes of the line that the byte stands in, without its end (LF or CR LF), and where that line starts.
+    pub(crate) fn line_around(&self, offset: u32) -> (&[u8], usize) {
+        let offset = (offset as usize).min(self.text.len());
+        let start = self.text[..offset]
+            .rfind_byte(b'\n')
+            .map_or(0, |newline| newline + 1);
+        let end = self.text[offset..]
+            .find_byte(b'\n')
+            .map_or(self.text.len(), |newline| offset + newline);
+        let line = &self.text[start..end];
+        (line.strip_suffix(b"\r").unwrap_or(line), start)
+    }
+}
+
+/// All texts of a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    sources: Vec<Source>,
+    by_path: HashMap<PathBuf, SourceId>,
+}
+
+impl Sources {
+    /// No texts yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a file. A path that is there already keeps its first text: one configuration sees one state of a file.
+    ///
+    /// # Panics
+    /// If the text is longer than [`SOURCE_BYTES_MAX`]; the parser refuses such files before.
+    pub fn add_file(&mut self, path: &Path, text: Vec<u8>) -> SourceId {
+        if let Some(id) = self.find(path) {
+            return id;
+        }
+        let id = self.add(Name::File(path.to_path_buf()), text);
+        self.by_path.insert(path.to_path_buf(), id);
+        id
+    }
+
+    /// Adds a text that is no file. Messages say `in LABEL` without a line number.
+    ///
+    /// # Panics
+    /// As [`add_file`](Self::add_file).
+    pub fn add_text(&mut self, label: &str, text: Vec<u8>) -> SourceId {
+        self.add(Name::Label(label.to_owned()), text)
+    }
+
+    /// The file of that path, if it was read.
+    pub fn find(&self, path: &Path) -> Option<SourceId> {
+        self.by_path.get(path).copied()
+    }
+
+    /// The source of that name.
+    ///
+    /// # Panics
+    /// If the name comes from other [`Sources`] and does not exist here.
+    pub fn get(&self, id: SourceId) -> &Source {
+        &self.sources[id.0 as usize]
+    }
+
+    /// All sources in the order of reading.
+    pub fn iter(&self) -> impl Iterator<Item = (SourceId, &Source)> {
+        self.sources
+            .iter()
+            .enumerate()
+            .map(|(index, source)| (SourceId(index as u32), source))
+    }
+
+    /// Whether the span lies in one of these sources; that of a default value does not.
+    pub fn knows(&self, span: Span) -> bool {
+        (span.source.0 as usize) < self.sources.len()
+    }
+
+    /// The number of sources.
+    pub fn len(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Whether nothing was read.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+
+    /// Line and column of the span's first byte.
+    pub fn position(&self, span: Span) -> Position {
+        self.get(span.source).position(span.start)
+    }
+
+    /// The bytes of the span.
+    pub fn text(&self, span: Span) -> &BStr {
+        let text = &self.get(span.source).text;
+        let end = (span.end as usize).min(text.len());
+        text[(span.start as usize).min(end)..end].as_bstr()
+    }
+
+    /// `FILE:LINE`, or the label of a text that is no file: what nginx writes after `in`.
+    pub fn place(&self, span: Span) -> String {
+        let source = self.get(span.source);
+        match source.path() {
+            Some(_) => format!("{}:{}", source.name(), source.position(span.start).line),
+            None => source.name(),
+        }
+    }
+
+    fn add(&mut self, name: Name, text: Vec<u8>) -> SourceId {
+        assert!(
+            text.len() <= SOURCE_BYTES_MAX,
+            "a source is longer than a span can count"
+        );
+        let id = SourceId(u32::try_from(self.sources.len()).expect("fewer sources than 2^32"));
+        self.sources.push(Source {
+            name,
+            text: text.into(),
+        });
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_columns_begin_with_one() {
+        let mut sources = Sources::new();
+        let source = sources.add_file(Path::new("a.conf"), b"one\ntwo three\r\n".to_vec());
+        let at = |start| {
+            sources.position(Span {
+                source,
+                start,
+                end: start,
+            })
+        };
+        assert_eq!(at(0), Position { line: 1, column: 1 });
+        assert_eq!(at(3), Position { line: 1, column: 4 });
+        assert_eq!(at(4), Position { line: 2, column: 1 });
+        assert_eq!(at(8), Position { line: 2, column: 5 });
+        assert_eq!(at(15), Position { line: 3, column: 1 });
+        assert_eq!(at(u32::MAX), Position { line: 3, column: 1 });
+        assert_eq!(
+            sources.text(Span {
+                source,
+                start: 8,
+                end: 13
+            }),
+            "three"
+        );
+    }
+
+    #[test]
+    fn a_path_is_kept_once() {
+        let mut sources = Sources::new();
+        let first = sources.add_file(Path::new("a.conf"), b"one".to_vec());
+        let second = sources.add_file(Path::new("a.conf"), b"two".to_vec());
+        assert_eq!(first, second);
+        assert_eq!(&sources.get(first).text()[..], b"one");
+        assert_eq!(sources.len(), 1);
+    }
+
+    #[test]
+    fn a_text_that_is_no_file_has_no_line() {
+        let mut sources = Sources::new();
+        let source = sources.add_text("command line", b"\n\nx".to_vec());
+        assert_eq!(
+            sources.place(Span {
+                source,
+                start: 2,
+                end: 3
+            }),
+            "command line"
+        );
+    }
+}

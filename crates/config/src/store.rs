@@ -1,0 +1,420 @@
+//! What becomes of a directive's statement: the last column of a directive table.
+//!
+//! | store | for |
+//! |---|---|
+//! | [`One`] | a value that may be written once per block |
+//! | [`Many`] | a value that may be repeated; a block with any of its own inherits none |
+//! | [`OneWith`], [`ManyWith`] | the same, if parsing needs the builder |
+//! | [`Custom`] | everything else, blocks above all |
+//! | [`Inert`] | accepted with a warning, does nothing |
+//!
+//! Invariant: a store touches only confs of its own type. For any other, `inherit` and `finish` do nothing, so that
+//! one table may serve the several confs of a module; `apply` panics, since the caller chose by
+//! [`conf_type`](Store::conf_type).
+
+use crate::diagnostic::{Diagnostic, Reporter};
+use crate::lexer;
+use crate::setting::Setting;
+use crate::statement::Statement;
+use std::any::{Any, TypeId, type_name};
+
+/// Stores, inherits and completes a directive's value. `Cx` is the engine's builder.
+pub trait Store<Cx>: Sync {
+    /// The type of conf that [`apply`](Self::apply) wants; `()` if it wants none and takes any.
+    fn conf_type(&self) -> TypeId;
+
+    /// Carries a statement out. Its place, block and number of arguments are checked already.
+    ///
+    /// # Errors
+    /// What nginx would say about the arguments.
+    ///
+    /// # Panics
+    /// If `conf` is not of [`conf_type`](Self::conf_type).
+    fn apply(
+        &self,
+        conf: &mut dyn Any,
+        cx: &mut Cx,
+        statement: &Statement,
+    ) -> Result<(), Diagnostic>;
+
+    /// Gives the child the parent's value if it has none of its own.
+    fn inherit(&self, _child: &mut dyn Any, _parent: &dyn Any) {}
+
+    /// Sets what is still unset to the default of the table.
+    ///
+    /// # Panics
+    /// If the default does not parse: [`Tables::problems`](crate::Tables::problems) finds that in a test.
+    fn finish(
+        &self,
+        _conf: &mut dyn Any,
+        _cx: &mut Cx,
+        _name: &'static str,
+        _default: &'static str,
+    ) {
+    }
+
+    /// Parses the default without storing it.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    fn check_default(
+        &self,
+        _cx: &mut Cx,
+        _name: &'static str,
+        _default: &'static str,
+    ) -> Result<(), Diagnostic> {
+        Ok(())
+    }
+}
+
+/// Where in a conf a setting lives, for reading and for writing. Made by [`slot!`](crate::slot).
+pub struct Slot<C, T> {
+    /// Finds it for reading.
+    pub read: fn(&C) -> &Setting<T>,
+    /// Finds it for writing.
+    pub write: fn(&mut C) -> &mut Setting<T>,
+}
+
+/// Makes a [`Slot`] from a conf type and a field: `slot!(Conf, status)`.
+#[macro_export]
+macro_rules! slot {
+    ($conf:ty, $($field:ident).+) => {
+        $crate::Slot { read: |conf: &$conf| &conf.$($field).+, write: |conf: &mut $conf| &mut conf.$($field).+ }
+    };
+}
+
+/// A value that may be written once per block, parsed by a function of the statement alone.
+pub struct One<C, T> {
+    /// Makes the value; see [`values`](crate::values) for the usual ones.
+    pub parse: fn(&Statement) -> Result<T, Diagnostic>,
+    /// Where it goes.
+    pub slot: Slot<C, T>,
+}
+
+/// As [`One`], for a parser that needs the builder.
+pub struct OneWith<C, T, Cx> {
+    /// Makes the value.
+    pub parse: fn(&mut Cx, &Statement) -> Result<T, Diagnostic>,
+    /// Where it goes.
+    pub slot: Slot<C, T>,
+}
+
+/// A value that may be repeated, parsed by a function of the statement alone. Without a default the list is empty.
+pub struct Many<C, T> {
+    /// Makes one value.
+    pub parse: fn(&Statement) -> Result<T, Diagnostic>,
+    /// Where it is appended. The span is that of the first one.
+    pub slot: Slot<C, Vec<T>>,
+}
+
+/// As [`Many`], for a parser that needs the builder.
+pub struct ManyWith<C, T, Cx> {
+    /// Makes one value.
+    pub parse: fn(&mut Cx, &Statement) -> Result<T, Diagnostic>,
+    /// Where it is appended. The span is that of the first one.
+    pub slot: Slot<C, Vec<T>>,
+}
+
+/// A function that does everything; nothing is inherited or finished by itself.
+pub struct Custom<C, Cx>(pub fn(&mut C, &mut Cx, &Statement) -> Result<(), Diagnostic>);
+
+/// Accepts a directive whose absence cannot change what an answer means, with a warning.
+pub struct Inert;
+
+impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for One<C, T> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<C>()
+    }
+
+    fn apply(
+        &self,
+        conf: &mut dyn Any,
+        _: &mut Cx,
+        statement: &Statement,
+    ) -> Result<(), Diagnostic> {
+        set_once(
+            (self.slot.write)(conf_of(conf, statement)),
+            statement,
+            self.parse,
+        )
+    }
+
+    fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
+        self.slot.inherit(child, parent);
+    }
+
+    fn finish(&self, conf: &mut dyn Any, _: &mut Cx, name: &'static str, default: &'static str) {
+        if let Some(setting) = self.slot.unset(conf)
+            && !default.is_empty()
+        {
+            setting.set(parse_default(name, default, self.parse), None);
+        }
+    }
+
+    fn check_default(
+        &self,
+        _: &mut Cx,
+        name: &'static str,
+        default: &'static str,
+    ) -> Result<(), Diagnostic> {
+        try_default(name, default, self.parse)
+    }
+}
+
+impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for OneWith<C, T, Cx> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<C>()
+    }
+
+    fn apply(
+        &self,
+        conf: &mut dyn Any,
+        cx: &mut Cx,
+        statement: &Statement,
+    ) -> Result<(), Diagnostic> {
+        set_once(
+            (self.slot.write)(conf_of(conf, statement)),
+            statement,
+            |statement| (self.parse)(cx, statement),
+        )
+    }
+
+    fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
+        self.slot.inherit(child, parent);
+    }
+
+    fn finish(&self, conf: &mut dyn Any, cx: &mut Cx, name: &'static str, default: &'static str) {
+        if let Some(setting) = self.slot.unset(conf)
+            && !default.is_empty()
+        {
+            setting.set(
+                parse_default(name, default, |statement| (self.parse)(cx, statement)),
+                None,
+            );
+        }
+    }
+
+    fn check_default(
+        &self,
+        cx: &mut Cx,
+        name: &'static str,
+        default: &'static str,
+    ) -> Result<(), Diagnostic> {
+        try_default(name, default, |statement| (self.parse)(cx, statement))
+    }
+}
+
+impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for Many<C, T> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<C>()
+    }
+
+    fn apply(
+        &self,
+        conf: &mut dyn Any,
+        _: &mut Cx,
+        statement: &Statement,
+    ) -> Result<(), Diagnostic> {
+        append(
+            (self.slot.write)(conf_of(conf, statement)),
+            statement,
+            self.parse,
+        )
+    }
+
+    fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
+        self.slot.inherit(child, parent);
+    }
+
+    fn finish(&self, conf: &mut dyn Any, _: &mut Cx, name: &'static str, default: &'static str) {
+        if let Some(setting) = self.slot.unset(conf) {
+            setting.set(default_list(name, default, self.parse), None);
+        }
+    }
+
+    fn check_default(
+        &self,
+        _: &mut Cx,
+        name: &'static str,
+        default: &'static str,
+    ) -> Result<(), Diagnostic> {
+        try_default(name, default, self.parse)
+    }
+}
+
+impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for ManyWith<C, T, Cx> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<C>()
+    }
+
+    fn apply(
+        &self,
+        conf: &mut dyn Any,
+        cx: &mut Cx,
+        statement: &Statement,
+    ) -> Result<(), Diagnostic> {
+        append(
+            (self.slot.write)(conf_of(conf, statement)),
+            statement,
+            |statement| (self.parse)(cx, statement),
+        )
+    }
+
+    fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
+        self.slot.inherit(child, parent);
+    }
+
+    fn finish(&self, conf: &mut dyn Any, cx: &mut Cx, name: &'static str, default: &'static str) {
+        if let Some(setting) = self.slot.unset(conf) {
+            setting.set(
+                default_list(name, default, |statement| (self.parse)(cx, statement)),
+                None,
+            );
+        }
+    }
+
+    fn check_default(
+        &self,
+        cx: &mut Cx,
+        name: &'static str,
+        default: &'static str,
+    ) -> Result<(), Diagnostic> {
+        try_default(name, default, |statement| (self.parse)(cx, statement))
+    }
+}
+
+impl<C: Any, Cx> Store<Cx> for Custom<C, Cx> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<C>()
+    }
+
+    fn apply(
+        &self,
+        conf: &mut dyn Any,
+        cx: &mut Cx,
+        statement: &Statement,
+    ) -> Result<(), Diagnostic> {
+        (self.0)(conf_of(conf, statement), cx, statement)
+    }
+}
+
+impl<Cx: Reporter> Store<Cx> for Inert {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<()>()
+    }
+
+    fn apply(&self, _: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        let message = format!(
+            "\"{}\" directive is accepted but has no effect",
+            statement.name.text
+        );
+        cx.report(Diagnostic::warn(message).at(statement.name.span));
+        Ok(())
+    }
+}
+
+/// The statement that a default stands for: the same words that a person would write.
+pub(crate) fn default_statement(
+    name: &str,
+    default: &'static str,
+) -> Result<Statement, Diagnostic> {
+    let mut args = lexer::words(default.as_bytes())?;
+    let mut statement = Statement::synthetic(name, Vec::new());
+    for word in &mut args {
+        word.span = statement.span;
+    }
+    statement.args = args;
+    Ok(statement)
+}
+
+impl<C: Any, T: Clone> Slot<C, T> {
+    fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
+        if let (Some(child), Some(parent)) = (child.downcast_mut::<C>(), parent.downcast_ref::<C>())
+        {
+            (self.write)(child).inherit((self.read)(parent));
+        }
+    }
+
+    /// The setting, if the conf is the right one and the setting is still unset.
+    fn unset<'c>(&self, conf: &'c mut dyn Any) -> Option<&'c mut Setting<T>> {
+        conf.downcast_mut::<C>()
+            .map(self.write)
+            .filter(|setting| !setting.is_set())
+    }
+}
+
+fn conf_of<'c, C: Any>(conf: &'c mut dyn Any, statement: &Statement) -> &'c mut C {
+    let wanted = type_name::<C>();
+    let name = &statement.name.text;
+    conf.downcast_mut()
+        .unwrap_or_else(|| panic!("directive \"{name}\" was given another conf than {wanted}"))
+}
+
+fn set_once<T>(
+    setting: &mut Setting<T>,
+    statement: &Statement,
+    parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
+) -> Result<(), Diagnostic> {
+    if setting.is_set() {
+        let duplicate = statement.directive_error("is duplicate");
+        return Err(match setting.span() {
+            Some(first) => duplicate.related("first set", first),
+            None => duplicate,
+        });
+    }
+    setting.set(parse(statement)?, Some(statement.span));
+    Ok(())
+}
+
+fn append<T>(
+    setting: &mut Setting<Vec<T>>,
+    statement: &Statement,
+    parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
+) -> Result<(), Diagnostic> {
+    let value = parse(statement)?;
+    match setting.get_mut() {
+        Some(values) => values.push(value),
+        None => setting.set(vec![value], Some(statement.span)),
+    }
+    Ok(())
+}
+
+fn default_list<T>(
+    name: &str,
+    default: &'static str,
+    parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
+) -> Vec<T> {
+    if default.is_empty() {
+        Vec::new()
+    } else {
+        vec![parse_default(name, default, parse)]
+    }
+}
+
+fn parse_default<T>(
+    name: &str,
+    default: &'static str,
+    parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
+) -> T {
+    default_statement(name, default)
+        .and_then(|statement| parse(&statement))
+        .unwrap_or_else(|error| {
+            panic!(
+                "the default \"{default}\" of \"{name}\" does not parse: {}",
+                error.message
+            )
+        })
+}
+
+fn try_default<T>(
+    name: &str,
+    default: &'static str,
+    parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
+) -> Result<(), Diagnostic> {
+    if default.is_empty() {
+        return Ok(());
+    }
+    default_statement(name, default)
+        .and_then(|statement| parse(&statement))
+        .map(|_| ())
+}
