@@ -17,13 +17,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gale_config::Files;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 
 use super::listen::{self, ListenSpec, Listener, ListenerHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
-use super::resources::{Files, ResourceError, Resources};
+use super::resources::{ResourceError, Resources};
 use super::settings::{ErrorLogDestination, ErrorLogTarget, ProcessSettings};
 use super::text;
 use super::user::Account;

@@ -4,6 +4,8 @@
 
 use std::io::{self, Write};
 
+use gale_base::os_error::OsErrorText;
+use gale_config::{Diagnostic, Severity, Sources};
 use serde::{Deserialize, Serialize};
 
 /// Longest text of a report that crosses a link, in bytes: with JSON's escapes it still fits one packet.
@@ -102,6 +104,23 @@ impl Report {
         });
     }
 
+    /// Adds what the configuration language found, with its source line for the terminal.
+    pub fn push_diagnostic(&mut self, diagnostic: &Diagnostic, sources: &Sources) {
+        let level = match diagnostic.severity {
+            Severity::Emerg => Level::Emerg,
+            Severity::Warn => Level::Warn,
+            Severity::Notice => Level::Notice,
+        };
+        // The rendered text begins with the line that `message` is made from; what follows is for people.
+        let rendered = diagnostic.render(sources, "");
+        let detail = rendered.split_once('\n').map_or("", |(_, rest)| rest);
+        self.entries.push(ReportEntry {
+            level,
+            message: diagnostic.line(sources),
+            detail: detail.to_owned(),
+        });
+    }
+
     /// Nothing to say.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -150,14 +169,9 @@ impl Report {
     }
 }
 
-/// ` (98: Address already in use)`, as nginx ends a message about a failed system call; empty without an error number.
+/// ` (98: Address already in use)`, as nginx ends a message about a failed system call, with the space before it.
 pub fn errno_text(error: &io::Error) -> String {
-    let Some(code) = error.raw_os_error() else {
-        return format!(" ({error})");
-    };
-    let text = error.to_string();
-    let words = text.split(" (os error").next().unwrap_or(&text);
-    format!(" ({code}: {words})")
+    format!(" {}", OsErrorText(error))
 }
 
 fn cut(text: &mut String, bytes_max: usize) {

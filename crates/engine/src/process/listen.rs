@@ -3,10 +3,12 @@
 //! The texts of errors are nginx's. Nothing is retried here; see `system.rs`.
 //! <https://nginx.org/en/docs/http/ngx_http_core_module.html#listen>
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -314,11 +316,9 @@ fn bound_address(socket: BorrowedFd<'_>) -> io::Result<ListenAddress> {
             let path = address
                 .path()
                 .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-            Ok(ListenAddress::Unix(PathBuf::from(std::ffi::OsStr::new(
-                &*path
-                    .to_str()
-                    .map_err(|_| io::Error::from(io::ErrorKind::Unsupported))?,
-            ))))
+            Ok(ListenAddress::Unix(
+                OsStr::from_bytes(path.to_bytes()).into(),
+            ))
         }
         _ => Ok(ListenAddress::Inet(
             SocketAddr::try_from(address).map_err(unsupported)?,

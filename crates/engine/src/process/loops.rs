@@ -29,11 +29,7 @@ pub(super) enum Order<C> {
     /// Begin to serve.
     Start { seat: Seat, configuration: Arc<C> },
     /// Use another configuration.
-    Commit {
-        generation: u64,
-        seat: Seat,
-        configuration: Arc<C>,
-    },
+    Commit { seat: Seat, configuration: Arc<C> },
     /// Stop accepting and finish what there is.
     Drain,
     /// Close what still holds an old configuration.
@@ -49,8 +45,8 @@ pub(super) enum LoopEvent {
     Ready,
     /// It serves, or cannot.
     Started(Result<(), String>),
-    /// It uses the configuration of this generation, and removed listeners are drained.
-    Committed(u64),
+    /// It uses the configuration that it was told last, and removed listeners are drained.
+    Committed,
     /// It accepts no more.
     Draining,
     /// Its last connection is closed.
@@ -195,7 +191,7 @@ struct Attendance<P: Program> {
 
 #[derive(Clone, Copy)]
 enum Settles {
-    Commit(u64),
+    Commit,
     Drain,
 }
 
@@ -219,7 +215,7 @@ impl<P: Program> Future for Attendance<P> {
             let pending = quiet.as_mut().poll(context).is_pending();
             if !pending {
                 report(match *settles {
-                    Settles::Commit(generation) => LoopEvent::Committed(generation),
+                    Settles::Commit => LoopEvent::Committed,
                     Settles::Drain => LoopEvent::Drained,
                 });
             }
@@ -247,21 +243,16 @@ impl<P: Program> Attendance<P> {
             }
             (
                 Order::Commit {
-                    generation,
                     seat,
                     configuration,
                 },
                 Some(worker),
             ) => {
-                self.unsettled.push((
-                    Settles::Commit(generation),
-                    worker.commit(seat, configuration),
-                ));
+                self.unsettled
+                    .push((Settles::Commit, worker.commit(seat, configuration)));
             }
             // A loop that could not start has nothing to change over or to drain.
-            (Order::Commit { generation, .. }, None) => {
-                (self.report)(LoopEvent::Committed(generation))
-            }
+            (Order::Commit { .. }, None) => (self.report)(LoopEvent::Committed),
             (Order::Drain, Some(worker)) => {
                 self.unsettled.push((Settles::Drain, worker.drain()));
                 (self.report)(LoopEvent::Draining);

@@ -186,7 +186,11 @@ impl<P: Program> Master<P> {
             self.handle_time(Instant::now());
         }
         self.leave();
-        if self.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        if self.failed {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -496,7 +500,7 @@ impl<P: Program> Master<P> {
         };
         match (status.terminating_signal(), status.exit_status()) {
             (Some(signal), _) => {
-                let core = if libc::WCOREDUMP(status.as_raw() as i32) {
+                let core = if libc::WCOREDUMP(status.as_raw()) {
                     " (core dumped)"
                 } else {
                     ""

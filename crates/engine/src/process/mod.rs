@@ -44,7 +44,7 @@ pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle,
 pub use log_file::{LogFile, LogHandle};
 pub use loops::LoopMain;
 pub use program::{BuildRequest, Built, Program, Quiet, Seat, Worker};
-pub use resources::{Files, ResourceError, Resources};
+pub use resources::{ResourceError, Resources};
 pub use settings::{
     EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings,
 };

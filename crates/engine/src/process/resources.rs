@@ -6,28 +6,15 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use gale_config::{Diagnostic, Files};
 
 use super::listen::{ListenSpec, ListenerHandle};
 use super::log_file::LogHandle;
 use super::user::Account;
 
-/// How the configuration language reaches the files it includes.
-pub trait Files {
-    /// The whole file.
-    ///
-    /// # Errors
-    /// As `open` and `read` report them.
-    fn read(&mut self, path: &Path) -> io::Result<Vec<u8>>;
-
-    /// The paths that match a shell pattern, sorted; none is no error.
-    ///
-    /// # Errors
-    /// A directory that cannot be read.
-    fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>>;
-}
-
-/// Everything else.
+/// See the head of the file. Texts of the configuration come through the supertrait.
 pub trait Resources: Files {
     /// Opens, adopts or finds all listening sockets of the configuration, in the order given. Called once, last, with all
     /// of them: an address that is in use is retried together with the others, as nginx does.
@@ -94,3 +81,10 @@ impl fmt::Display for ResourceError {
 }
 
 impl std::error::Error for ResourceError {}
+
+impl From<ResourceError> for Diagnostic {
+    /// Without a place: `Diagnostic::at` adds it.
+    fn from(error: ResourceError) -> Diagnostic {
+        Diagnostic::emerg(error.message)
+    }
+}

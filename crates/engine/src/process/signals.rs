@@ -89,9 +89,8 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: `signalfd` has just returned this descriptor; nobody else owns it.
-        Ok(Signals {
-            descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) },
-        })
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        Ok(Signals { descriptor })
     }
 
     /// The next signal, if one has arrived.

@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gale_config::Files;
+
 use super::bundle::{AccountEntry, Bundle, Record};
 use super::errors::{ErrorLog, Level, errno_text};
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
-use super::resources::{Files, ResourceError, Resources};
+use super::resources::{ResourceError, Resources};
 use super::settings::ProcessSettings;
 use super::user::{self, Account};
 
@@ -25,8 +27,6 @@ const BIND_TRIES: usize = 5;
 const BIND_PAUSE: Duration = Duration::from_millis(500);
 /// Largest file that a configuration may include or name as a key, in bytes.
 const FILE_SIZE_MAX: u64 = 128 << 20;
-/// Most paths one pattern may match.
-const GLOB_MAX: usize = 65536;
 
 /// See the head of the file.
 pub struct SystemResources {
@@ -168,7 +168,7 @@ impl Files for SystemResources {
     }
 
     fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>> {
-        let result = glob::glob(pattern, GLOB_MAX);
+        let result = gale_config::DiskFiles.glob(pattern);
         self.record
             .globs
             .insert(pattern.to_owned(), recorded(&result));
@@ -312,44 +312,6 @@ fn recorded<T: Clone>(result: &io::Result<T>) -> Result<T, i32> {
     match result {
         Ok(value) => Ok(value.clone()),
         Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
-    }
-}
-
-mod glob {
-    //! `glob(3)`, for nginx's `include`: the C library's, because its rules are the ones that configurations rely on.
-
-    use std::ffi::{CStr, CString, OsStr};
-    use std::io;
-    use std::mem::MaybeUninit;
-    use std::os::unix::ffi::OsStrExt;
-    use std::path::{Path, PathBuf};
-
-    pub fn glob(pattern: &Path, matches_max: usize) -> io::Result<Vec<PathBuf>> {
-        let pattern = CString::new(pattern.as_os_str().as_bytes())?;
-        let mut found = MaybeUninit::<libc::glob_t>::zeroed();
-        // SAFETY: the pattern is a terminated string and `found` is zeroed as GLOB flags without GLOB_DOOFFS allow.
-        let code = unsafe { libc::glob(pattern.as_ptr(), 0, None, found.as_mut_ptr()) };
-        // SAFETY: all-zero bytes are a valid `glob_t`, and the call leaves it valid in every case.
-        let mut found = unsafe { found.assume_init() };
-        let result = match code {
-            0 if found.gl_pathc <= matches_max => {
-                // SAFETY: after success `gl_pathv` holds `gl_pathc` pointers to terminated strings until `globfree`.
-                let paths = unsafe { std::slice::from_raw_parts(found.gl_pathv, found.gl_pathc) };
-                let path = |&text: &*mut libc::c_char| {
-                    // SAFETY: as above; the bytes are copied out.
-                    let text = unsafe { CStr::from_ptr(text) };
-                    PathBuf::from(OsStr::from_bytes(text.to_bytes()))
-                };
-                Ok(paths.iter().map(path).collect())
-            }
-            0 => Err(io::Error::from_raw_os_error(libc::E2BIG)),
-            libc::GLOB_NOMATCH => Ok(Vec::new()),
-            libc::GLOB_NOSPACE => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
-            _ => Err(io::Error::from_raw_os_error(libc::EIO)),
-        };
-        // SAFETY: `found` was filled by `glob` and is freed once.
-        unsafe { libc::globfree(&mut found) };
-        result
     }
 }
 

@@ -673,7 +673,6 @@ impl<P: Program> Control<P> {
             let configuration = Arc::clone(&configuration);
             let order = match each.phase {
                 LoopPhase::Serving => Order::Commit {
-                    generation,
                     seat,
                     configuration,
                 },
@@ -863,7 +862,7 @@ impl<P: Program> Control<P> {
                 self.continue_committing(Some(id));
             }
             LoopEvent::Started(Err(message)) => self.fail_to_start(message),
-            LoopEvent::Committed(_) => self.continue_committing(Some(id)),
+            LoopEvent::Committed => self.continue_committing(Some(id)),
             LoopEvent::Draining => self.handle_draining(index),
             LoopEvent::Drained => {
                 self.loops[index].handle.order(Order::Stop);
