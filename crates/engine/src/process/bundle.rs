@@ -21,7 +21,7 @@ use gale_config::Files;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 
-use super::listen::{self, ListenSpec, Listener, ListenerHandle};
+use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
 use super::resources::{ResourceError, Resources};
@@ -175,6 +175,15 @@ impl Bundle {
             .iter()
             .find(holds)
             .map(|old| &old.spec)
+    }
+
+    /// Where this configuration listens.
+    pub(super) fn addresses(&self) -> Vec<ListenAddress> {
+        self.record
+            .listeners
+            .iter()
+            .map(|listener| listener.spec.address.clone())
+            .collect()
     }
 
     /// Sockets of `previous` that are not in this bundle, after `adopt`.

@@ -42,7 +42,9 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
     let log: Arc<dyn ErrorLog> = Arc::new(ForwardingLog {
         link: Arc::clone(link),
     });
-    let resources = SystemResources::new(log).with_existing(open.record.listeners.clone());
+    let resources = SystemResources::new(log).with_existing(open.record.listeners);
+    // Sockets that the new configuration does not take over are closed here, before the master hears of it: a copy in this
+    // process must not keep a removed address open.
     let built = build(program, request, resources);
 
     let mut link = link.lock();

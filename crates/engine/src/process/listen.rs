@@ -119,7 +119,7 @@ impl ListenSpec {
 pub struct Listener {
     /// What was asked for.
     pub spec: ListenSpec,
-    /// At least one. May be more than asked for: a socket of a configured address is never closed, because the kernel would
+    /// At least one, except in a test (`-t`), where an address may be in use. May be more than asked for: a socket of a configured address is never closed, because the kernel would
     /// reset what waits in its queue. Socket `index` belongs to worker `index % workers`.
     pub sockets: Vec<Arc<OwnedFd>>,
     /// Came from a previous binary through `NGINX=`.
@@ -132,7 +132,8 @@ impl Listener {
     /// # Errors
     /// As `getsockname` reports them.
     pub fn local_address(&self) -> io::Result<ListenAddress> {
-        bound_address(self.sockets[0].as_fd())
+        let first = self.sockets.first().ok_or(io::ErrorKind::NotConnected)?;
+        bound_address(first.as_fd())
     }
 }
 

@@ -22,7 +22,7 @@ use super::bundle::Bundle;
 use super::daemon::Waiting;
 use super::errors::{ErrorLog, Level, Report, errno_text};
 use super::link::{Link, Message, Received};
-use super::listen;
+use super::listen::{self, ListenAddress};
 use super::log_file;
 use super::notify::Notifier;
 use super::pid_file;
@@ -92,7 +92,7 @@ enum Reload {
         worker: Pid,
     },
     Committing {
-        previous: Box<Bundle>,
+        previous: Vec<ListenAddress>,
         worker: Pid,
     },
 }
@@ -855,8 +855,9 @@ impl<P: Program> Master<P> {
     }
 
     /// From here on this is the configuration, whatever happens to the worker. Our copies of removed sockets are closed with
-    /// the previous bundle at the end of the commit.
-    fn acknowledge(&mut self, bundle: Box<Bundle>) -> Box<Bundle> {
+    /// the previous bundle; the worker has its own, accepts what they have queued, and is the last to close them. The other
+    /// way round, what is queued between its last look and our closing would be reset.
+    fn acknowledge(&mut self, bundle: Box<Bundle>) -> Vec<ListenAddress> {
         let previous = std::mem::replace(&mut self.bundle, bundle);
         self.log = self.program.error_log(&self.bundle.error_log_targets());
         for listener in &self.bundle.record.listeners {
@@ -870,7 +871,7 @@ impl<P: Program> Master<P> {
             &*self.log,
         );
         self.redirect_standard_error();
-        previous
+        previous.addresses()
     }
 
     fn handle_committed(&mut self, pid: Pid) {
@@ -882,7 +883,7 @@ impl<P: Program> Master<P> {
         }
     }
 
-    fn finish_commit(&mut self, previous: &Bundle) {
+    fn finish_commit(&mut self, previous: &[ListenAddress]) {
         system::remove_old_socket_files(previous, &self.bundle, &*self.log);
         self.notifier.ready();
         self.take_up_wanted_reload();
@@ -898,7 +899,7 @@ impl<P: Program> Master<P> {
     fn reject(&mut self, report: Report) {
         match self.reload.take() {
             Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {
-                system::remove_old_socket_files_of(&bundle, &self.bundle, &*self.log);
+                system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
             }
             Some(Reload::Helping { .. } | Reload::Committing { .. }) | None => {}
         }
@@ -909,7 +910,8 @@ impl<P: Program> Master<P> {
 
     fn discard(&mut self, bundle: Bundle, why: &str) {
         self.reload = None;
-        system::remove_old_socket_files_of(&bundle, &self.bundle, &*self.log);
+        system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
+        drop(bundle);
         self.reject(Report::new(
             Level::Emerg,
             format!("{why}, the old configuration stays"),
@@ -921,7 +923,7 @@ impl<P: Program> Master<P> {
         match self.reload.take() {
             Some(Reload::Helping { pid, .. }) => self.kill(pid, rustix::process::Signal::KILL),
             Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {
-                system::remove_old_socket_files_of(&bundle, &self.bundle, &*self.log);
+                system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
             }
             Some(Reload::Committing { previous, .. }) => {
                 system::remove_old_socket_files(&previous, &self.bundle, &*self.log);

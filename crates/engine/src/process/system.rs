@@ -119,10 +119,15 @@ impl SystemResources {
 
     /// The sockets of this address that are open already.
     fn adopt(&self, spec: &ListenSpec) -> Listener {
-        let known = self
-            .existing
-            .iter()
-            .find(|old| old.spec.kind == spec.kind && old.spec.address == spec.address);
+        // An inherited socket, or one whose port the kernel chose, is known by the address that it is bound to.
+        let is_there = |old: &&ListenerHandle| {
+            let bound = || {
+                old.local_address()
+                    .is_ok_and(|address| address == spec.address)
+            };
+            old.spec.kind == spec.kind && (old.spec.address == spec.address || bound())
+        };
+        let known = self.existing.iter().find(is_there);
         let Some(old) = known else {
             return Listener {
                 spec: spec.clone(),
@@ -317,7 +322,11 @@ fn recorded<T: Clone>(result: &io::Result<T>) -> Result<T, i32> {
 
 /// Removes the socket file of a listener that is no longer served.
 pub(super) fn remove_socket_file(listener: &Listener, log: &dyn ErrorLog) {
-    let ListenAddress::Unix(path) = &listener.spec.address else {
+    remove_file_of(&listener.spec.address, log);
+}
+
+fn remove_file_of(address: &ListenAddress, log: &dyn ErrorLog) {
+    let ListenAddress::Unix(path) = address else {
         return;
     };
     if let Err(error) = std::fs::remove_file(path) {
@@ -328,8 +337,12 @@ pub(super) fn remove_socket_file(listener: &Listener, log: &dyn ErrorLog) {
     }
 }
 
-/// Removes the socket files of listeners that `current` does not have any more.
-pub(super) fn remove_old_socket_files(previous: &Bundle, current: &Bundle, log: &dyn ErrorLog) {
+/// Removes the socket files of addresses that `current` does not have any more.
+pub(super) fn remove_old_socket_files(
+    addresses: &[ListenAddress],
+    current: &Bundle,
+    log: &dyn ErrorLog,
+) {
     let served = |address: &ListenAddress| {
         current
             .record
@@ -337,18 +350,20 @@ pub(super) fn remove_old_socket_files(previous: &Bundle, current: &Bundle, log: 
             .iter()
             .any(|listener| listener.spec.address == *address)
     };
-    for listener in &previous.record.listeners {
-        if let ListenAddress::Unix(path) = &listener.spec.address
-            && !served(&listener.spec.address)
-        {
+    for address in addresses.iter().filter(|address| !served(address)) {
+        if let ListenAddress::Unix(path) = address {
             log.write(Level::Warn, &format!("deleting socket {}", path.display()));
-            remove_socket_file(listener, log);
         }
+        remove_file_of(address, log);
     }
 }
 
 /// Removes the socket files that `rejected` opened and `current` does not serve.
-pub(super) fn remove_old_socket_files_of(rejected: &Bundle, current: &Bundle, log: &dyn ErrorLog) {
+pub(super) fn remove_rejected_socket_files(
+    rejected: &Bundle,
+    current: &Bundle,
+    log: &dyn ErrorLog,
+) {
     for listener in &rejected.record.listeners {
         if !current
             .record

@@ -763,7 +763,7 @@ impl<P: Program> Control<P> {
             for listener in &self.bundle.record.listeners {
                 listen::configure(listener, previous.spec_of(listener), &*self.log);
             }
-            system::remove_old_socket_files(previous, &self.bundle, &*self.log);
+            system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
             pid_file::change(
                 &previous.settings.pid_path,
                 &self.bundle.settings.pid_path,

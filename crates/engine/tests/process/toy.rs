@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use gale_config::Files;
 use gale_engine::process::{
     BuildRequest, Built, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, Level,
     ListenAddress, ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program,
@@ -70,6 +69,8 @@ impl Program for Toy {
                 |listener: &ListenerHandle| Some(listener.local_address().ok()?.to_string());
             let addresses: Vec<String> =
                 configuration.listeners.iter().filter_map(address).collect();
+            // Another user's file can be replaced where it cannot be written.
+            let _ = std::fs::remove_file(path);
             std::fs::write(path, addresses.join("\n")).map_err(|error| error.to_string())?;
         }
         TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
