@@ -98,6 +98,7 @@ const TESTS: &[(&str, fn())] = &[
         "a_new_binary_takes_over_the_sockets",
         a_new_binary_takes_over_the_sockets,
     ),
+    ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
     (
         "a_change_of_user_needs_a_new_process",
         a_change_of_user_needs_a_new_process,
@@ -480,6 +481,38 @@ fn a_new_binary_takes_over_the_sockets() {
     assert_ne!(answer.pid, old_worker);
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
     assert!(ends(new_master));
+}
+
+fn an_upgrade_can_be_taken_back() {
+    let mut server = Server::launch("listen 127.0.0.1:0\nanswer one\ndaemon");
+    assert!(server.wait_exited().success());
+    server.wait_notified("READY=1");
+    let old = server.pid_in_file();
+    // Port 0 is another port for the new binary, which does not matter here.
+    let address = server.addresses()[0].clone();
+    let old_worker = Pid::from_raw(server.ask().pid).expect("positive");
+    let tell_old = |signal| rustix::process::kill_process(old, signal).expect("it runs");
+    tell_old(Signal::USR2);
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+
+    tell_old(Signal::WINCH);
+    assert!(ends(old_worker));
+    tell_old(Signal::USR2);
+    server.wait_logged("the changing binary signal is ignored");
+
+    rustix::process::kill_process(new, Signal::QUIT).expect("it runs");
+    server.wait_logged(&format!("new binary process {new} exited with code 0"));
+    let back = Client::connect(&address).ask("x");
+    assert_ne!(
+        back.pid,
+        old_worker.as_raw_pid(),
+        "the old master has a worker process again"
+    );
+    server.wait_logged(&format!("start worker process {}", back.pid));
+    assert_eq!(server.pid_in_file(), old);
+    process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
+    assert!(ends(old));
 }
 
 fn a_change_of_user_needs_a_new_process() {

@@ -11,6 +11,7 @@ use rustix::process::Pid;
 use super::daemon::{self, Forked};
 use super::errors::{ErrorLog, Level, Report, StderrLog, errno_text};
 use super::helper;
+use super::listen;
 use super::master::{Master, Start};
 use super::notify::Notifier;
 use super::pid_file;
@@ -148,6 +149,15 @@ fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, 
         SystemResources::new(Arc::clone(&log)).with_existing(inherited.unwrap_or_default());
     let (bundle, built) = helper::build(&program, request, resources)?;
     eprint!("{}", built.warnings.render(&bundle.request().program));
+
+    for listener in bundle
+        .record
+        .listeners
+        .iter()
+        .filter(|listener| listener.inherited)
+    {
+        listen::configure_inherited(listener, &*log);
+    }
 
     let settings = bundle.settings().clone();
     let mut waiting = None;

@@ -206,6 +206,27 @@ mod tests {
     }
 
     #[test]
+    fn a_diagnostic_is_one_line_for_the_log_and_its_source_for_the_terminal() {
+        let mut sources = Sources::new();
+        let source = sources.add_file("/a.conf".as_ref(), b"lissten 80;\n".to_vec());
+        let span = gale_config::Span {
+            source,
+            start: 0,
+            end: 7,
+        };
+        let mut report = Report::default();
+        report.push_diagnostic(
+            &Diagnostic::emerg("unknown directive")
+                .at(span)
+                .hint("listen"),
+            &sources,
+        );
+        assert_eq!(report.entries[0].message, "unknown directive in /a.conf:1");
+        assert!(report.entries[0].detail.contains("^^^^^^^"));
+        assert!(!report.entries[0].detail.contains("unknown directive"));
+    }
+
+    #[test]
     fn details_follow_their_message_on_the_terminal_only() {
         let mut report = Report::new(Level::Emerg, "bad in a.conf:1");
         report.entries[0].detail = "    bad;\n    ^^^".into();

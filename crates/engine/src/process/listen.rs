@@ -249,6 +249,17 @@ pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log:
     }
 }
 
+/// Configures sockets that another binary opened, about whose options we know nothing.
+pub(super) fn configure_inherited(listener: &Listener, log: &dyn ErrorLog) {
+    // Differs in everything that is only set when it changes.
+    let unknown = ListenSpec {
+        backlog: -1,
+        deferred: !listener.spec.deferred,
+        ..listener.spec.clone()
+    };
+    configure(listener, Some(&unknown), log);
+}
+
 /// Allows further sockets on the address of an existing one that was opened without `reuseport`.
 pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)

@@ -430,6 +430,7 @@ impl<P: Program> Master<P> {
     // Processes
 
     fn spawn_worker(&mut self) {
+        self.log.write(Level::Notice, "start worker processes");
         match self.start_worker(&self.bundle) {
             Ok(worker) => self.workers.push(worker),
             Err(error) => {
@@ -738,6 +739,10 @@ impl<P: Program> Master<P> {
             return self.spawn_worker();
         }
         if self.reload.is_some() || !self.serving_since_start {
+            self.log.write(
+                Level::Notice,
+                "still busy with the previous configuration, this one follows",
+            );
             self.reload_wanted = true;
             return;
         }

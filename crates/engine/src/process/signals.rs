@@ -30,8 +30,8 @@ pub(super) enum Signal {
     Other,
 }
 
-/// Number, name, meaning.
-const SIGNALS: [(i32, &str, Signal); 11] = [
+/// Number, name, meaning. Not SIGPIPE, which Rust ignores: a blocked signal would be queued in spite of that.
+const SIGNALS: [(i32, &str, Signal); 10] = [
     (libc::SIGHUP, "SIGHUP", Signal::Reconfigure),
     (libc::SIGUSR1, "SIGUSR1", Signal::Reopen),
     (libc::SIGWINCH, "SIGWINCH", Signal::StopAccepting),
@@ -42,7 +42,6 @@ const SIGNALS: [(i32, &str, Signal); 11] = [
     (libc::SIGINT, "SIGINT", Signal::Terminate),
     (libc::SIGIO, "SIGIO", Signal::Other),
     (libc::SIGCHLD, "SIGCHLD", Signal::Child),
-    (libc::SIGPIPE, "SIGPIPE", Signal::Other),
 ];
 
 /// A signal that has arrived.
