@@ -204,6 +204,19 @@ impl Drop for Server {
             }
             let _ = self.child.wait();
         }
+        // A daemon that a failed test left behind; a number that has another owner by now is not touched.
+        for name in ["pid", "pid.oldbin"] {
+            let text = fs::read_to_string(self.directory.join(name)).unwrap_or_default();
+            let pid = text.trim_end().parse().ok().and_then(Pid::from_raw);
+            let ours = self.directory.display().to_string();
+            let is_ours = |pid: &Pid| {
+                fs::read(format!("/proc/{pid}/cmdline"))
+                    .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&ours))
+            };
+            if let Some(pid) = pid.filter(is_ours) {
+                let _ = rustix::process::kill_process(pid, Signal::TERM);
+            }
+        }
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
