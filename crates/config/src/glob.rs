@@ -175,3 +175,113 @@ fn unescaped(component: &[u8]) -> Vec<u8> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matches(pattern: &str, name: &str) -> bool {
+        matches_name(pattern.as_bytes(), name.as_bytes())
+    }
+
+    #[test]
+    fn wildcards_match_names() {
+        for (pattern, name) in [
+            ("*.conf", "a.conf"),
+            ("*", "anything"),
+            ("a*b*c", "a--b--b--c"),
+            ("?.conf", "a.conf"),
+            ("[ab].conf", "b.conf"),
+            ("[a-c]x", "bx"),
+            ("[!a]x", "bx"),
+            ("[]]x", "]x"),
+            ("[a-]x", "-x"),
+            ("a[", "a["),
+            ("\\*", "*"),
+            (".*", ".hidden"),
+            ("", ""),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn wildcards_do_not_match_other_names() {
+        for (pattern, name) in [
+            ("*.conf", "a.conf~"),
+            ("*.conf", ".conf"),
+            ("?", ".a"),
+            ("*", ".hidden"),
+            ("[.]a", ".a"),
+            ("a?", "a"),
+            ("[!a]x", "ax"),
+            ("[a-c]", "d"),
+            ("\\*", "a"),
+            ("a", "A"),
+            ("", "a"),
+        ] {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn a_wildcard_stays_within_its_directory() {
+        assert!(matches_path(b"/etc/*/x.conf", b"/etc/gale/x.conf"));
+        assert!(!matches_path(b"/etc/*.conf", b"/etc/gale/x.conf"));
+        assert!(!matches_path(b"/etc/*", b"/etc"));
+    }
+
+    #[test]
+    fn the_disk_answers_sorted_and_without_hidden_names() {
+        let root = std::env::temp_dir().join(format!("gale-config-glob-{}", std::process::id()));
+        for name in [
+            "b/2.conf",
+            "b/10.conf",
+            "a/1.conf",
+            "a/.hidden.conf",
+            "a/1.conf.bak",
+        ] {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let found = |pattern: &str| {
+            let paths = expand(&root.join(pattern)).unwrap();
+            paths
+                .iter()
+                .map(|path| {
+                    path.strip_prefix(&root)
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .to_owned()
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found("*/*.conf"), ["a/1.conf", "b/10.conf", "b/2.conf"]);
+        assert_eq!(found("[b]/?.conf"), ["b/2.conf"]);
+        assert_eq!(found("*/1.conf"), ["a/1.conf"]);
+        assert_eq!(found("none/*.conf"), [""; 0]);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_match_or_not(pattern in proptest::collection::vec(any::<u8>(), 0..40), name in proptest::collection::vec(any::<u8>(), 0..40)) {
+            matches_path(&pattern, &name);
+        }
+
+        #[test]
+        fn patterns_full_of_syntax_match_or_not(pattern in r"[\]\[a*?!^.\\-]{0,20}", name in r"[\]a.!-]{0,12}") {
+            matches_name(pattern.as_bytes(), name.as_bytes());
+        }
+
+        #[test]
+        fn a_name_matches_itself_escaped(name in "[^/.][^/]{0,20}") {
+            let escaped: String = name.chars().flat_map(|c| if c.is_ascii() { vec!['\\', c] } else { vec![c] }).collect();
+            prop_assert!(matches(&escaped, &name));
+            prop_assert!(matches("*", &name));
+        }
+    }
+}

@@ -21,7 +21,8 @@ use crate::statement::Word;
 use bstr::{BString, ByteSlice};
 
 /// The longest word as it is spelled in a file, without quotes: nginx reads files through a buffer of 4096 bytes that
-/// has to hold the word and its end. Comments may be longer here.
+/// has to hold the word and its end (and in some positions one byte more, which is not imitated). Comments have no limit
+/// here; in nginx they have the same.
 pub const WORD_BYTES_MAX: usize = 4095;
 
 /// A piece of a text.
@@ -327,5 +328,263 @@ fn unescape(spelling: &[u8]) -> BString {
                 tail
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Tokens in short: words as they are, punctuation as itself.
+    fn tokens(text: &[u8]) -> Vec<String> {
+        let (tokens, error) = lex(text);
+        let shown = tokens.iter().filter_map(|token| match token {
+            Token::Word(word) => Some(word.text.to_string()),
+            Token::Semicolon(_) => Some(";".into()),
+            Token::BlockStart(_) => Some("{".into()),
+            Token::BlockEnd(_) => Some("}".into()),
+            Token::End(_) => None,
+        });
+        let error = error.map(|error| {
+            format!("{error:?}")
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        });
+        shown.chain(error).collect()
+    }
+
+    fn word(text: &[u8]) -> Word {
+        match Lexer::new(SourceId(0), text, WORD_BYTES_MAX).next_token() {
+            Ok(Token::Word(word)) => word,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn words_end_with_blanks_semicolons_and_opening_braces() {
+        assert_eq!(tokens(b"listen 80;"), ["listen", "80", ";"]);
+        assert_eq!(tokens(b"a\tb\rc\nd;"), ["a", "b", "c", "d", ";"]);
+        assert_eq!(
+            tokens(b"http{server{}}"),
+            ["http", "{", "server", "{", "}", "}"]
+        );
+    }
+
+    #[test]
+    fn a_closing_brace_within_a_word_belongs_to_it() {
+        assert_eq!(tokens(b"listen 80}"), ["listen", "UnfinishedWord"]);
+        assert_eq!(tokens(b"a b}c;"), ["a", "b}c", ";"]);
+    }
+
+    #[test]
+    fn comments_begin_only_where_a_word_could() {
+        assert_eq!(tokens(b"# a;\nb; # c\r\nd#e;#"), ["b", ";", "d#e", ";"]);
+        assert_eq!(tokens(b"a #b;\n c;"), ["a", "c", ";"]);
+        assert_eq!(tokens("# длинный".as_bytes()), [""; 0]);
+    }
+
+    #[test]
+    fn quotes_hold_blanks_and_punctuation() {
+        assert_eq!(
+            tokens(b"a 'b c;{}#' \"d\n e\";"),
+            ["a", "b c;{}#", "d\n e", ";"]
+        );
+        assert_eq!(tokens(b"a '' \"\";"), ["a", "", "", ";"]);
+        assert_eq!(tokens(b"a '\"' \"'\";"), ["a", "\"", "'", ";"]);
+    }
+
+    #[test]
+    fn quotes_within_a_word_are_ordinary() {
+        assert_eq!(tokens(b"a\"b c'd;"), ["a\"b", "c'd", ";"]);
+    }
+
+    #[test]
+    fn after_a_closing_quote_only_some_bytes_may_follow() {
+        for text in ["'a';", "'a'{", "'a' b", "'a'\t", "'a'\r", "'a'\n"] {
+            assert_eq!(tokens(text.as_bytes())[0], "a", "{text}");
+        }
+        assert_eq!(tokens(b"'a')b;"), ["a", ")b", ";"]);
+        for text in ["'a'b;", "'a''b';", "\"a\"}", "'a'#", "'a'$b;", "'a'\\;"] {
+            assert_eq!(tokens(text.as_bytes()), ["AfterQuote"], "{text}");
+        }
+    }
+
+    #[test]
+    fn escapes_are_the_same_in_quotes_and_outside() {
+        assert_eq!(
+            tokens(br#"a\"b a\'b a\\b a\tb a\rb a\nb;"#),
+            ["a\"b", "a'b", "a\\b", "a\tb", "a\rb", "a\nb", ";"]
+        );
+        assert_eq!(
+            tokens(br#""a\"b" 'a\'b' "a\\" "a\nb";"#),
+            ["a\"b", "a'b", "a\\", "a\nb", ";"]
+        );
+    }
+
+    #[test]
+    fn other_escapes_stay_as_they_are_but_take_their_byte() {
+        assert_eq!(
+            tokens(br"a\;b a\ b a\{b a\.b \#c \d+$;"),
+            [r"a\;b", r"a\ b", r"a\{b", r"a\.b", r"\#c", r"\d+$", ";"]
+        );
+        assert_eq!(tokens(br"\\;"), [r"\", ";"]);
+        assert_eq!(tokens(br"\\\;;"), [r"\\;", ";"]);
+    }
+
+    #[test]
+    fn a_brace_after_a_dollar_belongs_to_the_word() {
+        assert_eq!(tokens(b"return ${uri}x;"), ["return", "${uri}x", ";"]);
+        assert_eq!(tokens(b"a b${c}{"), ["a", "b${c}", "{"]);
+        assert_eq!(tokens(b"a ${{b;"), ["a", "${{b", ";"]);
+        assert_eq!(tokens(b"a $${b;"), ["a", "$${b", ";"]);
+        assert_eq!(tokens(b"a $b{"), ["a", "$b", "{"]);
+        assert_eq!(tokens(br"a \${"), ["a", r"\$", "{"]);
+        assert_eq!(tokens(b"if ($a){"), ["if", "($a)", "{"]);
+    }
+
+    #[test]
+    fn bytes_need_not_be_utf_8() {
+        assert_eq!(word(b"\xff\xfe\x00;").text, b"\xff\xfe\x00");
+        assert_eq!(word(b"\xef\xbb\xbfuser x;").text, b"\xef\xbb\xbfuser");
+    }
+
+    #[test]
+    fn a_text_that_ends_within_a_word_is_unfinished() {
+        for (text, quoted) in [
+            ("a", false),
+            ("'a", true),
+            ("a\\", false),
+            ("\"a\\\"", true),
+            ("$", false),
+        ] {
+            let (_, error) = lex(text.as_bytes());
+            let at_end = matches!(&error, Some(LexError::UnfinishedWord { end, quoted: q, .. })
+                if *q == quoted && end.start as usize == text.len());
+            assert!(at_end, "{text} {error:?}");
+        }
+        assert_eq!(tokens(b"'a'"), ["a"]);
+    }
+
+    #[test]
+    fn a_word_has_room_for_4095_bytes() {
+        let spell = |before: &str, length: usize, after: &str| {
+            format!("{before}{}{after}", "x".repeat(length))
+        };
+        assert_eq!(
+            word(spell("", WORD_BYTES_MAX, ";;").as_bytes()).text.len(),
+            WORD_BYTES_MAX
+        );
+        assert_eq!(
+            word(spell("'", WORD_BYTES_MAX, "';").as_bytes()).text.len(),
+            WORD_BYTES_MAX
+        );
+        for (text, quote) in [
+            (spell("", WORD_BYTES_MAX + 1, ";"), None),
+            (spell("'", WORD_BYTES_MAX + 1, "';"), Some(b'\'')),
+            (spell("\"", 10_000, ""), Some(b'"')),
+        ] {
+            match lex(text.as_bytes()).1 {
+                Some(LexError::TooLong {
+                    beginning,
+                    start,
+                    quote: found,
+                }) => {
+                    assert_eq!((beginning.len(), start.start, found), (10, 0, quote));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let comment = spell("#", 10_000, "\na;");
+        assert_eq!(tokens(comment.as_bytes()), ["a", ";"]);
+    }
+
+    #[test]
+    fn a_word_knows_its_spelling_and_whether_it_starts_a_line() {
+        let (tokens, _) = lex(b"a 'b'\n  c d;");
+        let words: Vec<_> = tokens
+            .iter()
+            .filter_map(|t| {
+                if let Token::Word(w) = t {
+                    Some(w)
+                } else {
+                    None
+                }
+            })
+            .collect();
+        let shape: Vec<_> = words
+            .iter()
+            .map(|w| (w.span.start, w.span.end, w.quoted, w.starts_line))
+            .collect();
+        assert_eq!(
+            shape,
+            [
+                (0, 1, false, true),
+                (2, 5, true, false),
+                (8, 9, false, true),
+                (10, 11, false, false)
+            ]
+        );
+    }
+
+    fn span(token: &Token) -> Span {
+        match token {
+            Token::Word(word) => word.span,
+            Token::Semicolon(span)
+            | Token::BlockStart(span)
+            | Token::BlockEnd(span)
+            | Token::End(span) => *span,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_lex_into_tokens_in_order(text in proptest::collection::vec(any::<u8>(), 0..300)) {
+            check_order(&text)?;
+        }
+
+        #[test]
+        fn texts_full_of_syntax_lex_into_tokens_in_order(text in "[a \"'\\\\{};#$\n\r\t)]{0,60}") {
+            check_order(text.as_bytes())?;
+        }
+
+        #[test]
+        fn a_quoted_word_reads_back(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut spelling = quote(&text).to_vec();
+            spelling.push(b';');
+            let (tokens, error) = lex(&spelling);
+            prop_assert_eq!(error, None);
+            prop_assert_eq!(tokens.len(), 3);
+            match &tokens[0] {
+                Token::Word(word) => prop_assert_eq!(&word.text[..], &text[..]),
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+
+        #[test]
+        fn a_word_of_syntax_reads_back(text in "[a \"'\\\\{};#$\n\r\tnrt]{0,20}") {
+            let mut spelling = quote(text.as_bytes()).to_vec();
+            spelling.push(b' ');
+            prop_assert_eq!(&word(&spelling).text[..], text.as_bytes());
+        }
+    }
+
+    fn check_order(text: &[u8]) -> Result<(), TestCaseError> {
+        let (tokens, error) = lex(text);
+        let mut at = 0;
+        for token in &tokens {
+            let span = span(token);
+            prop_assert!(
+                at <= span.start && span.start <= span.end && span.end as usize <= text.len()
+            );
+            at = span.end;
+        }
+        prop_assert_eq!(
+            error.is_none(),
+            matches!(tokens.last(), Some(Token::End(_)))
+        );
+        Ok(())
     }
 }

@@ -213,3 +213,153 @@ fn alternatives(names: &[String]) -> String {
         [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnostic::Diagnostics;
+    use crate::lexer;
+
+    fn statement(name: &str, args: &str) -> Statement {
+        Statement::synthetic(name, lexer::words(args.as_bytes()).unwrap())
+    }
+
+    /// The value, or the message.
+    fn value<T>(
+        parse: impl Fn(&Statement) -> Result<T, Diagnostic>,
+        args: &str,
+    ) -> Result<T, String> {
+        parse(&statement("it", args)).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn flags() {
+        assert_eq!(value(flag, "on"), Ok(true));
+        assert_eq!(value(flag, "OFF"), Ok(false));
+        let message = "invalid value \"yes\" in \"it\" directive, it must be \"on\" or \"off\"";
+        assert_eq!(value(flag, "yes"), Err(message.to_owned()));
+    }
+
+    #[test]
+    fn numbers() {
+        assert_eq!(value(number, "10"), Ok(10));
+        assert_eq!(
+            value(number, "-1"),
+            Err("\"it\" directive invalid number".to_owned())
+        );
+        assert_eq!(
+            value(number, "10s"),
+            Err("\"it\" directive invalid number".to_owned())
+        );
+        assert_eq!(value(signed_number, "-5"), Ok(-5));
+        assert_eq!(
+            value(signed_number, "5-"),
+            Err("\"it\" directive invalid number".to_owned())
+        );
+    }
+
+    #[test]
+    fn numbers_within_bounds() {
+        assert_eq!(value(|s| number_between(s, 1, 9), "9"), Ok(9));
+        assert_eq!(
+            value(|s| number_between(s, 1, 9), "10"),
+            Err("value must be between 1 and 9".to_owned())
+        );
+        let message = "value must be equal to or greater than 1";
+        assert_eq!(
+            value(|s| number_between(s, 1, u64::MAX), "0"),
+            Err(message.to_owned())
+        );
+    }
+
+    #[test]
+    fn sizes_and_offsets() {
+        assert_eq!(value(size, "8k"), Ok(8192));
+        assert_eq!(
+            value(size, "1g"),
+            Err("\"it\" directive invalid value".to_owned())
+        );
+        assert_eq!(value(offset, "1g"), Ok(1 << 30));
+        assert_eq!(
+            value(offset, "-1"),
+            Err("\"it\" directive invalid value".to_owned())
+        );
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(value(time_ms, "'1h 30m'"), Ok(Duration::from_secs(5400)));
+        assert_eq!(
+            value(time_ms, "5x"),
+            Err("\"it\" directive invalid value".to_owned())
+        );
+        assert_eq!(value(time_s, "1d"), Ok(Duration::from_secs(86_400)));
+        assert_eq!(
+            value(time_s, "1ms"),
+            Err("\"it\" directive invalid value".to_owned())
+        );
+    }
+
+    #[test]
+    fn strings_and_paths_are_taken_as_they_are() {
+        assert_eq!(value(string, "' a b'"), Ok(BString::from(" a b")));
+        assert_eq!(value(path, "logs/x"), Ok(PathBuf::from("logs/x")));
+        assert_eq!(value(key_value, "a b"), Ok(("a".into(), "b".into())));
+    }
+
+    #[test]
+    fn buffers_are_a_number_and_a_size() {
+        assert_eq!(value(buffers, "8 4k"), Ok((8, 4096)));
+        for wrong in ["0 4k", "8 0", "x 4k", "8 4x"] {
+            assert_eq!(
+                value(buffers, wrong),
+                Err("\"it\" directive invalid value".to_owned()),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_of_several_words() {
+        let choices = [("auto", 0), ("epoll", 1), ("io_uring", 2)];
+        assert_eq!(value(|s| enumeration(s, &choices), "EPOLL"), Ok(1));
+        let error = enumeration(&statement("use", "kqueue"), &choices).unwrap_err();
+        assert_eq!(error.message, "invalid value \"kqueue\"");
+        assert_eq!(
+            error.hint.as_deref(),
+            Some("it must be \"auto\", \"epoll\" or \"io_uring\"")
+        );
+    }
+
+    #[test]
+    fn several_words_make_a_mask_and_repetition_is_warned_of() {
+        let choices = [("error", 1), ("timeout", 2)];
+        let mut reports = Diagnostics::new();
+        assert_eq!(
+            bitmask(
+                &statement("it", "error timeout error"),
+                &choices,
+                &mut reports
+            )
+            .unwrap(),
+            3
+        );
+        assert_eq!(
+            reports
+                .iter()
+                .map(|report| &report.message[..])
+                .collect::<Vec<_>>(),
+            ["duplicate value \"error\""]
+        );
+        assert!(!reports.has_errors());
+        assert!(bitmask(&statement("it", "error x"), &choices, &mut reports).is_err());
+    }
+
+    #[test]
+    fn a_missing_argument_is_an_error_and_no_panic() {
+        let message = Err("invalid number of arguments in \"it\" directive".to_owned());
+        assert_eq!(value(number, ""), message);
+        assert_eq!(value(flag, "").map(u64::from), message);
+        assert_eq!(value(buffers, "1").map(|buffers| buffers.0), message);
+    }
+}

@@ -1,1 +1,3 @@
 //! What all modules share: processes, HTTP, logs.
+
+pub mod process;

@@ -1,0 +1,652 @@
+//! The bundle: a configuration's texts and everything that had to be opened or read for it, ready to cross a socket.
+//!
+//! ```text
+//!   memfd:   "GALEBNDL"  version u32  manifest length u64  │ manifest (JSON) │ contents of files, back to back
+//!   beside:  descriptors of sockets and logs; the manifest refers to them by position
+//! ```
+//!
+//! A bundle is complete: building from it opens nothing. It is refused as a whole when its version, its lengths or one
+//! of its positions is wrong.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gale_config::Files;
+use rustix::fs::{MemfdFlags, SealFlags};
+use serde::{Deserialize, Serialize};
+
+use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
+use super::log_file::{LogFile, LogHandle};
+use super::program::BuildRequest;
+use super::resources::{ResourceError, Resources};
+use super::settings::{ErrorLogDestination, ErrorLogTarget, ProcessSettings};
+use super::text;
+use super::user::Account;
+
+/// Changes with every change of the manifest or of the messages on a link.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+const MAGIC: &[u8; 8] = b"GALEBNDL";
+const HEADER_LENGTH: usize = 8 + 4 + 8;
+/// Largest memfd accepted, in bytes: far beyond any configuration, small enough to hold twice.
+const SIZE_MAX: u64 = 512 << 20;
+
+/// What was opened and read while a configuration was built.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Record {
+    pub texts: BTreeMap<PathBuf, Result<Vec<u8>, i32>>,
+    pub globs: BTreeMap<PathBuf, Result<Vec<PathBuf>, i32>>,
+    pub secrets: BTreeMap<PathBuf, Result<Vec<u8>, i32>>,
+    pub names: BTreeMap<String, Result<Vec<IpAddr>, String>>,
+    pub accounts: Vec<AccountEntry>,
+    pub listeners: Vec<ListenerHandle>,
+    pub logs: Vec<LogHandle>,
+}
+
+/// One look-up of `Resources::account`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct AccountEntry {
+    pub user: String,
+    pub group: Option<String>,
+    pub found: Option<Account>,
+}
+
+/// A configuration with all that it needs. See the head of the file.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    /// Counts the configurations of one master, from 1.
+    pub(super) generation: u64,
+    pub(super) request: BuildRequest,
+    pub(super) settings: ProcessSettings,
+    pub(super) record: Record,
+}
+
+impl Bundle {
+    /// What was asked for.
+    pub fn request(&self) -> &BuildRequest {
+        &self.request
+    }
+
+    /// Settings of the processes.
+    pub fn settings(&self) -> &ProcessSettings {
+        &self.settings
+    }
+
+    /// Answers a build from this bundle.
+    pub fn resources(&self) -> BundleResources<'_> {
+        BundleResources {
+            record: &self.record,
+        }
+    }
+
+    /// The main error log's destinations, with their files.
+    pub fn error_log_targets(&self) -> Vec<ErrorLogTarget> {
+        let find = |path: &Path| self.record.logs.iter().find(|log| log.path() == path);
+        self.settings
+            .error_log
+            .iter()
+            .filter_map(|setting| match &setting.destination {
+                ErrorLogDestination::Stderr => Some(ErrorLogTarget::Stderr(setting.level)),
+                ErrorLogDestination::Syslog(text) => {
+                    Some(ErrorLogTarget::Syslog(setting.level, text.clone()))
+                }
+                ErrorLogDestination::File(path) => {
+                    Some(ErrorLogTarget::File(setting.level, Arc::clone(find(path)?)))
+                }
+            })
+            .collect()
+    }
+
+    /// Where standard error goes once the process has left its terminal: the first error log that is a file.
+    pub(super) fn standard_error(&self) -> Option<LogHandle> {
+        self.error_log_targets()
+            .into_iter()
+            .find_map(|target| match target {
+                ErrorLogTarget::File(_, file) => Some(file),
+                _ => None,
+            })
+    }
+
+    /// Replaces sockets and logs that `previous` holds too by *its* handles, so that the same thing is the same `Arc` in
+    /// both, and the second descriptor of it is closed.
+    pub(super) fn adopt(&mut self, previous: &Bundle) {
+        let mut known: BTreeMap<u64, Arc<OwnedFd>> = BTreeMap::new();
+        for socket in previous
+            .record
+            .listeners
+            .iter()
+            .flat_map(|listener| &listener.sockets)
+        {
+            if let Ok(identity) = listen::socket_identity(socket) {
+                known.insert(identity, Arc::clone(socket));
+            }
+        }
+        for listener in &mut self.record.listeners {
+            let adopted = |socket: &Arc<OwnedFd>| {
+                let identity = listen::socket_identity(socket).ok();
+                identity
+                    .and_then(|identity| known.get(&identity))
+                    .unwrap_or(socket)
+                    .clone()
+            };
+            let sockets: Vec<_> = listener.sockets.iter().map(adopted).collect();
+            let same = previous.record.listeners.iter().find(|old| {
+                old.spec == listener.spec
+                    && old.sockets.len() == sockets.len()
+                    && old
+                        .sockets
+                        .iter()
+                        .zip(&sockets)
+                        .all(|(old, new)| Arc::ptr_eq(old, new))
+            });
+            *listener = match same {
+                Some(old) => Arc::clone(old),
+                None => Arc::new(Listener {
+                    sockets,
+                    ..Listener::clone(listener)
+                }),
+            };
+        }
+        for log in &mut self.record.logs {
+            if let Some(old) = previous
+                .record
+                .logs
+                .iter()
+                .find(|old| old.is_same_file(log))
+            {
+                *log = Arc::clone(old);
+            }
+        }
+    }
+
+    /// How this listener's sockets were configured in this bundle, if they were in it.
+    pub(super) fn spec_of(&self, listener: &Listener) -> Option<&ListenSpec> {
+        let first = listener.sockets.first()?;
+        let holds =
+            |old: &&ListenerHandle| old.sockets.iter().any(|socket| Arc::ptr_eq(socket, first));
+        self.record
+            .listeners
+            .iter()
+            .find(holds)
+            .map(|old| &old.spec)
+    }
+
+    /// Where this configuration listens.
+    pub(super) fn addresses(&self) -> Vec<ListenAddress> {
+        self.record
+            .listeners
+            .iter()
+            .map(|listener| listener.spec.address.clone())
+            .collect()
+    }
+
+    /// Sockets of `previous` that are not in this bundle, after `adopt`.
+    pub(super) fn sockets_removed_since(&self, previous: &Bundle) -> Vec<Arc<OwnedFd>> {
+        let kept = |socket: &&Arc<OwnedFd>| {
+            self.record
+                .listeners
+                .iter()
+                .flat_map(|listener| &listener.sockets)
+                .any(|mine| Arc::ptr_eq(mine, socket))
+        };
+        let old = previous
+            .record
+            .listeners
+            .iter()
+            .flat_map(|listener| &listener.sockets);
+        old.filter(|socket| !kept(socket)).cloned().collect()
+    }
+
+    /// The bundle as one memfd, and the descriptors that go with it.
+    pub(super) fn encode(&self) -> io::Result<(OwnedFd, Vec<Arc<OwnedFd>>)> {
+        let mut packer = Packer::default();
+        let manifest = Manifest {
+            generation: self.generation,
+            request: self.request.clone(),
+            settings: self.settings.clone(),
+            texts: packer.files(&self.record.texts),
+            secrets: packer.files(&self.record.secrets),
+            globs: self
+                .record
+                .globs
+                .iter()
+                .map(|(pattern, paths)| packed_glob(pattern, paths))
+                .collect(),
+            names: self
+                .record
+                .names
+                .iter()
+                .map(|(name, found)| (name.clone(), found.clone()))
+                .collect(),
+            accounts: self.record.accounts.clone(),
+            listeners: self
+                .record
+                .listeners
+                .iter()
+                .map(|listener| packer.listener(listener))
+                .collect(),
+            logs: self.record.logs.iter().map(|log| packer.log(log)).collect(),
+        };
+        let json = serde_json::to_vec(&manifest)?;
+        let memory = rustix::fs::memfd_create(
+            "gale bundle",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
+        let mut file = File::from(memory);
+        file.write_all(MAGIC)?;
+        file.write_all(&PROTOCOL_VERSION.to_le_bytes())?;
+        file.write_all(&(json.len() as u64).to_le_bytes())?;
+        file.write_all(&json)?;
+        file.write_all(&packer.contents)?;
+        rustix::fs::fcntl_add_seals(
+            &file,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL,
+        )?;
+        Ok((file.into(), packer.descriptors))
+    }
+
+    /// The bundle that `encode` made.
+    ///
+    /// # Errors
+    /// It is of another version, or damaged.
+    pub(super) fn decode(memory: OwnedFd, descriptors: Vec<OwnedFd>) -> io::Result<Bundle> {
+        let file = File::from(memory);
+        let size = file.metadata()?.len();
+        if size > SIZE_MAX {
+            return Err(damaged("too large"));
+        }
+        let mut bytes = vec![0; size as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        let (header, rest) = bytes
+            .split_at_checked(HEADER_LENGTH)
+            .ok_or_else(|| damaged("no header"))?;
+        if &header[..8] != MAGIC {
+            return Err(damaged("not a bundle"));
+        }
+        let version = u32::from_le_bytes(header[8..12].try_into().expect("four bytes"));
+        if version != PROTOCOL_VERSION {
+            return Err(damaged(&format!(
+                "protocol version {version}, expected {PROTOCOL_VERSION}"
+            )));
+        }
+        let length = u64::from_le_bytes(header[12..20].try_into().expect("eight bytes"));
+        let split = usize::try_from(length)
+            .ok()
+            .and_then(|length| rest.split_at_checked(length));
+        let (json, contents) = split.ok_or_else(|| damaged("manifest longer than the bundle"))?;
+        let manifest: Manifest = serde_json::from_slice(json)?;
+        let unpacker = Unpacker {
+            contents,
+            descriptors: descriptors.into_iter().map(Arc::new).collect(),
+        };
+        unpacker.unpack(manifest)
+    }
+}
+
+/// `Resources` out of a bundle. What is not in it cannot be had.
+pub struct BundleResources<'b> {
+    record: &'b Record,
+}
+
+impl Files for BundleResources<'_> {
+    fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        replay(self.record.texts.get(path), path)
+    }
+
+    fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>> {
+        replay(self.record.globs.get(pattern), pattern)
+    }
+}
+
+impl Resources for BundleResources<'_> {
+    fn listeners(&mut self, specs: &[ListenSpec]) -> Result<Vec<ListenerHandle>, ResourceError> {
+        let find = |spec: &ListenSpec| {
+            let known = self
+                .record
+                .listeners
+                .iter()
+                .find(|listener| listener.spec == *spec);
+            known
+                .cloned()
+                .ok_or_else(|| missing(&format!("listening socket {}", spec.address)))
+        };
+        specs.iter().map(find).collect()
+    }
+
+    fn log_file(&mut self, path: &Path) -> Result<LogHandle, ResourceError> {
+        let known = self.record.logs.iter().find(|log| log.path() == path);
+        known
+            .cloned()
+            .ok_or_else(|| missing(&format!("log \"{}\"", path.display())))
+    }
+
+    fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        replay(self.record.secrets.get(path), path)
+    }
+
+    fn resolve(&mut self, host: &str) -> io::Result<Vec<IpAddr>> {
+        match self.record.names.get(host) {
+            Some(Ok(addresses)) => Ok(addresses.clone()),
+            Some(Err(text)) => Err(io::Error::other(text.clone())),
+            None => Err(io::Error::other(missing(&format!("host \"{host}\"")))),
+        }
+    }
+
+    fn account(
+        &mut self,
+        user: &str,
+        group: Option<&str>,
+    ) -> Result<Option<Account>, ResourceError> {
+        let known = self
+            .record
+            .accounts
+            .iter()
+            .find(|entry| entry.user == user && entry.group.as_deref() == group);
+        known
+            .map(|entry| entry.found.clone())
+            .ok_or_else(|| missing(&format!("user \"{user}\"")))
+    }
+
+    fn directory(&mut self, _: &Path, _: Option<&Account>) -> Result<(), ResourceError> {
+        Ok(()) // made when the bundle was
+    }
+}
+
+fn missing(what: &str) -> ResourceError {
+    ResourceError::new(format!(
+        "{what} is not in the bundle: the configuration was built differently the first time"
+    ))
+}
+
+fn replay<T: Clone>(recorded: Option<&Result<T, i32>>, path: &Path) -> io::Result<T> {
+    match recorded {
+        Some(Ok(value)) => Ok(value.clone()),
+        Some(Err(code)) => Err(io::Error::from_raw_os_error(*code)),
+        None => Err(io::Error::other(missing(&format!(
+            "file \"{}\"",
+            path.display()
+        )))),
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    generation: u64,
+    request: BuildRequest,
+    settings: ProcessSettings,
+    texts: Vec<PackedFile>,
+    secrets: Vec<PackedFile>,
+    globs: Vec<PackedGlob>,
+    names: Vec<(String, Result<Vec<IpAddr>, String>)>,
+    accounts: Vec<AccountEntry>,
+    listeners: Vec<PackedListener>,
+    logs: Vec<PackedLog>,
+}
+
+/// A file: its length in the contents, which are in the manifest's order, or the error number.
+#[derive(Serialize, Deserialize)]
+struct PackedFile {
+    path: PathText,
+    content: Result<Content, i32>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Content {
+    start: usize,
+    length: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PathText(#[serde(with = "text::path")] PathBuf);
+
+#[derive(Serialize, Deserialize)]
+struct PackedGlob {
+    pattern: PathText,
+    paths: Result<Vec<PathText>, i32>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PackedListener {
+    spec: ListenSpec,
+    sockets: Vec<usize>,
+    inherited: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PackedLog {
+    path: PathText,
+    descriptor: usize,
+}
+
+fn packed_glob(pattern: &Path, paths: &Result<Vec<PathBuf>, i32>) -> PackedGlob {
+    let paths = paths
+        .clone()
+        .map(|paths| paths.into_iter().map(PathText).collect());
+    PackedGlob {
+        pattern: PathText(pattern.to_owned()),
+        paths,
+    }
+}
+
+#[derive(Default)]
+struct Packer {
+    contents: Vec<u8>,
+    descriptors: Vec<Arc<OwnedFd>>,
+}
+
+impl Packer {
+    fn files(&mut self, files: &BTreeMap<PathBuf, Result<Vec<u8>, i32>>) -> Vec<PackedFile> {
+        let pack = |(path, content): (&PathBuf, &Result<Vec<u8>, i32>)| PackedFile {
+            path: PathText(path.clone()),
+            content: content
+                .as_ref()
+                .map(|bytes| self.content(bytes))
+                .map_err(|code| *code),
+        };
+        files.iter().map(pack).collect()
+    }
+
+    fn content(&mut self, bytes: &[u8]) -> Content {
+        let start = self.contents.len();
+        self.contents.extend_from_slice(bytes);
+        Content {
+            start,
+            length: bytes.len(),
+        }
+    }
+
+    fn listener(&mut self, listener: &Listener) -> PackedListener {
+        let sockets = listener
+            .sockets
+            .iter()
+            .map(|socket| self.descriptor(socket))
+            .collect();
+        PackedListener {
+            spec: listener.spec.clone(),
+            sockets,
+            inherited: listener.inherited,
+        }
+    }
+
+    fn log(&mut self, log: &LogFile) -> PackedLog {
+        PackedLog {
+            path: PathText(log.path().to_owned()),
+            descriptor: self.descriptor(log.descriptor()),
+        }
+    }
+
+    fn descriptor(&mut self, descriptor: &Arc<OwnedFd>) -> usize {
+        self.descriptors.push(Arc::clone(descriptor));
+        self.descriptors.len() - 1
+    }
+}
+
+struct Unpacker<'m> {
+    contents: &'m [u8],
+    descriptors: Vec<Arc<OwnedFd>>,
+}
+
+impl Unpacker<'_> {
+    fn unpack(self, manifest: Manifest) -> io::Result<Bundle> {
+        let listeners = manifest
+            .listeners
+            .into_iter()
+            .map(|listener| self.listener(listener))
+            .collect::<Result<_, _>>()?;
+        let logs = manifest
+            .logs
+            .into_iter()
+            .map(|log| self.log(log))
+            .collect::<Result<_, _>>()?;
+        let unglob = |glob: PackedGlob| {
+            (
+                glob.pattern.0,
+                glob.paths
+                    .map(|paths| paths.into_iter().map(|path| path.0).collect()),
+            )
+        };
+        let record = Record {
+            texts: self.files(manifest.texts)?,
+            secrets: self.files(manifest.secrets)?,
+            globs: manifest.globs.into_iter().map(unglob).collect(),
+            names: manifest.names.into_iter().collect(),
+            accounts: manifest.accounts,
+            listeners,
+            logs,
+        };
+        Ok(Bundle {
+            generation: manifest.generation,
+            request: manifest.request,
+            settings: manifest.settings,
+            record,
+        })
+    }
+
+    fn files(&self, files: Vec<PackedFile>) -> io::Result<BTreeMap<PathBuf, Result<Vec<u8>, i32>>> {
+        let unpack = |file: PackedFile| {
+            let content = match file.content {
+                Ok(content) => Ok(self.content(content)?),
+                Err(code) => Err(code),
+            };
+            Ok((file.path.0, content))
+        };
+        files.into_iter().map(unpack).collect()
+    }
+
+    fn content(&self, content: Content) -> io::Result<Vec<u8>> {
+        let end = content.start.checked_add(content.length);
+        let bytes = end.and_then(|end| self.contents.get(content.start..end));
+        bytes
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| damaged("content outside of the bundle"))
+    }
+
+    fn listener(&self, packed: PackedListener) -> io::Result<ListenerHandle> {
+        let sockets = packed
+            .sockets
+            .into_iter()
+            .map(|index| self.descriptor(index))
+            .collect::<Result<_, _>>()?;
+        Ok(Arc::new(Listener {
+            spec: packed.spec,
+            sockets,
+            inherited: packed.inherited,
+        }))
+    }
+
+    fn log(&self, packed: PackedLog) -> io::Result<LogHandle> {
+        Ok(Arc::new(LogFile::shared(
+            packed.path.0,
+            self.descriptor(packed.descriptor)?,
+        )))
+    }
+
+    fn descriptor(&self, index: usize) -> io::Result<Arc<OwnedFd>> {
+        self.descriptors
+            .get(index)
+            .cloned()
+            .ok_or_else(|| damaged("descriptor missing"))
+    }
+}
+
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("damaged bundle: {what}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn bundle() -> Bundle {
+        let mut record = Record::default();
+        let strange = PathBuf::from(std::ffi::OsStr::from_bytes(b"/etc/\xff.conf"));
+        record
+            .texts
+            .insert(strange.clone(), Ok(b"listen 80;\0\xfe".to_vec()));
+        record.texts.insert("/etc/none".into(), Err(libc::ENOENT));
+        record.globs.insert("/etc/*".into(), Ok(vec![strange]));
+        record.secrets.insert("/key".into(), Ok(vec![7; 10_000]));
+        record
+            .names
+            .insert("localhost".into(), Ok(vec![IpAddr::from([127, 0, 0, 1])]));
+        Bundle {
+            generation: 3,
+            request: BuildRequest::default(),
+            settings: ProcessSettings::default(),
+            record,
+        }
+    }
+
+    #[test]
+    fn a_bundle_survives_the_way_through_memory() {
+        let (memory, descriptors) = bundle().encode().expect("encoded");
+        assert!(descriptors.is_empty());
+        let back = Bundle::decode(memory, Vec::new()).expect("decoded");
+        assert_eq!(back.generation, 3);
+        assert_eq!(back.record.texts, bundle().record.texts);
+        assert_eq!(back.record.globs, bundle().record.globs);
+        assert_eq!(back.record.secrets, bundle().record.secrets);
+        let error = back
+            .resources()
+            .read(Path::new("/etc/none"))
+            .expect_err("recorded as missing");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn damaged_bundles_are_refused() {
+        let (memory, _) = bundle().encode().expect("encoded");
+        let file = File::from(memory);
+        let mut good = vec![0; file.metadata().expect("size").len() as usize];
+        file.read_exact_at(&mut good, 0).expect("read");
+        let mut other_version = good.clone();
+        other_version[8] = 99;
+        let mut endless = good.clone();
+        endless[12..20].fill(0xff);
+        let cases = [
+            &good[..0],
+            &good[..10],
+            &good[..good.len() - 1],
+            &other_version,
+            &endless,
+            b"GALEBUNDnonsense.....",
+        ];
+        for (index, bytes) in cases.into_iter().enumerate() {
+            let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
+            File::from(memory.try_clone().expect("descriptors are left"))
+                .write_all(bytes)
+                .expect("written");
+            assert!(Bundle::decode(memory, Vec::new()).is_err(), "case {index}");
+        }
+    }
+}

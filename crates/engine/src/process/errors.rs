@@ -1,0 +1,238 @@
+//! Messages of the process layer: levels, the log they go to, reports of a failed build.
+//!
+//! Nothing here formats time or process numbers: that is the log module's work. Texts are nginx's.
+
+use std::io::{self, Write};
+
+use gale_base::os_error::OsErrorText;
+use gale_config::{Diagnostic, Severity, Sources};
+use serde::{Deserialize, Serialize};
+
+/// Longest text of a report that crosses a link, in bytes: with JSON's escapes it still fits one packet.
+const REPORT_BYTES_MAX: usize = 32 * 1024;
+
+/// Severity of a message, most severe first. <https://nginx.org/en/docs/ngx_core_module.html#error_log>
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Level {
+    Emerg,
+    Alert,
+    Crit,
+    Error,
+    Warn,
+    Notice,
+    Info,
+    Debug,
+}
+
+impl Level {
+    /// The name as it stands in the configuration and in a line of the log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Emerg => "emerg",
+            Level::Alert => "alert",
+            Level::Crit => "crit",
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Notice => "notice",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        }
+    }
+}
+
+/// Where process messages go. Implemented by the log module; it drops what is below the configured level.
+pub trait ErrorLog: Send + Sync {
+    /// Writes one message, given without time, level and process number. `emerg` and `alert` are written synchronously.
+    fn write(&self, level: Level, message: &str);
+}
+
+/// `gale: [emerg] message` on standard error: the log before there is a configuration.
+pub struct StderrLog {
+    /// Name that begins the line.
+    pub program: String,
+    /// Less severe messages are dropped.
+    pub level: Level,
+}
+
+impl ErrorLog for StderrLog {
+    fn write(&self, level: Level, message: &str) {
+        if level <= self.level {
+            // Nobody is left to tell when standard error itself fails.
+            let _ = writeln!(
+                io::stderr(),
+                "{}: [{}] {message}",
+                self.program,
+                level.name()
+            );
+        }
+    }
+}
+
+/// What is wrong with a configuration, or worth a warning.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// In the order in which they were found.
+    pub entries: Vec<ReportEntry>,
+}
+
+/// One message of a report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportEntry {
+    /// Severity.
+    pub level: Level,
+    /// nginx's words with place: `unknown directive "lissten" in /etc/gale/gale.conf:12`.
+    pub message: String,
+    /// Source line, caret and hint for the terminal; may be empty. Not written to logs.
+    pub detail: String,
+}
+
+impl Report {
+    /// A report of one message.
+    pub fn new(level: Level, message: impl Into<String>) -> Report {
+        let mut report = Report::default();
+        report.push(level, message);
+        report
+    }
+
+    /// Adds a message.
+    pub fn push(&mut self, level: Level, message: impl Into<String>) {
+        self.entries.push(ReportEntry {
+            level,
+            message: message.into(),
+            detail: String::new(),
+        });
+    }
+
+    /// Adds what the configuration language found, with its source line for the terminal.
+    pub fn push_diagnostic(&mut self, diagnostic: &Diagnostic, sources: &Sources) {
+        let level = match diagnostic.severity {
+            Severity::Emerg => Level::Emerg,
+            Severity::Warn => Level::Warn,
+            Severity::Notice => Level::Notice,
+        };
+        // The rendered text begins with the line that `message` is made from; what follows is for people.
+        let rendered = diagnostic.render(sources, "");
+        let detail = rendered.split_once('\n').map_or("", |(_, rest)| rest);
+        self.entries.push(ReportEntry {
+            level,
+            message: diagnostic.line(sources),
+            detail: detail.to_owned(),
+        });
+    }
+
+    /// Nothing to say.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The report as the terminal shows it, every line ended.
+    pub fn render(&self, program: &str) -> String {
+        let mut text = String::new();
+        for entry in &self.entries {
+            text.push_str(&format!(
+                "{program}: [{}] {}\n",
+                entry.level.name(),
+                entry.message
+            ));
+            if !entry.detail.is_empty() {
+                text.push_str(entry.detail.trim_end_matches('\n'));
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    /// Writes every message to `log`.
+    pub fn log_to(&self, log: &dyn ErrorLog) {
+        for entry in &self.entries {
+            log.write(entry.level, &entry.message);
+        }
+    }
+
+    /// Cuts the report down to what one packet of a link carries, and says so.
+    pub(super) fn bounded(mut self) -> Report {
+        let mut left = REPORT_BYTES_MAX;
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            cut(&mut entry.message, left);
+            left -= entry.message.len();
+            cut(&mut entry.detail, left);
+            left -= entry.detail.len();
+            // Each entry costs some framing of its own, so the number is bounded too.
+            if left == 0 || index == 255 {
+                self.entries.truncate(index + 1);
+                self.push(Level::Emerg, "the report is too long, the rest is left out");
+                break;
+            }
+        }
+        self
+    }
+}
+
+/// ` (98: Address already in use)`, as nginx ends a message about a failed system call, with the space before it.
+pub fn errno_text(error: &io::Error) -> String {
+    format!(" {}", OsErrorText(error))
+}
+
+fn cut(text: &mut String, bytes_max: usize) {
+    if text.len() > bytes_max {
+        let end = (0..=bytes_max)
+            .rev()
+            .find(|&at| text.is_char_boundary(at))
+            .unwrap_or(0);
+        text.truncate(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_number_is_worded_as_nginx_does() {
+        assert_eq!(
+            errno_text(&io::Error::from_raw_os_error(98)),
+            " (98: Address already in use)"
+        );
+    }
+
+    #[test]
+    fn a_long_report_is_cut_and_says_so() {
+        let mut report = Report::new(Level::Emerg, "é".repeat(REPORT_BYTES_MAX));
+        report.push(Level::Emerg, "second");
+        let bounded = report.bounded();
+        assert!(bounded.entries[0].message.len() <= REPORT_BYTES_MAX);
+        assert!(bounded.entries[1].message.contains("left out"));
+    }
+
+    #[test]
+    fn a_diagnostic_is_one_line_for_the_log_and_its_source_for_the_terminal() {
+        let mut sources = Sources::new();
+        let source = sources.add_file("/a.conf".as_ref(), b"lissten 80;\n".to_vec());
+        let span = gale_config::Span {
+            source,
+            start: 0,
+            end: 7,
+        };
+        let mut report = Report::default();
+        report.push_diagnostic(
+            &Diagnostic::emerg("unknown directive")
+                .at(span)
+                .hint("listen"),
+            &sources,
+        );
+        assert_eq!(report.entries[0].message, "unknown directive in /a.conf:1");
+        assert!(report.entries[0].detail.contains("^^^^^^^"));
+        assert!(!report.entries[0].detail.contains("unknown directive"));
+    }
+
+    #[test]
+    fn details_follow_their_message_on_the_terminal_only() {
+        let mut report = Report::new(Level::Emerg, "bad in a.conf:1");
+        report.entries[0].detail = "    bad;\n    ^^^".into();
+        assert_eq!(
+            report.render("gale"),
+            "gale: [emerg] bad in a.conf:1\n    bad;\n    ^^^\n"
+        );
+    }
+}

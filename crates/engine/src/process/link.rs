@@ -1,0 +1,491 @@
+//! The link: messages and bundles between the master and a process it started, over a SOCK_SEQPACKET socket pair.
+//!
+//! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by a
+//! message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does not
+//! take waits in a bounded outbox. A peer that breaks the protocol loses the link.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+use super::bundle::{Bundle, PROTOCOL_VERSION};
+use super::errors::{Level, Report};
+use super::log_file::LogHandle;
+use super::program::BuildRequest;
+use super::text;
+
+/// Descriptors in one message: SCM_MAX_FD of Linux.
+const DESCRIPTORS_PER_MESSAGE_MAX: usize = 253;
+/// Descriptors of one bundle; more than any process may hold open by default.
+const DESCRIPTORS_MAX: usize = 1 << 20;
+/// Largest packet, in bytes. Reports and log lines are cut down before.
+const PACKET_BYTES_MAX: usize = 160 * 1024;
+/// Packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
+const OUTBOX_MAX: usize = 1024;
+/// Longest log line that is forwarded, in bytes.
+const LOG_LINE_BYTES_MAX: usize = 4096;
+
+/// What is said on a link.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// A bundle begins; its memfd comes with this.
+    Bundle {
+        protocol: u32,
+        generation: u64,
+        descriptors: usize,
+    },
+    /// The next descriptors of the bundle.
+    Descriptors,
+    /// To the helper: build this. A bundle of what is open follows first.
+    Build { request: BuildRequest },
+    /// To the worker: drain and exit.
+    Quit,
+    /// To the worker: exit.
+    Terminate,
+    /// To the worker: these logs are now these files, which come with this.
+    Reopen { paths: Vec<LogPath> },
+    /// From the worker: serving.
+    Ready { generation: u64 },
+    /// From the worker: built, and being committed.
+    Prepared { generation: u64 },
+    /// From worker or helper: cannot be used.
+    Refused { generation: u64, report: Report },
+    /// From the worker: every loop uses it, removed listeners are drained.
+    Committed { generation: u64 },
+    /// From the helper: a line for the master's log.
+    Log { level: Level, message: String },
+}
+
+/// A path in a message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LogPath(#[serde(with = "text::path")] pub PathBuf);
+
+/// What has arrived.
+pub(super) enum Received {
+    Message(Message),
+    Bundle(Box<Bundle>),
+    Reopened(Vec<(PathBuf, OwnedFd)>),
+}
+
+/// One end of a link.
+pub(super) struct Link {
+    socket: OwnedFd,
+    outbox: VecDeque<Packet>,
+    incoming: Option<Incoming>,
+    buffer: Vec<u8>,
+}
+
+struct Packet {
+    bytes: Vec<u8>,
+    descriptors: Vec<Arc<OwnedFd>>,
+}
+
+/// A bundle of which a part has arrived.
+struct Incoming {
+    memory: OwnedFd,
+    generation: u64,
+    expected: usize,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Link {
+    /// A new link: our end, and the socket for the process at the other.
+    pub fn pair() -> io::Result<(Link, OwnedFd)> {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok((Link::new(ours), theirs))
+    }
+
+    /// The end that a process was started with.
+    pub fn new(socket: OwnedFd) -> Link {
+        // As large as the system allows; the default already holds one packet.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * PACKET_BYTES_MAX);
+        Link {
+            socket,
+            outbox: VecDeque::new(),
+            incoming: None,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Sends a message, or keeps it until the socket can take it.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+        self.enqueue(message, Vec::new())?;
+        self.flush()
+    }
+
+    /// Sends a line for the log, cut to a bounded length.
+    pub fn send_log(&mut self, level: Level, message: &str) -> io::Result<()> {
+        let end = message
+            .char_indices()
+            .map(|(at, _)| at)
+            .take_while(|&at| at <= LOG_LINE_BYTES_MAX)
+            .last();
+        let message = if message.len() > LOG_LINE_BYTES_MAX {
+            &message[..end.unwrap_or(0)]
+        } else {
+            message
+        };
+        self.send(&Message::Log {
+            level,
+            message: message.to_owned(),
+        })
+    }
+
+    /// Sends a bundle under this generation.
+    pub fn send_bundle(&mut self, bundle: &Bundle) -> io::Result<()> {
+        let (memory, descriptors) = bundle.encode()?;
+        let announcement = Message::Bundle {
+            protocol: PROTOCOL_VERSION,
+            generation: bundle.generation,
+            descriptors: descriptors.len(),
+        };
+        self.enqueue(&announcement, vec![Arc::new(memory)])?;
+        for batch in descriptors.chunks(DESCRIPTORS_PER_MESSAGE_MAX) {
+            self.enqueue(&Message::Descriptors, batch.to_vec())?;
+        }
+        self.flush()
+    }
+
+    /// Sends log files that were opened again.
+    pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
+        // Few per message: a path may have 4 KiB, and JSON may need several bytes for one of them.
+        for batch in logs.chunks(8) {
+            let paths = batch
+                .iter()
+                .map(|log| LogPath(log.path().to_owned()))
+                .collect();
+            self.enqueue(
+                &Message::Reopen { paths },
+                batch
+                    .iter()
+                    .map(|log| Arc::clone(log.descriptor()))
+                    .collect(),
+            )?;
+        }
+        self.flush()
+    }
+
+    /// What has arrived; none when nothing more has.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the peer is gone. Others: it broke the protocol. The link is lost in both cases.
+    pub fn receive(&mut self) -> io::Result<Option<Received>> {
+        loop {
+            let Some((message, descriptors)) = self.receive_packet()? else {
+                return Ok(None);
+            };
+            if let Some(received) = self.handle_packet(message, descriptors)? {
+                return Ok(Some(received));
+            }
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while let Some(packet) = self.outbox.front() {
+            match send_packet(&self.socket, packet) {
+                Ok(()) => drop(self.outbox.pop_front()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What to poll this link for.
+    pub fn interest(&self) -> PollFlags {
+        if self.outbox.is_empty() {
+            PollFlags::IN
+        } else {
+            PollFlags::IN | PollFlags::OUT
+        }
+    }
+
+    /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first bundle,
+    /// the helper.
+    pub fn wait(&mut self, deadline: Instant) -> io::Result<Received> {
+        loop {
+            self.flush()?;
+            if let Some(received) = self.receive()? {
+                return Ok(received);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            poll_one(&self.socket, self.interest(), left)?;
+        }
+    }
+
+    /// Waits until everything is sent. For the helper, before it exits.
+    pub fn drain(&mut self, deadline: Instant) -> io::Result<()> {
+        loop {
+            self.flush()?;
+            if self.outbox.is_empty() {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            poll_one(&self.socket, PollFlags::OUT, left)?;
+        }
+    }
+
+    fn enqueue(&mut self, message: &Message, descriptors: Vec<Arc<OwnedFd>>) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        debug_assert!(bytes.len() <= PACKET_BYTES_MAX, "messages are cut to fit");
+        if bytes.len() > PACKET_BYTES_MAX {
+            return Err(io::Error::other("message too long for the link"));
+        }
+        // A bundle has to fit as a whole; a peer that reads nothing for so long is taken for dead.
+        if self.outbox.len() >= OUTBOX_MAX {
+            return Err(io::Error::other(
+                "the other process does not read its messages",
+            ));
+        }
+        self.outbox.push_back(Packet { bytes, descriptors });
+        Ok(())
+    }
+
+    fn receive_packet(&mut self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+        self.buffer.resize(PACKET_BYTES_MAX, 0);
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut into = [IoSliceMut::new(&mut self.buffer)];
+        let received = match rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags) {
+            Ok(received) => received,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let descriptors: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::Error::other(
+                "descriptors were lost on the link: too many open files",
+            ));
+        }
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(broken("packet too long"));
+        }
+        let message = serde_json::from_slice(&self.buffer[..received.bytes])?;
+        // An idle link holds no buffer.
+        self.buffer = Vec::new();
+        Ok(Some((message, descriptors)))
+    }
+
+    fn handle_packet(
+        &mut self,
+        message: Message,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<Option<Received>> {
+        match (message, self.incoming.take()) {
+            (
+                Message::Bundle {
+                    protocol,
+                    generation,
+                    descriptors: expected,
+                },
+                None,
+            ) => {
+                if protocol != PROTOCOL_VERSION {
+                    return Err(broken(&format!(
+                        "protocol version {protocol}, expected {PROTOCOL_VERSION}"
+                    )));
+                }
+                let memory = descriptors
+                    .into_iter()
+                    .next()
+                    .ok_or_else(|| broken("bundle without memory"))?;
+                if expected > DESCRIPTORS_MAX {
+                    return Err(broken("too many descriptors"));
+                }
+                self.finish_bundle(Incoming {
+                    memory,
+                    generation,
+                    expected,
+                    descriptors: Vec::new(),
+                })
+            }
+            (Message::Descriptors, Some(mut incoming)) => {
+                incoming.descriptors.extend(descriptors);
+                self.finish_bundle(incoming)
+            }
+            (Message::Descriptors, None) => Err(broken("descriptors without a bundle")),
+            (_, Some(_)) => Err(broken("a bundle was cut short")),
+            (Message::Reopen { paths }, None) if paths.len() == descriptors.len() => {
+                Ok(Some(Received::Reopened(
+                    paths
+                        .into_iter()
+                        .map(|path| path.0)
+                        .zip(descriptors)
+                        .collect(),
+                )))
+            }
+            (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
+            (message, None) => Ok(Some(Received::Message(message))),
+        }
+    }
+
+    fn finish_bundle(&mut self, incoming: Incoming) -> io::Result<Option<Received>> {
+        if incoming.descriptors.len() < incoming.expected {
+            self.incoming = Some(incoming);
+            return Ok(None);
+        }
+        let mut bundle = Bundle::decode(incoming.memory, incoming.descriptors)?;
+        bundle.generation = incoming.generation;
+        Ok(Some(Received::Bundle(Box::new(bundle))))
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn send_packet(socket: &OwnedFd, packet: &Packet) -> io::Result<()> {
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = packet
+        .descriptors
+        .iter()
+        .map(|descriptor| descriptor.as_fd())
+        .collect();
+    if !descriptors.is_empty() {
+        let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        assert!(fits, "batches are cut to what a message carries");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(&packet.bytes)],
+        &mut ancillary,
+        flags,
+    )?;
+    Ok(())
+}
+
+pub(super) fn poll_one(
+    descriptor: &impl AsFd,
+    flags: PollFlags,
+    timeout: std::time::Duration,
+) -> io::Result<()> {
+    let timeout = super::signals::timespec(timeout);
+    match rustix::event::poll(&mut [PollFd::new(descriptor, flags)], Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("broken message on the link: {what}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::bundle::Record;
+    use crate::process::log_file::LogFile;
+    use crate::process::settings::ProcessSettings;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn three_hundred_descriptors_arrive_in_order() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        let mut theirs = Link::new(theirs);
+        let log = |index: usize| {
+            let name = format!("log {index}");
+            let memory =
+                rustix::fs::memfd_create(&name, rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+            rustix::io::write(&memory, name.as_bytes()).expect("written");
+            Arc::new(LogFile::shared(
+                format!("/log/{index}").into(),
+                Arc::new(memory),
+            ))
+        };
+        let record = Record {
+            logs: (0..300).map(log).collect(),
+            ..Record::default()
+        };
+        let bundle = Bundle {
+            generation: 7,
+            request: BuildRequest::default(),
+            settings: ProcessSettings::default(),
+            record,
+        };
+        ours.send_bundle(&bundle).expect("sent");
+        drop(bundle);
+        let Received::Bundle(arrived) = theirs.wait(soon()).expect("arrives") else {
+            panic!("not a bundle")
+        };
+        assert_eq!((arrived.generation, arrived.record.logs.len()), (7, 300));
+        for (index, log) in arrived.record.logs.iter().enumerate() {
+            let mut text = [0; 16];
+            let length = rustix::io::pread(log, &mut text, 0).expect("read");
+            assert_eq!(&text[..length], format!("log {index}").as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_lost_peer_is_noticed_and_a_silent_one_is_not_waited_for() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        assert!(ours.receive().expect("alive").is_none());
+        let mut sent = 0;
+        while ours.send_log(Level::Notice, &"x".repeat(100_000)).is_ok() {
+            sent += 1;
+        }
+        assert!(
+            sent >= OUTBOX_MAX,
+            "the outbox is filled before the link is given up"
+        );
+        drop(theirs);
+        assert!(ours.receive().is_err());
+    }
+
+    #[test]
+    fn descriptors_without_a_bundle_break_the_link() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        ours.send(&Message::Descriptors).expect("sent");
+        assert!(Link::new(theirs).wait(soon()).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+//! Event-loop threads as the control thread sees them: orders go in, events come out.
+//!
+//! Nothing here knows how a loop waits: orders arrive in the loop's main future through an ordinary `Waker`, between two
+//! polls of its tasks, and events leave through a queue with an eventfd. A loop is never waited for.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+
+use super::program::{Program, Quiet, Seat, Worker};
+
+/// The main future of an event loop; resolves when the loop is to stop.
+pub type LoopMain = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap.
+const ORDERS_MAX: usize = 64;
+
+/// What the control thread tells a loop.
+pub(super) enum Order<C> {
+    /// Begin to serve.
+    Start { seat: Seat, configuration: Arc<C> },
+    /// Use another configuration.
+    Commit { seat: Seat, configuration: Arc<C> },
+    /// Stop accepting and finish what there is.
+    Drain,
+    /// Close what still holds an old configuration.
+    Expire,
+    /// End the loop now.
+    Stop,
+}
+
+/// What a loop tells the control thread.
+#[derive(Debug)]
+pub(super) enum LoopEvent {
+    /// The loop is set up and waits for its first order.
+    Ready,
+    /// It serves, or cannot.
+    Started(Result<(), String>),
+    /// It uses the configuration that it was told last, and removed listeners are drained.
+    Committed,
+    /// It accepts no more.
+    Draining,
+    /// Its last connection is closed.
+    Drained,
+    /// Its thread is about to end. An error when nobody asked for that.
+    Exited(Result<(), String>),
+}
+
+/// Events for the control thread: a queue that can be polled. Its length is bounded by what is asked for: an order
+/// yields at most two events.
+pub(super) struct Events<E> {
+    queue: Mutex<VecDeque<E>>,
+    signal: OwnedFd,
+}
+
+impl<E> Events<E> {
+    pub fn new() -> io::Result<Events<E>> {
+        let signal = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Events {
+            queue: Mutex::new(VecDeque::new()),
+            signal,
+        })
+    }
+
+    pub fn push(&self, event: E) {
+        self.queue.lock().push_back(event);
+        // Fails only when the counter is full, and then the reader is awake anyway.
+        let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
+    }
+
+    /// Everything that has arrived.
+    pub fn take(&self) -> VecDeque<E> {
+        // Cleared first: an event pushed in between is then seen now or signalled again.
+        let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
+        std::mem::take(&mut *self.queue.lock())
+    }
+}
+
+impl<E> AsFd for Events<E> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.signal.as_fd()
+    }
+}
+
+/// The control thread's hold on one loop.
+pub(super) struct LoopHandle<C> {
+    mailbox: Arc<Mailbox<C>>,
+}
+
+impl<C> LoopHandle<C> {
+    /// Gives an order; false when the loop has not taken the last ones: it is stuck.
+    pub fn order(&self, order: Order<C>) -> bool {
+        self.mailbox.push(order)
+    }
+}
+
+/// Starts the thread of one event loop. `report` is called with its events, on that thread.
+pub(super) fn spawn<P: Program>(
+    program: Arc<P>,
+    worker: usize,
+    configuration: Arc<P::Configuration>,
+    report: impl Fn(LoopEvent) + Send + Sync + 'static,
+) -> io::Result<LoopHandle<P::Configuration>> {
+    let mailbox = Arc::new(Mailbox {
+        state: Mutex::new(MailboxState {
+            orders: VecDeque::new(),
+            waker: None,
+        }),
+    });
+    let inside = Arc::clone(&mailbox);
+    let report: Arc<dyn Fn(LoopEvent) + Send + Sync> = Arc::new(report);
+    thread::Builder::new()
+        .name(format!("worker {worker}"))
+        .spawn(move || {
+            let run = || {
+                let main: LoopMain = Box::pin(Attendance::<P> {
+                    program: Arc::clone(&program),
+                    mailbox: inside,
+                    report: Arc::clone(&report),
+                    announced: false,
+                    serving: None,
+                    unsettled: Vec::new(),
+                });
+                program.run_loop(worker, configuration, main)
+            };
+            let result = match catch_unwind(AssertUnwindSafe(run)) {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(format!("event loop of worker {worker} failed: {error}")),
+                Err(_) => Err(format!("event loop of worker {worker} panicked")),
+            };
+            report(LoopEvent::Exited(result));
+        })?;
+    Ok(LoopHandle { mailbox })
+}
+
+struct Mailbox<C> {
+    state: Mutex<MailboxState<C>>,
+}
+
+struct MailboxState<C> {
+    orders: VecDeque<Order<C>>,
+    waker: Option<Waker>,
+}
+
+impl<C> Mailbox<C> {
+    fn push(&self, order: Order<C>) -> bool {
+        let waker = {
+            let mut state = self.state.lock();
+            if state.orders.len() == ORDERS_MAX {
+                return false;
+            }
+            state.orders.push_back(order);
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Order<C>> {
+        let mut state = self.state.lock();
+        match state.orders.pop_front() {
+            Some(order) => Poll::Ready(order),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// The main future: carries out orders, and waits for what they began to settle.
+struct Attendance<P: Program> {
+    program: Arc<P>,
+    mailbox: Arc<Mailbox<P::Configuration>>,
+    report: Arc<dyn Fn(LoopEvent) + Send + Sync>,
+    announced: bool,
+    serving: Option<P::Worker>,
+    unsettled: Vec<(Settles, Quiet)>,
+}
+
+#[derive(Clone, Copy)]
+enum Settles {
+    Commit,
+    Drain,
+}
+
+impl<P: Program> Unpin for Attendance<P> {}
+
+impl<P: Program> Future for Attendance<P> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if !std::mem::replace(&mut self.announced, true) {
+            (self.report)(LoopEvent::Ready);
+        }
+        let this = &mut *self;
+        while let Poll::Ready(order) = this.mailbox.poll_next(context) {
+            if this.carry_out(order).is_break() {
+                return Poll::Ready(());
+            }
+        }
+        let report = &this.report;
+        this.unsettled.retain_mut(|(settles, quiet)| {
+            let pending = quiet.as_mut().poll(context).is_pending();
+            if !pending {
+                report(match *settles {
+                    Settles::Commit => LoopEvent::Committed,
+                    Settles::Drain => LoopEvent::Drained,
+                });
+            }
+            pending
+        });
+        Poll::Pending
+    }
+}
+
+impl<P: Program> Attendance<P> {
+    fn carry_out(&mut self, order: Order<P::Configuration>) -> std::ops::ControlFlow<()> {
+        match (order, &mut self.serving) {
+            (
+                Order::Start {
+                    seat,
+                    configuration,
+                },
+                _,
+            ) => {
+                let started = self
+                    .program
+                    .start(seat, configuration)
+                    .map(|worker| self.serving = Some(worker));
+                (self.report)(LoopEvent::Started(started));
+            }
+            (
+                Order::Commit {
+                    seat,
+                    configuration,
+                },
+                Some(worker),
+            ) => {
+                self.unsettled
+                    .push((Settles::Commit, worker.commit(seat, configuration)));
+            }
+            // A loop that could not start has nothing to change over or to drain.
+            (Order::Commit { .. }, None) => (self.report)(LoopEvent::Committed),
+            (Order::Drain, Some(worker)) => {
+                self.unsettled.push((Settles::Drain, worker.drain()));
+                (self.report)(LoopEvent::Draining);
+            }
+            (Order::Drain, None) => {
+                (self.report)(LoopEvent::Draining);
+                (self.report)(LoopEvent::Drained);
+            }
+            (Order::Expire, Some(worker)) => worker.expire(),
+            (Order::Expire, None) => {}
+            (Order::Stop, _) => return std::ops::ControlFlow::Break(()),
+        }
+        std::ops::ControlFlow::Continue(())
+    }
+}

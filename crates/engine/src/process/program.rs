@@ -1,0 +1,132 @@
+//! The one interface between the process layer and what is served.
+//!
+//! The engine implements [`Program`] for the web server, the tests implement it for a toy. The process layer never looks
+//! inside a configuration; it asks for [`ProcessSettings`] and hands `Arc`s of it to the event loops.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::errors::{ErrorLog, Report};
+use super::loops::LoopMain;
+use super::resources::Resources;
+use super::settings::{ErrorLogTarget, ProcessSettings};
+use super::text;
+
+/// What is to be built: the command line, reduced to what decides the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildRequest {
+    /// Name that begins a message on the terminal: `gale` or `nginx`.
+    pub program: String,
+    /// The configuration file (`-c`), absolute.
+    #[serde(with = "text::path")]
+    pub configuration_path: PathBuf,
+    /// Prefix of relative paths (`-p`).
+    #[serde(with = "text::path")]
+    pub prefix: PathBuf,
+    /// Directives given with `-g`.
+    pub global_directives: String,
+    /// The error log given with `-e`; the program's default when absent.
+    #[serde(with = "text::optional_path")]
+    pub error_log_path: Option<PathBuf>,
+    /// Only a test (`-t`): nothing that exists is changed.
+    pub test: bool,
+    /// A configuration that is no file (`gale serve`): read in place of `configuration_path`.
+    pub configuration_text: Option<String>,
+}
+
+/// A configuration that was built, with what there was to say about it.
+pub struct Built<C> {
+    /// The configuration, ready to serve.
+    pub configuration: C,
+    /// Warnings and notices, in the order of the file.
+    pub warnings: Report,
+}
+
+/// One event loop's place among all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Number of this worker, from 0. A seat may be taken again while its previous owner still drains.
+    pub worker: usize,
+    /// Number of workers that serve. Sockets of a listener with several belong to worker `index % workers`.
+    pub workers: usize,
+}
+
+/// Resolves when something has come to rest; polled on the loop that returned it.
+pub type Quiet = Pin<Box<dyn Future<Output = ()>>>;
+
+/// What runs in the processes. Shared by all threads of a process.
+pub trait Program: Send + Sync + Sized + 'static {
+    /// The whole configuration, immutable once built.
+    type Configuration: Send + Sync + 'static;
+    /// The state of one event loop; made and dropped on its thread.
+    type Worker: Worker<Configuration = Self::Configuration>;
+
+    /// Parses, checks, and opens through `resources`. Deterministic: run in the worker process with what was recorded in
+    /// the master or helper, it asks for the same things. Must not start threads: it runs before privileges are dropped.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the configuration, rendered.
+    fn build(
+        &self,
+        request: &BuildRequest,
+        resources: &mut dyn Resources,
+    ) -> Result<Built<Self::Configuration>, Report>;
+
+    /// The part of a configuration that the process layer acts on.
+    fn process_settings<'c>(&self, configuration: &'c Self::Configuration) -> &'c ProcessSettings;
+
+    /// The log for messages that belong to no connection. Called in the master too, which has no configuration.
+    fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn ErrorLog>;
+
+    /// Runs `main` to its end on an event loop of the calling thread: `EventLoop::new(options)?.run(main)`. Must not keep
+    /// `configuration`, which is only there to choose the options: a later one may replace it.
+    ///
+    /// # Errors
+    /// The loop cannot be set up; `main` must not have been polled then.
+    fn run_loop(
+        &self,
+        worker: usize,
+        configuration: Arc<Self::Configuration>,
+        main: LoopMain,
+    ) -> io::Result<()>;
+
+    /// Begins to serve on the calling event loop: starts accepting.
+    ///
+    /// # Errors
+    /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
+    fn start(
+        &self,
+        seat: Seat,
+        configuration: Arc<Self::Configuration>,
+    ) -> Result<Self::Worker, String>;
+
+    /// Last call before the process exits, on a thread of its own: flush logs. Cut off after one second.
+    fn finish(&self) {}
+}
+
+/// One event loop's share of the program.
+pub trait Worker: 'static {
+    /// See [`Program::Configuration`].
+    type Configuration;
+
+    /// From now on new exchanges use `configuration`. Accepts on listeners that are new to it, takes over sockets whose
+    /// worker is gone, and stops on those that were removed, after accepting what they have queued; resolves then.
+    /// A socket present in both configurations is the same `Arc`. A seat outside of `0..workers` means that there are fewer
+    /// workers now and this loop is drained next: it accepts nothing more. Sockets that are in no configuration any more are
+    /// closed under all their holders once every loop has settled.
+    fn commit(&mut self, seat: Seat, configuration: Arc<Self::Configuration>) -> Quiet;
+
+    /// Stops accepting at once, closes idle connections; resolves when the last connection is closed.
+    fn drain(&mut self) -> Quiet;
+
+    /// Closes connections that still hold a configuration older than the current one (`worker_shutdown_timeout`).
+    fn expire(&mut self);
+
+    /// Connections open on this loop, for messages.
+    fn connections(&self) -> usize;
+}

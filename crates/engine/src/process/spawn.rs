@@ -1,0 +1,120 @@
+//! Starting the same binary again, as worker process or helper.
+//!
+//! The binary is reached through a descriptor opened when this process began: after a package upgrade the path would name
+//! another version. The new process gets its end of the link as standard input, and learns its part from one environment
+//! variable.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::Pid;
+
+use super::link::Link;
+use super::settings::ProcessSettings;
+
+/// Names the part of a process that the master started.
+pub(super) const ROLE_VARIABLE: &str = "GALE_PROCESS";
+
+/// The part a process plays when the master has started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Serves.
+    Worker,
+    /// Builds the bundle of a reload.
+    Helper,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Worker => "worker",
+            Role::Helper => "helper",
+        }
+    }
+
+    /// The part that the environment names.
+    pub(super) fn from_environment() -> Option<Role> {
+        let value = env::var_os(ROLE_VARIABLE)?;
+        [Role::Worker, Role::Helper]
+            .into_iter()
+            .find(|role| value == role.name())
+    }
+}
+
+/// This binary, as it was when the process began.
+pub(super) struct Executable {
+    descriptor: OwnedFd,
+}
+
+impl Executable {
+    pub fn open() -> io::Result<Executable> {
+        let descriptor = rustix::fs::open(
+            "/proc/self/exe",
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        Ok(Executable { descriptor })
+    }
+
+    /// Starts it. The worker's environment is only what `env` lists; the helper has the master's own.
+    pub fn start(
+        &self,
+        role: Role,
+        program: &str,
+        settings: &ProcessSettings,
+    ) -> io::Result<(Pid, Link)> {
+        let (link, theirs) = Link::pair()?;
+        // Resolved in the new process, before its descriptors are closed: the table there is a copy of ours.
+        let mut command = Command::new(format!(
+            "/proc/self/fd/{}",
+            self.descriptor.as_fd().as_raw_fd()
+        ));
+        command.arg0(match role {
+            Role::Worker => format!("{program}: worker process"),
+            Role::Helper => format!("{program}: reload helper"),
+        });
+        if role == Role::Worker {
+            command.env_clear().envs(worker_environment(settings));
+        }
+        command
+            .env(ROLE_VARIABLE, role.name())
+            .stdin(Stdio::from(theirs));
+        let child = command.spawn()?;
+        // Reaped by the master's own waitpid, together with every other child.
+        Ok((Pid::from_child(&child), link))
+    }
+}
+
+/// The link that the master left us as standard input, which becomes /dev/null.
+pub(super) fn inherited_link() -> io::Result<Link> {
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    rustix::net::sockopt::socket_type(&socket)?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    Ok(Link::new(socket))
+}
+
+/// `env` of the configuration, and TZ. <https://nginx.org/en/docs/ngx_core_module.html#env>
+pub(super) fn worker_environment(settings: &ProcessSettings) -> Vec<(OsString, OsString)> {
+    let time_zone = settings
+        .environment
+        .iter()
+        .all(|entry| entry.name != "TZ")
+        .then(|| OsString::from("TZ"));
+    let listed = settings
+        .environment
+        .iter()
+        .map(|entry| (entry.name.clone(), entry.value.clone()));
+    listed
+        .chain(time_zone.map(|name| (name, None)))
+        .filter_map(|(name, value)| {
+            let value = value.or_else(|| env::var_os(&name))?;
+            Some((name, value))
+        })
+        .collect()
+}

@@ -1,0 +1,358 @@
+//! A program for the process layer without HTTP: a line comes in, a line goes out.
+//!
+//! Its configuration has one directive per line. Its event loop is `poll` over a thread-local list. It is the smallest
+//! thing that accepts, keeps connections, changes over and drains.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use gale_engine::process::{
+    BuildRequest, Built, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, Level,
+    ListenAddress, ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program,
+    Quiet, Report, Resources, Seat, Worker,
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+pub struct Toy;
+
+pub struct Configuration {
+    settings: ProcessSettings,
+    listeners: Vec<ListenerHandle>,
+    answer: String,
+    trace: Option<LogHandle>,
+    addresses: Option<PathBuf>,
+    start_fails: bool,
+}
+
+impl Program for Toy {
+    type Configuration = Configuration;
+    type Worker = ToyWorker;
+
+    fn build(
+        &self,
+        request: &BuildRequest,
+        resources: &mut dyn Resources,
+    ) -> Result<Built<Configuration>, Report> {
+        build(request, resources).map_err(|message| Report::new(Level::Emerg, message))
+    }
+
+    fn process_settings<'c>(&self, configuration: &'c Configuration) -> &'c ProcessSettings {
+        &configuration.settings
+    }
+
+    fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn ErrorLog> {
+        let file = targets.iter().find_map(|target| match target {
+            ErrorLogTarget::File(_, file) => Some(Arc::clone(file)),
+            _ => None,
+        });
+        Arc::new(ToyLog { file })
+    }
+
+    fn run_loop(&self, _: usize, _: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
+        run_loop(main)
+    }
+
+    fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<ToyWorker, String> {
+        if configuration.start_fails {
+            return Err("told to fail".into());
+        }
+        if let (0, Some(path)) = (seat.worker, &configuration.addresses) {
+            let address =
+                |listener: &ListenerHandle| Some(listener.local_address().ok()?.to_string());
+            let addresses: Vec<String> =
+                configuration.listeners.iter().filter_map(address).collect();
+            // Another user's file can be replaced where it cannot be written.
+            let _ = std::fs::remove_file(path);
+            std::fs::write(path, addresses.join("\n")).map_err(|error| error.to_string())?;
+        }
+        TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
+        Ok(ToyWorker)
+    }
+}
+
+fn build(
+    request: &BuildRequest,
+    resources: &mut dyn Resources,
+) -> Result<Built<Configuration>, String> {
+    let mut configuration = Configuration {
+        settings: ProcessSettings {
+            daemon: false,
+            ..ProcessSettings::default()
+        },
+        listeners: Vec::new(),
+        answer: String::new(),
+        trace: None,
+        addresses: None,
+        start_fails: false,
+    };
+    let mut specs = Vec::new();
+    let text = resources
+        .read(&request.configuration_path)
+        .map_err(|error| error.to_string())?;
+    let text = String::from_utf8(text).map_err(|error| error.to_string())?;
+    for line in text.lines() {
+        let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+        let settings = &mut configuration.settings;
+        match name {
+            "workers" => settings.workers = value.parse().expect("a number"),
+            "pid" => settings.pid_path = value.into(),
+            "daemon" => settings.daemon = true,
+            "single" => settings.master_process = false,
+            "shutdown_timeout" => {
+                settings.shutdown_timeout = Some(Duration::from_millis(value.parse().expect("ms")))
+            }
+            "user" => {
+                settings.account = resources
+                    .account(value, None)
+                    .map_err(|error| error.to_string())?
+            }
+            "error_log" => {
+                resources
+                    .log_file(value.as_ref())
+                    .map_err(|error| error.to_string())?;
+                let destination = ErrorLogDestination::File(value.into());
+                settings.error_log.push(ErrorLogSetting {
+                    level: Level::Notice,
+                    destination,
+                });
+            }
+            "logs" => {
+                // Many descriptors.
+                for index in 0..value.parse().expect("a number") {
+                    let path = format!("{}.{index}", request.configuration_path.display());
+                    resources
+                        .log_file(path.as_ref())
+                        .map_err(|error| error.to_string())?;
+                }
+            }
+            "trace" => {
+                configuration.trace = Some(
+                    resources
+                        .log_file(value.as_ref())
+                        .map_err(|error| error.to_string())?,
+                );
+            }
+            "listen" => specs.push(ListenSpec::new(ListenAddress::Inet(
+                value.parse().expect("an address"),
+            ))),
+            "listen_unix" => specs.push(ListenSpec::new(ListenAddress::Unix(value.into()))),
+            "reuseport" => {
+                let address =
+                    ListenAddress::Inet("127.0.0.1:0".parse::<SocketAddr>().expect("an address"));
+                specs.push(ListenSpec {
+                    reuseport: value.parse().expect("a number"),
+                    ..ListenSpec::new(address)
+                });
+            }
+            "answer" => configuration.answer = value.into(),
+            "addresses" => configuration.addresses = Some(value.into()),
+            "start_fails" => configuration.start_fails = true,
+            "panic" => panic!("told to panic"),
+            "worker_panics"
+                if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") =>
+            {
+                panic!("told to panic")
+            }
+            "worker_panics" => {}
+            _ => {
+                return Err(format!(
+                    "unknown directive \"{name}\" in {}:1",
+                    request.configuration_path.display()
+                ));
+            }
+        }
+    }
+    configuration.listeners = resources
+        .listeners(&specs)
+        .map_err(|error| error.to_string())?;
+    Ok(Built {
+        configuration,
+        warnings: Report::default(),
+    })
+}
+
+struct ToyLog {
+    file: Option<LogHandle>,
+}
+
+impl ErrorLog for ToyLog {
+    fn write(&self, level: Level, message: &str) {
+        let line = format!("[{}] {}: {message}\n", level.name(), std::process::id());
+        match &self.file {
+            Some(file) => drop(rustix::io::write(file, line.as_bytes())),
+            None => eprint!("{line}"),
+        }
+    }
+}
+
+pub struct ToyWorker;
+
+impl Worker for ToyWorker {
+    type Configuration = Configuration;
+
+    fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
+        TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
+        Box::pin(std::future::ready(()))
+    }
+
+    fn drain(&mut self) -> Quiet {
+        TURN.with_borrow_mut(|turn| turn.sockets.clear());
+        Box::pin(Drained)
+    }
+
+    fn expire(&mut self) {
+        TURN.with_borrow_mut(|turn| {
+            let current = turn.configuration.clone().expect("it serves");
+            turn.connections
+                .retain(|connection| Arc::ptr_eq(&connection.configuration, &current));
+        });
+    }
+
+    fn connections(&self) -> usize {
+        TURN.with_borrow(|turn| turn.connections.len())
+    }
+}
+
+struct Drained;
+
+impl Future for Drained {
+    type Output = ();
+
+    /// The main future is polled after every turn.
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        if TURN.with_borrow(|turn| turn.connections.is_empty()) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+thread_local! {
+    static TURN: RefCell<Turn> = RefCell::default();
+}
+
+/// The state of one event loop.
+#[derive(Default)]
+struct Turn {
+    worker: usize,
+    configuration: Option<Arc<Configuration>>,
+    sockets: Vec<Arc<OwnedFd>>,
+    connections: Vec<Connection>,
+}
+
+struct Connection {
+    stream: TcpStream,
+    /// The one it began with; a new one is used from its next request on.
+    configuration: Arc<Configuration>,
+}
+
+impl Turn {
+    fn serve(&mut self, seat: Seat, configuration: Arc<Configuration>) {
+        self.worker = seat.worker;
+        let mine = |listener: &ListenerHandle| -> Vec<Arc<OwnedFd>> {
+            match listener.sockets.as_slice() {
+                _ if seat.worker >= seat.workers => Vec::new(),
+                [shared] => vec![Arc::clone(shared)],
+                several => several
+                    .iter()
+                    .skip(seat.worker)
+                    .step_by(seat.workers)
+                    .cloned()
+                    .collect(),
+            }
+        };
+        self.sockets = configuration.listeners.iter().flat_map(mine).collect();
+        self.configuration = Some(configuration);
+    }
+
+    fn accept(&mut self) {
+        for socket in &self.sockets {
+            while let Ok(stream) =
+                rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK)
+            {
+                let configuration = Arc::clone(self.configuration.as_ref().expect("it serves"));
+                self.connections.push(Connection {
+                    stream: TcpStream::from(stream),
+                    configuration,
+                });
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        let current = self.configuration.clone();
+        let worker = self.worker;
+        self.connections.retain_mut(|connection| {
+            let mut input = [0; 256];
+            let length = match connection.stream.read(&mut input) {
+                Ok(0) => return false,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+                Ok(length) => length,
+            };
+            match &input[..length] {
+                b"stuck\n" => loop {
+                    std::thread::park();
+                },
+                b"panic\n" => panic!("told to panic"),
+                // An exchange that lasts: it keeps the configuration that it began with.
+                b"hold\n" => return connection.stream.write_all(b"holding\n").is_ok(),
+                _ => {}
+            }
+            let configuration = current.as_ref().expect("it serves");
+            connection.configuration = Arc::clone(configuration);
+            if let Some(trace) = &configuration.trace {
+                let _ = rustix::io::write(trace, &input[..length]);
+            }
+            let line = format!("{} {worker} {}\n", std::process::id(), configuration.answer);
+            connection.stream.write_all(line.as_bytes()).is_ok()
+        });
+    }
+}
+
+struct EventWaker(OwnedFd);
+
+impl Wake for EventWaker {
+    fn wake(self: Arc<Self>) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+fn run_loop(mut main: LoopMain) -> io::Result<()> {
+    let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+    let waker = Waker::from(Arc::new(EventWaker(event.try_clone()?)));
+    while main
+        .as_mut()
+        .poll(&mut Context::from_waker(&waker))
+        .is_pending()
+    {
+        TURN.with_borrow_mut(|turn| {
+            let mut polled = vec![PollFd::new(&event, PollFlags::IN)];
+            polled.extend(
+                turn.sockets
+                    .iter()
+                    .map(|socket| PollFd::new(socket, PollFlags::IN)),
+            );
+            polled.extend(
+                turn.connections
+                    .iter()
+                    .map(|each| PollFd::from_borrowed_fd(each.stream.as_fd(), PollFlags::IN)),
+            );
+            let _ = rustix::event::poll(&mut polled, None);
+            drop(polled);
+            let _ = rustix::io::read(&event, &mut [0u8; 8]);
+            turn.accept();
+            turn.answer();
+        });
+    }
+    TURN.take();
+    Ok(())
+}
