@@ -1,0 +1,134 @@
+//! floor: the least that a server can do: epoll, one `recv` and one `send` per request, a fixed answer, no HTTP.
+//!
+//! It is the yardstick below every server: what is above it is the server's own work. It looks at no byte that it
+//! receives, so it is of use with a client that sends each request in one piece and waits for the answer (wrk does).
+//! Short connections are tried at once after accepting, and registered only where the request is not there yet.
+
+use std::io::{self, Write as _};
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+
+/// What happens to a connection after its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    KeepAlive,
+    Close,
+}
+
+/// `floor PORT keep-alive|close BODY_BYTES`: serves until it is killed.
+pub fn main(args: &[String]) -> Result<(), String> {
+    let usage = || "usage: gale-bench floor PORT keep-alive|close BODY_BYTES".to_owned();
+    let [port, mode, body_bytes] = args else {
+        return Err(usage());
+    };
+    let port: u16 = port.parse().map_err(|_| usage())?;
+    let body_bytes: usize = body_bytes.parse().map_err(|_| usage())?;
+    let mode = match mode.as_str() {
+        "keep-alive" => Mode::KeepAlive,
+        "close" => Mode::Close,
+        _ => return Err(usage()),
+    };
+    serve(port, mode, &answer(mode, body_bytes)).map_err(|error| format!("floor: {error}"))
+}
+
+/// As long as the answer of a real server: nginx's header is of this size.
+fn answer(mode: Mode, body_bytes: usize) -> Vec<u8> {
+    let connection = match mode {
+        Mode::KeepAlive => "keep-alive",
+        Mode::Close => "close",
+    };
+    let mut answer = Vec::new();
+    let _ = write!(
+        answer,
+        "HTTP/1.1 200 OK\r\nServer: floor\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
+         Content-Type: application/octet-stream\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
+    );
+    answer.extend(std::iter::repeat_n(b'x', body_bytes));
+    answer
+}
+
+fn serve(port: u16, mode: Mode, answer: &[u8]) -> io::Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", port))?;
+    listener.set_nonblocking(true)?;
+    rustix::net::listen(&listener, 511)?; // nginx's backlog, instead of std's
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let listener_key = listener.as_raw_fd();
+    epoll::add(&epoll, &listener, key(listener_key), epoll::EventFlags::IN)?;
+    // By descriptor number, which the kernel keeps as small as it can.
+    let mut connections: Vec<Option<OwnedFd>> = Vec::new();
+    let mut events = Vec::with_capacity(512);
+    loop {
+        match epoll::wait(&epoll, spare_capacity(&mut events), None) {
+            // Not only for signals: a tracer that attaches interrupts the wait too.
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events.drain(..) {
+            let descriptor = event.data.u64() as usize;
+            if descriptor == listener_key as usize {
+                accept_one(&listener, &epoll, mode, answer, &mut connections)?;
+            } else if let Some(connection) = connections.get(descriptor).and_then(Option::as_ref)
+                && exchange(connection, mode, answer) == Next::Close
+            {
+                connections[descriptor] = None;
+            }
+        }
+    }
+}
+
+/// One connection per readiness, as asking again only to be told that there is none costs more than it saves.
+fn accept_one(
+    listener: &TcpListener,
+    epoll: &OwnedFd,
+    mode: Mode,
+    answer: &[u8],
+    connections: &mut Vec<Option<OwnedFd>>,
+) -> io::Result<()> {
+    let connection = match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok(connection) => connection,
+        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if mode == Mode::Close && exchange(&connection, mode, answer) == Next::Close {
+        return Ok(());
+    }
+    let descriptor = connection.as_raw_fd();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(epoll, &connection, key(descriptor), flags)?;
+    if connections.len() <= descriptor as usize {
+        connections.resize_with(descriptor as usize + 1, || None);
+    }
+    connections[descriptor as usize] = Some(connection);
+    Ok(())
+}
+
+#[derive(PartialEq, Eq)]
+enum Next {
+    Wait,
+    Close,
+}
+
+fn exchange(connection: &OwnedFd, mode: Mode, answer: &[u8]) -> Next {
+    let mut buffer = [0u8; 1024];
+    match recv(connection, &mut buffer, RecvFlags::empty()) {
+        Ok((received, _)) if received > 0 => {}
+        Err(Errno::AGAIN | Errno::INTR) => return Next::Wait,
+        Ok(_) | Err(_) => return Next::Close,
+    }
+    // An answer of a few hundred bytes fits into an empty socket buffer; a peer for whom it does not is dropped.
+    let sent = send(connection, answer, SendFlags::NOSIGNAL);
+    if sent == Ok(answer.len()) && mode == Mode::KeepAlive {
+        Next::Wait
+    } else {
+        Next::Close
+    }
+}
+
+fn key(descriptor: i32) -> epoll::EventData {
+    epoll::EventData::new_u64(descriptor as u64)
+}

@@ -1,0 +1,239 @@
+//! process: what /proc says about processes and cores, and children pinned to a core.
+//!
+//! It sends no signal. CPU times are nanoseconds from `schedstat`, which the kernel keeps exactly and not by ticks;
+//! they are exact for threads that sleep, so readings are taken before the load begins and after it has ended.
+//! A process that ends between two looks is left out, never an error.
+
+use std::fs;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// A process and its start time, which together never name another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    pub id: u32,
+    /// In clock ticks since boot.
+    started: u64,
+}
+
+impl Process {
+    /// The process as it is now; None when there is none.
+    pub fn find(id: u32) -> Option<Process> {
+        read_stat(id).map(|stat| stat.process)
+    }
+
+    /// Whether it still runs. A zombie does not.
+    pub fn is_alive(self) -> bool {
+        read_stat(self.id).is_some_and(|stat| stat.process == self && stat.is_alive())
+    }
+
+    /// CPU time of its threads so far. Of threads that have ended it knows nothing.
+    pub fn cpu_time(self) -> Duration {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id)) else {
+            return Duration::ZERO;
+        };
+        let nanoseconds = tasks.flatten().filter_map(|task| {
+            let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
+            schedstat.split_whitespace().next()?.parse::<u64>().ok()
+        });
+        Duration::from_nanos(nanoseconds.sum())
+    }
+
+    /// The children, in the order of their numbers.
+    pub fn children(self) -> Vec<Process> {
+        all()
+            .into_iter()
+            .filter(|stat| stat.parent == self.id)
+            .map(|stat| stat.process)
+            .collect()
+    }
+
+    /// Itself and everything below it that has not been orphaned.
+    pub fn tree(self) -> Vec<Process> {
+        let all = all();
+        let mut tree = vec![self];
+        let mut next = 0;
+        while next < tree.len() {
+            let parent = tree[next].id;
+            tree.extend(
+                all.iter()
+                    .filter(|stat| stat.parent == parent)
+                    .map(|stat| stat.process),
+            );
+            next += 1;
+        }
+        tree
+    }
+
+    /// Number of its open descriptors.
+    pub fn descriptors(self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.id)).map_or(0, Iterator::count)
+    }
+}
+
+/// CPU time of a whole tree.
+pub fn cpu_time(processes: &[Process]) -> Duration {
+    processes.iter().map(|process| process.cpu_time()).sum()
+}
+
+/// CPU time of all children of this program that have ended and been waited for; in ticks of 10 ms.
+pub fn ended_children_cpu_time() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = fields_after_name(&stat);
+    let ticks = |index: usize| {
+        fields
+            .get(index)
+            .and_then(|field| field.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+    Duration::from_millis((ticks(13) + ticks(14)) * TICK_MS)
+}
+
+/// How long a core has been busy, and how long it has been there at all.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CoreTime {
+    busy: u64,
+    total: u64,
+}
+
+impl CoreTime {
+    pub fn read(core: usize) -> CoreTime {
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let name = format!("cpu{core} ");
+        let line = stat
+            .lines()
+            .find(|line| line.starts_with(&name))
+            .unwrap_or("");
+        // user nice system idle iowait irq softirq steal; the guest columns are contained in user.
+        let ticks: Vec<u64> = line
+            .split_whitespace()
+            .skip(1)
+            .take(8)
+            .filter_map(|t| t.parse().ok())
+            .collect();
+        let total = ticks.iter().sum();
+        let idle = ticks.iter().skip(3).take(2).sum::<u64>();
+        CoreTime {
+            busy: total - idle,
+            total,
+        }
+    }
+
+    /// Share of the time since `earlier` that the core was busy, with whatever: 0 to 1.
+    pub fn utilisation_since(self, earlier: CoreTime) -> f64 {
+        let total = self.total.saturating_sub(earlier.total).max(1);
+        self.busy.saturating_sub(earlier.busy) as f64 / total as f64
+    }
+}
+
+/// Starts a command whose processes all stay on one core.
+pub fn spawn_pinned(command: &mut Command, core: usize) -> Result<Child, String> {
+    let name = command.get_program().display().to_string();
+    let mut only = CpuSet::new();
+    if core >= CpuSet::MAX_CPU {
+        return Err(format!("there is no core {core}"));
+    }
+    only.set(core);
+    // A child inherits the affinity of the thread that starts it.
+    let before = sched_getaffinity(None).map_err(|error| format!("affinity: {error}"))?;
+    sched_setaffinity(None, &only).map_err(|error| format!("core {core}: {error}"))?;
+    let child = command.spawn().map_err(|error| format!("{name}: {error}"));
+    sched_setaffinity(None, &before).map_err(|error| format!("affinity: {error}"))?;
+    child
+}
+
+/// USER_HZ is 100 on every architecture that Gale runs on.
+const TICK_MS: u64 = 10;
+
+struct Stat {
+    process: Process,
+    parent: u32,
+    state: char,
+}
+
+impl Stat {
+    fn is_alive(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// Every process that is no zombie.
+fn all() -> Vec<Stat> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let ids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut all: Vec<Stat> = ids.filter_map(read_stat).filter(Stat::is_alive).collect();
+    all.sort_by_key(|stat| stat.process);
+    all
+}
+
+fn read_stat(id: u32) -> Option<Stat> {
+    parse_stat(id, &fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
+}
+
+fn parse_stat(id: u32, text: &str) -> Option<Stat> {
+    let fields = fields_after_name(text);
+    let started = fields.get(19)?.parse().ok()?;
+    let process = Process { id, started };
+    Some(Stat {
+        process,
+        parent: fields.get(1)?.parse().ok()?,
+        state: fields.first()?.chars().next()?,
+    })
+}
+
+/// The fields from the state (the third of proc(5)) on; the name before them may hold spaces and parentheses.
+fn fields_after_name(stat: &str) -> Vec<&str> {
+    stat.rfind(')').map_or(Vec::new(), |end| {
+        stat[end + 1..].split_whitespace().collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let text = "7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 1 2 30 40 20 0 1 0 555 0";
+        let stat = parse_stat(7, text).unwrap();
+        assert_eq!(
+            (stat.parent, stat.state, stat.process.started),
+            (3, 'S', 555)
+        );
+    }
+
+    #[test]
+    fn a_child_is_found_in_the_tree_and_gone_after_it_ended() {
+        let mut child = Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let process = Process::find(child.id()).unwrap();
+        assert!(
+            Process::find(std::process::id())
+                .unwrap()
+                .tree()
+                .contains(&process)
+        );
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+    }
+
+    #[test]
+    fn cpu_time_grows_with_work() {
+        let me = Process::find(std::process::id()).unwrap();
+        let before = me.cpu_time();
+        let mut sum = 0u64;
+        while me.cpu_time() < before + Duration::from_millis(1) {
+            sum = std::hint::black_box(sum + 1);
+        }
+        assert!(me.cpu_time() > before);
+    }
+}

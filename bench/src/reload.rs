@@ -1,0 +1,308 @@
+//! reload: many reloads in a row under load; nothing may fail, nothing may be forgotten, nothing may grow.
+//!
+//! Each reload writes a configuration with another number, signals the master, and is over when a new connection gets
+//! that number: no reload is begun before the one before has taken effect, and none is waited for by sleeping. A
+//! connection opened before the first reload is used again after the last.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::Measured;
+use crate::load::{self, Connection, Load, Totals};
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::report::{self, Document, Spread};
+use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, Setting};
+
+const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Old workers of a server that replaces its processes get this long to go before the memory is read.
+const SETTLE_TIME_LIMIT: Duration = Duration::from_secs(20);
+/// Answers before the first reading of the memory: what is allocated once has been allocated by then.
+const WARM_UP_ANSWERS: u64 = 20_000;
+/// How often within a run the memory is read.
+const MEMORY_READINGS: u32 = 10;
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    server: String,
+    reloads_asked: u32,
+    reloads_done: u32,
+    /// What stopped it early.
+    stopped_by: Option<String>,
+    /// From the signal to the new answer, in milliseconds.
+    effect_ms: Spread,
+    effect_p99_ms: f64,
+    seconds: f64,
+    load: Totals,
+    /// Requests of the harness itself (for the number) that failed.
+    failed_probes: u32,
+    /// What became of the connection opened before the first reload.
+    old_connection: String,
+    memory_before: Memory,
+    memory_after: Memory,
+    /// Reloads done, and the memory then.
+    memory_course: Vec<(u32, Memory)>,
+    memory_growth: f64,
+    checks: Vec<Check>,
+}
+
+/// One sentence of the issue and whether it is true.
+#[derive(Debug, Serialize)]
+struct Check {
+    what: &'static str,
+    holds: bool,
+}
+
+/// Measures every chosen server; Gale when none is chosen.
+pub fn measure(options: &Options) -> Measured {
+    let programs = options.servers(Some(&["gale"]))?;
+    let mut outcomes = Vec::new();
+    for program in &programs {
+        eprintln!("{}: {} reloads", program.label, options.reloads);
+        outcomes.push(measure_one(options, program)?);
+    }
+    let body: String = outcomes.iter().map(Outcome::markdown).collect();
+    let holds = outcomes
+        .iter()
+        .all(|outcome| outcome.checks.iter().all(|check| check.holds));
+    Ok((
+        Document::new(
+            "reload",
+            "Reloads in a row under load",
+            &programs,
+            &body,
+            &outcomes,
+        )?,
+        holds,
+    ))
+}
+
+fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
+    let setting = Setting {
+        is_short: false,
+        core: None,
+        floor_body_bytes: SMALL_BODY.len(),
+    };
+    let server = program.start(setting)?;
+    let mut old_connection = Connection::open(&server.address)
+        .map_err(|failure| format!("first connection: {failure:?}"))?;
+    old_connection
+        .request("/return", false)
+        .map_err(|failure| format!("first request: {failure:?}"))?;
+
+    let load = Load::start(
+        &server.address,
+        options.keepalive_clients,
+        options.short_clients,
+    );
+    warm_up(&server, &load)?;
+    let memory_before = Memory::read(&server.root.tree());
+    let begun = Instant::now();
+    let mut course = Course::default();
+    course.run(&server, options.reloads);
+    let seconds = begun.elapsed().as_secs_f64();
+    settle(&server, memory_before.processes);
+    let memory_after = Memory::read(&server.root.tree());
+    let load = load.stop();
+
+    let old_connection = match old_connection.request("/generation", false) {
+        Ok(answer) if answer.body == course.done.to_string().as_bytes() => "works".to_owned(),
+        Ok(answer) => format!(
+            "answers {} {:?}",
+            answer.status,
+            String::from_utf8_lossy(&answer.body)
+        ),
+        Err(failure) => format!("{failure:?}"),
+    };
+    let memory_growth = memory_after.growth_since(&memory_before);
+    let checks = vec![
+        Check {
+            what: "every reload took effect",
+            holds: course.done == options.reloads,
+        },
+        Check {
+            what: "no request failed",
+            holds: load.failed == 0 && course.failed_probes == 0,
+        },
+        Check {
+            what: "the connection opened before the first reload works after the last",
+            holds: old_connection == "works",
+        },
+        Check {
+            what: "memory grew by less than 10 %",
+            holds: memory_growth < 0.10,
+        },
+        Check {
+            what: "no descriptor was left open",
+            holds: memory_after.descriptors <= memory_before.descriptors + options.short_clients,
+        },
+    ];
+    let (effect_ms, effect_p99_ms) = course.effects();
+    Ok(Outcome {
+        server: program.label.clone(),
+        reloads_asked: options.reloads,
+        reloads_done: course.done,
+        stopped_by: course.stopped_by,
+        effect_ms,
+        effect_p99_ms,
+        seconds,
+        load,
+        failed_probes: course.failed_probes,
+        old_connection,
+        memory_before,
+        memory_after,
+        memory_course: course.memory,
+        memory_growth,
+        checks,
+    })
+}
+
+fn warm_up(server: &Running, load: &Load) -> Result<(), String> {
+    let deadline = Instant::now() + RELOAD_TIME_LIMIT * 6;
+    while load.answered() < WARM_UP_ANSWERS {
+        if Instant::now() >= deadline {
+            return Err(format!(
+                "{} answers too slowly: {:?}\n{}",
+                server.label,
+                load.totals(),
+                server.error_log_end()
+            ));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+/// Waits until there are no more processes than before, or the time is up: what is then still there counts.
+fn settle(server: &Running, processes: usize) {
+    let deadline = Instant::now() + SETTLE_TIME_LIMIT;
+    while server.root.tree().len() > processes && Instant::now() < deadline {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// The reloads one after the other.
+#[derive(Debug, Default)]
+struct Course {
+    done: u32,
+    effects: Vec<f64>,
+    failed_probes: u32,
+    memory: Vec<(u32, Memory)>,
+    stopped_by: Option<String>,
+}
+
+impl Course {
+    fn run(&mut self, server: &Running, reloads: u32) {
+        let stride = (reloads / MEMORY_READINGS).max(1);
+        for generation in 1..=reloads {
+            if let Err(error) = self.reload(server, generation) {
+                self.stopped_by = Some(format!("reload {generation}: {error}"));
+                return;
+            }
+            self.done = generation;
+            if generation % stride == 0 {
+                self.memory
+                    .push((generation, Memory::read(&server.root.tree())));
+                eprintln!("  {generation} reloads");
+            }
+        }
+    }
+
+    fn reload(&mut self, server: &Running, generation: u32) -> Result<(), String> {
+        let begun = Instant::now();
+        server.reload(generation)?;
+        loop {
+            match load::request_once(&server.address, "/generation", RELOAD_TIME_LIMIT) {
+                Ok(body) if body == generation.to_string().as_bytes() => break,
+                Ok(_) => {}
+                Err(failure) => {
+                    self.failed_probes += 1;
+                    eprintln!("  reload {generation}: {failure:?}");
+                }
+            }
+            if begun.elapsed() >= RELOAD_TIME_LIMIT {
+                return Err(format!(
+                    "no effect within {RELOAD_TIME_LIMIT:?}\n{}",
+                    server.error_log_end()
+                ));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        self.effects.push(begun.elapsed().as_secs_f64() * 1000.0);
+        Ok(())
+    }
+
+    /// Median, least and greatest, and the 99th percentile.
+    fn effects(&self) -> (Spread, f64) {
+        let mut sorted = self.effects.clone();
+        sorted.sort_by(f64::total_cmp);
+        let p99 = sorted.get((sorted.len() * 99 / 100).min(sorted.len().saturating_sub(1)));
+        (
+            Spread::of(self.effects.iter().copied()),
+            p99.copied().unwrap_or(0.0),
+        )
+    }
+}
+
+impl Outcome {
+    fn markdown(&self) -> String {
+        let mut text = format!("## {}\n\n", self.server);
+        for check in &self.checks {
+            text.push_str(&format!(
+                "- {} {}\n",
+                if check.holds { "holds:" } else { "**fails:**" },
+                check.what
+            ));
+        }
+        if let Some(error) = &self.stopped_by {
+            text.push_str(&format!("\nStopped early: {error}\n"));
+        }
+        text.push_str(&format!(
+            "\n{} of {} reloads in {:.1} s; from signal to effect {:.1} ms (median), {:.1} ms (p99), {:.1} ms (most). \
+             The old connection: {}.\n\nLoad: {} requests over kept-alive connections, {} over short ones, {} failed \
+             ({} of the harness's own besides); {} closes announced by the server; longest answer {:.1} ms.\n\n",
+            self.reloads_done,
+            self.reloads_asked,
+            self.seconds,
+            self.effect_ms.median,
+            self.effect_p99_ms,
+            self.effect_ms.greatest,
+            self.old_connection,
+            self.load.keepalive_requests,
+            self.load.short_requests,
+            self.load.failed,
+            self.failed_probes,
+            self.load.announced_closes,
+            self.load.longest_ms,
+        ));
+        for (kind, count) in &self.load.failures {
+            text.push_str(&format!("- {kind}: {count}\n"));
+        }
+        let row = |when: String, memory: &Memory| {
+            vec![
+                when,
+                memory.processes.to_string(),
+                memory.descriptors.to_string(),
+                memory.rss_kib.to_string(),
+                memory.pss_kib.to_string(),
+            ]
+        };
+        let mut rows = vec![row("before".to_owned(), &self.memory_before)];
+        rows.extend(
+            self.memory_course
+                .iter()
+                .map(|(reloads, memory)| row(format!("{reloads} reloads"), memory)),
+        );
+        rows.push(row("after, settled".to_owned(), &self.memory_after));
+        text.push_str(&format!(
+            "\n{}\nGrowth (PSS): {:.1} %\n\n",
+            report::table(
+                &["", "processes", "descriptors", "RSS KiB", "PSS KiB"],
+                &rows
+            ),
+            self.memory_growth * 100.0
+        ));
+        text
+    }
+}

@@ -1,0 +1,159 @@
+//! report: what a measurement found, as Markdown and JSON with the machine that it was made on.
+//!
+//! No path of the machine goes into a report: a server is its label and its version.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::servers::Program;
+
+/// A finished measurement.
+#[derive(Debug)]
+pub struct Document {
+    name: &'static str,
+    markdown: String,
+    data: Value,
+}
+
+impl Document {
+    /// `name` becomes the file's name, `body` is the Markdown below the head, `data` the same in figures.
+    pub fn new(
+        name: &'static str,
+        title: &str,
+        programs: &[Program],
+        body: &str,
+        data: impl Serialize,
+    ) -> Result<Document, String> {
+        let machine = Machine::read();
+        let mut markdown = format!(
+            "# {title}\n\n{} · {} · {} cores · Linux {}\n\n",
+            machine.when, machine.cpu, machine.cores, machine.kernel
+        );
+        for program in programs {
+            let _ = writeln!(markdown, "- {}: {}", program.label, program.version);
+        }
+        let servers: Vec<Value> = programs
+            .iter()
+            .map(|p| json!({ "label": p.label, "version": p.version }))
+            .collect();
+        let data =
+            json!({ "measurement": name, "machine": machine, "servers": servers, "data": data });
+        markdown.push('\n');
+        markdown.push_str(body);
+        Ok(Document {
+            name,
+            markdown,
+            data,
+        })
+    }
+
+    /// Prints the Markdown and writes both forms into `directory`.
+    pub fn publish(&self, directory: &Path) -> Result<(), String> {
+        println!("{}", self.markdown);
+        let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
+        fs::create_dir_all(directory).map_err(fault)?;
+        fs::write(directory.join(format!("{}.md", self.name)), &self.markdown).map_err(fault)?;
+        let json = serde_json::to_string_pretty(&self.data).map_err(|error| error.to_string())?;
+        fs::write(directory.join(format!("{}.json", self.name)), json + "\n").map_err(fault)
+    }
+}
+
+/// Where and when.
+#[derive(Debug, Serialize)]
+struct Machine {
+    when: String,
+    cpu: String,
+    cores: usize,
+    kernel: String,
+}
+
+impl Machine {
+    fn read() -> Machine {
+        let date = Command::new("date")
+            .args(["-u", "+%Y-%m-%d %H:%M UTC"])
+            .output();
+        let when = date
+            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+            .unwrap_or_default();
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+        let cpu = model
+            .and_then(|line| line.split_once(':'))
+            .map_or("unknown CPU", |(_, name)| name.trim());
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Machine {
+            when,
+            cpu: cpu.to_owned(),
+            cores: std::thread::available_parallelism().map_or(0, |count| count.get()),
+            kernel: kernel.trim().to_owned(),
+        }
+    }
+}
+
+/// The middle, the least and the greatest of some samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub least: f64,
+    pub greatest: f64,
+}
+
+impl Spread {
+    /// All zero when there is no sample.
+    pub fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
+        let mut sorted: Vec<f64> = samples.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let (Some(&least), Some(&greatest)) = (sorted.first(), sorted.last()) else {
+            return Spread::default();
+        };
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            (sorted[middle - 1] + sorted[middle]) / 2.0
+        };
+        Spread {
+            median,
+            least,
+            greatest,
+        }
+    }
+}
+
+/// A Markdown table; every row has as many cells as `header`.
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let mut text = format!(
+        "| {} |\n|{}\n",
+        header.join(" | "),
+        "---|".repeat(header.len())
+    );
+    for row in rows {
+        debug_assert_eq!(row.len(), header.len());
+        let _ = writeln!(text, "| {} |", row.join(" | "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between() {
+        assert_eq!(Spread::of([3.0, 1.0, 2.0]).median, 2.0);
+        assert_eq!(
+            Spread::of([4.0, 1.0, 2.0, 3.0]),
+            Spread {
+                median: 2.5,
+                least: 1.0,
+                greatest: 4.0
+            }
+        );
+        assert_eq!(Spread::of([]), Spread::default());
+    }
+}

@@ -1,0 +1,368 @@
+//! servers: the programs that are compared, the configuration that each gets, how they are started and ended.
+//!
+//! Every server runs with one worker and without an access log, in a folder of its own, and answers the same three
+//! addresses: `/return` with two bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the
+//! number of its configuration. Only processes that this harness started are ended. Invariant: a `Running` has
+//! answered correctly once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::load;
+use crate::process::{self, Process};
+
+/// The two bytes of `/return`.
+pub const SMALL_BODY: &[u8] = b"ok";
+/// Length of the file at `/file`.
+pub const FILE_BYTES: usize = 1024;
+
+const START_TIME_LIMIT: Duration = Duration::from_secs(10);
+const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
+/// How often something is looked at that happens by itself.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Floor,
+    Nginx,
+    Gale,
+    H2o,
+    Haproxy,
+}
+
+/// A server that may be measured.
+#[derive(Debug, Clone)]
+pub struct Program {
+    pub label: String,
+    pub kind: Kind,
+    pub binary: PathBuf,
+    /// The argument of `use`, where one is given.
+    pub driver: Option<String>,
+    /// With nginx's cache of open files, which is not on by default.
+    pub open_file_cache: bool,
+    /// What the binary says of itself; empty until `resolve`.
+    pub version: String,
+}
+
+/// What a server is started for.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// One request per connection (the floor has a mode of its own for it).
+    pub is_short: bool,
+    pub core: Option<usize>,
+    /// Bytes of the floor's body.
+    pub floor_body_bytes: usize,
+}
+
+/// A started server. It is ended when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    pub label: String,
+    pub address: String,
+    /// The process that was started: the master, where there is one.
+    pub root: Process,
+    program: Program,
+    directory: PathBuf,
+    port: u16,
+    child: Child,
+}
+
+impl Program {
+    pub fn new(label: &str, kind: Kind, binary: &Path) -> Program {
+        Program {
+            label: label.to_owned(),
+            kind,
+            binary: binary.to_owned(),
+            driver: None,
+            open_file_cache: false,
+            version: String::new(),
+        }
+    }
+
+    /// Whether `--servers LABEL` means this one: `gale` means Gale with every driver.
+    pub fn answers_to(&self, label: &str) -> bool {
+        self.label == label || self.label.split(' ').next() == Some(label)
+    }
+
+    /// Finds the binary and asks it for its version. Fails when it cannot be started.
+    pub fn resolve(&self) -> Result<Program, String> {
+        let mut program = self.clone();
+        if self.kind == Kind::Floor {
+            program.binary = std::env::current_exe().map_err(|error| format!("floor: {error}"))?;
+            program.version = "recv + send, epoll".to_owned();
+            return Ok(program);
+        }
+        if self.binary.components().count() > 1 {
+            // Not a name to be looked up in PATH; the servers run in other folders.
+            let found = fs::canonicalize(&self.binary);
+            program.binary =
+                found.map_err(|error| format!("{}: {error}", self.binary.display()))?;
+        }
+        let option = if self.kind == Kind::H2o {
+            "--version"
+        } else {
+            "-v"
+        };
+        let output = Command::new(&program.binary).arg(option).output();
+        let output = output.map_err(|error| format!("{}: {error}", self.binary.display()))?;
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        program.version = text
+            .lines()
+            .next()
+            .unwrap_or("says no version")
+            .trim()
+            .to_owned();
+        Ok(program)
+    }
+
+    /// Starts it and waits until it answers.
+    pub fn start(&self, setting: Setting) -> Result<Running, String> {
+        let directory = fresh_directory(&self.label)?;
+        let port = free_port()?;
+        let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
+        fs::create_dir(directory.join("html")).map_err(fault)?;
+        fs::write(directory.join("html/return"), SMALL_BODY).map_err(fault)?;
+        fs::write(directory.join("html/file"), file_body()).map_err(fault)?;
+        self.write_configuration(&directory, port, 0)?;
+        let output = fs::File::create(directory.join("output")).map_err(fault)?;
+        let mut command = self.command(&directory, port, setting);
+        command.current_dir(&directory).stdin(Stdio::null());
+        command
+            .stdout(output.try_clone().map_err(fault)?)
+            .stderr(output);
+        let child = match setting.core {
+            Some(core) => process::spawn_pinned(&mut command, core)?,
+            None => command
+                .spawn()
+                .map_err(|error| format!("{}: {error}", self.binary.display()))?,
+        };
+        let root =
+            Process::find(child.id()).ok_or_else(|| format!("{} ended at once", self.label))?;
+        let address = format!("127.0.0.1:{port}");
+        let mut running = Running {
+            label: self.label.clone(),
+            address,
+            root,
+            program: self.clone(),
+            directory,
+            port,
+            child,
+        };
+        running.wait_until_it_answers(setting)?;
+        Ok(running)
+    }
+
+    fn command(&self, directory: &Path, port: u16, setting: Setting) -> Command {
+        let mut command = Command::new(&self.binary);
+        match self.kind {
+            Kind::Floor => {
+                let mode = if setting.is_short {
+                    "close"
+                } else {
+                    "keep-alive"
+                };
+                command.args([
+                    "floor",
+                    &port.to_string(),
+                    mode,
+                    &setting.floor_body_bytes.to_string(),
+                ]);
+            }
+            Kind::Nginx | Kind::Gale => {
+                command
+                    .arg("-p")
+                    .arg(directory)
+                    .arg("-c")
+                    .arg(directory.join("server.conf"));
+                command.arg("-e").arg(directory.join("error.log"));
+            }
+            Kind::H2o => {
+                command.arg("-c").arg(directory.join("server.conf"));
+            }
+            Kind::Haproxy => {
+                command
+                    .arg("-db")
+                    .arg("-f")
+                    .arg(directory.join("server.conf"));
+            }
+        }
+        command
+    }
+
+    /// Replaces the configuration in one step, so that no reader sees half of it.
+    fn write_configuration(
+        &self,
+        directory: &Path,
+        port: u16,
+        generation: u32,
+    ) -> Result<(), String> {
+        let text = self.configuration(directory, port, generation);
+        let (new, path) = (
+            directory.join("server.conf.new"),
+            directory.join("server.conf"),
+        );
+        fs::write(&new, text)
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn configuration(&self, directory: &Path, port: u16, generation: u32) -> String {
+        let directory = directory.display();
+        let is_root = rustix::process::geteuid().is_root();
+        match self.kind {
+            Kind::Floor => String::new(),
+            Kind::Nginx | Kind::Gale => {
+                let user = if is_root { "user root;\n" } else { "" };
+                let driver = self
+                    .driver
+                    .as_ref()
+                    .map_or(String::new(), |driver| format!("use {driver}; "));
+                let cache = if self.open_file_cache {
+                    "    open_file_cache max=100;\n"
+                } else {
+                    ""
+                };
+                format!(
+                    "{user}daemon off;\nworker_processes 1;\npid {directory}/server.pid;\n\
+                     error_log {directory}/error.log notice;\n\
+                     events {{ {driver}worker_connections 4096; }}\n\
+                     http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
+                     \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
+                     \x20   server {{\n        listen 127.0.0.1:{port};\n        root {directory}/html;\n\
+                     \x20       location = /return {{ return 200 \"ok\"; }}\n\
+                     \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n"
+                )
+            }
+            Kind::H2o => {
+                let user = if is_root { "user: root\n" } else { "" };
+                format!(
+                    "{user}num-threads: 1\nlisten:\n  host: 127.0.0.1\n  port: {port}\n\
+                     http1-request-timeout: 3600\nerror-log: {directory}/error.log\n\
+                     hosts:\n  default:\n    paths:\n      /:\n        file.dir: {directory}/html\n"
+                )
+            }
+            Kind::Haproxy => format!(
+                "global\n    nbthread 1\n    maxconn 4096\n\
+                 defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
+                 \x20   timeout connect 5s\n    timeout server 5s\n\
+                 frontend bench\n    bind 127.0.0.1:{port}\n\
+                 \x20   http-request return status 200 content-type application/octet-stream \
+                 file {directory}/html/file if {{ path /file }}\n\
+                 \x20   http-request return status 200 content-type text/plain string ok\n"
+            ),
+        }
+    }
+}
+
+impl Running {
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Writes the configuration with another number and tells the master.
+    pub fn reload(&self, generation: u32) -> Result<(), String> {
+        self.program
+            .write_configuration(&self.directory, self.port, generation)?;
+        send_signal(self.root, Signal::HUP)
+    }
+
+    /// The last lines of the error log, for a report of a failure.
+    pub fn error_log_end(&self) -> String {
+        const LINES_MAX: usize = 10;
+        let text: String = ["error.log", "output"]
+            .iter()
+            .map(|name| fs::read(self.directory.join(name)).unwrap_or_default())
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .collect();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LINES_MAX)..].join("\n")
+    }
+
+    fn wait_until_it_answers(&mut self, setting: Setting) -> Result<(), String> {
+        let deadline = Instant::now() + START_TIME_LIMIT;
+        loop {
+            let answer = load::request_once(&self.address, "/return", START_TIME_LIMIT);
+            let right = match (&answer, self.program.kind) {
+                (Ok(body), Kind::Floor) => body.len() == setting.floor_body_bytes,
+                (Ok(body), _) => body == SMALL_BODY,
+                (Err(_), _) => false,
+            };
+            if right {
+                return Ok(());
+            }
+            let ended = self.child.try_wait().ok().flatten();
+            if ended.is_some() || Instant::now() >= deadline {
+                let how = ended.map_or("does not answer".to_owned(), |status| {
+                    format!("ended: {status}")
+                });
+                return Err(format!(
+                    "{} {how}; last answer {answer:?}\n{}",
+                    self.label,
+                    self.error_log_end()
+                ));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let tree = self.root.tree();
+        let _ = send_signal(self.root, Signal::TERM);
+        let deadline = Instant::now() + STOP_TIME_LIMIT;
+        while tree.iter().any(|process| process.is_alive()) && Instant::now() < deadline {
+            std::thread::sleep(POLL_INTERVAL);
+            let _ = self.child.try_wait();
+        }
+        for process in tree {
+            let _ = send_signal(process, Signal::KILL);
+        }
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Sends a signal to a process if it is still the same one.
+pub fn send_signal(process: Process, signal: Signal) -> Result<(), String> {
+    let fault = |what: &str| format!("signal to {}: {what}", process.id);
+    if !process.is_alive() {
+        return Err(fault("it has ended"));
+    }
+    let id = Pid::from_raw(process.id as i32).ok_or_else(|| fault("no such number"))?;
+    kill_process(id, signal).map_err(|error| fault(&error.to_string()))
+}
+
+/// The content of `/file`: letters, so that a shifted or cut body is noticed.
+pub fn file_body() -> Vec<u8> {
+    (0..FILE_BYTES)
+        .map(|index| b'a' + (index % 23) as u8)
+        .collect()
+}
+
+fn fresh_directory(label: &str) -> Result<PathBuf, String> {
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let label: String = label
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect();
+    let path =
+        std::env::temp_dir().join(format!("gale-bench-{}-{count}-{label}", std::process::id()));
+    fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
+/// A port that nobody listens on now.
+fn free_port() -> Result<u16, String> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0");
+    listener
+        .and_then(|listener| listener.local_addr())
+        .map(|a| a.port())
+        .map_err(|error| format!("port: {error}"))
+}
