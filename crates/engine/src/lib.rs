@@ -1,3 +1,25 @@
-//! What all modules share: processes, HTTP, logs.
+//! What all of Gale's modules share: the processes, the building of the
+//! configuration, HTTP, and the logs.
+//!
+//! ```text
+//! configuration  text -> settings, scopes, addresses
+//! process        master, worker process, bundle, reload
+//! http           request, phases, location, variables, response
+//! log            error and access logs
+//! module         what a module is; the modules themselves live in gale-modules
+//! ```
 
+pub mod configuration;
+pub mod http;
+pub mod log;
+pub mod module;
+pub mod nginx_names;
 pub mod process;
+pub mod serve;
+
+
+/// What the `Server` field says with `server_tokens off`.
+pub const SERVER: &[u8] = b"gale";
+
+/// What the `Server` field says with `server_tokens on`.
+pub const SERVER_WITH_VERSION: &[u8] = concat!("gale/", env!("CARGO_PKG_VERSION")).as_bytes();

@@ -1,1 +1,10 @@
-//! One file per nginx module, named as nginx's documentation names it.
+//! Gale's modules: one file per nginx module, named as nginx's documentation
+//! names it, each reading like a specification.
+//!
+//! [`order`] holds what an order among modules decides: phases, filters, lookup.
+
+pub mod core;
+pub mod event;
+pub mod http;
+pub mod inert;
+pub mod order;

@@ -1,3 +1,125 @@
 //! The command line and the list of modules.
+//!
+//! nginx's options mean here what they mean there, and a binary started under
+//! the name `nginx` answers as nginx would, because other programs read that.
 
-fn main() {}
+mod arguments;
+mod directives;
+mod quick;
+mod version;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use gale_engine::process::{self, BuildRequest};
+use gale_engine::serve::Server;
+use gale_modules::order::ORDER;
+
+use self::arguments::{Action, Arguments};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    // A process that a master started has no command line of its own.
+    if let Some(role) = process::inherited_role() {
+        return process::run_role(role, Server::new(&ORDER));
+    }
+    let arguments = match Arguments::parse(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match &arguments.action {
+        Action::Help => {
+            print!("{}", arguments.help());
+            ExitCode::SUCCESS
+        }
+        Action::Version => {
+            eprintln!("{}", version::short(arguments.is_nginx()));
+            ExitCode::SUCCESS
+        }
+        Action::VersionAndBuild => {
+            eprint!("{}", version::long(arguments.is_nginx()));
+            ExitCode::SUCCESS
+        }
+        Action::Directives { only_missing } => directives::print(*only_missing),
+        Action::Serve(serve) => quick::serve(serve),
+        Action::Test { prints_texts } => test(&arguments, *prints_texts),
+        Action::Signal(command) => signal(&arguments, *command),
+        Action::Start => process::start(Server::new(&ORDER), request(&arguments)),
+    }
+}
+
+fn request(arguments: &Arguments) -> BuildRequest {
+    BuildRequest {
+        program: arguments.program.clone(),
+        configuration_path: arguments.configuration_path(),
+        prefix: arguments.prefix(),
+        global_directives: arguments.global_directives.clone().unwrap_or_default(),
+        error_log_path: arguments.error_log.clone(),
+        privileged: process::is_super_user(),
+        test: matches!(arguments.action, Action::Test { .. } | Action::Signal(_)),
+        configuration_text: None,
+    }
+}
+
+/// `-t` and `-T`
+fn test(arguments: &Arguments, prints_texts: bool) -> ExitCode {
+    let request = request(arguments);
+    let path = request.configuration_path.display().to_string();
+    let program = request.program.clone();
+    let server = Server::new(&ORDER);
+    match process::test(&server, request) {
+        Ok(built) => {
+            if !arguments.is_quiet {
+                eprint!("{}", built.warnings.render(&program));
+                eprintln!("{program}: the configuration file {path} syntax is ok");
+                eprintln!("{program}: configuration file {path} test is successful");
+            }
+            if prints_texts {
+                print_texts(&server);
+            }
+            ExitCode::SUCCESS
+        }
+        Err(report) => {
+            eprint!("{}", report.render(&program));
+            eprintln!("{program}: configuration file {path} test failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_texts(server: &Server) {
+    let mut out = std::io::stdout().lock();
+    for (path, text) in server.take_texts().unwrap_or_default() {
+        // A reader that leaves early is nobody's fault.
+        let _ = writeln!(out, "# configuration file {}:", path.display());
+        let _ = out.write_all(&text);
+        let _ = writeln!(out);
+    }
+}
+
+/// `-s`: the pid file is where the configuration says.
+fn signal(arguments: &Arguments, command: process::Command) -> ExitCode {
+    let request = request(arguments);
+    let program = request.program.clone();
+    let server = Server::new(&ORDER);
+    let pid_path = match process::test(&server, request) {
+        Ok(built) => built.configuration.process.pid_path.clone(),
+        Err(report) => {
+            eprint!("{}", report.render(&program));
+            return ExitCode::FAILURE;
+        }
+    };
+    match process::send_signal(Path::new(&pid_path), command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

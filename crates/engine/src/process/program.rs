@@ -33,6 +33,8 @@ pub struct BuildRequest {
     /// The error log given with `-e`; the program's default when absent.
     #[serde(with = "text::optional_path")]
     pub error_log_path: Option<PathBuf>,
+    /// Whether whoever starts the program is root: the same in the worker process, which no longer is.
+    pub privileged: bool,
     /// Only a test (`-t`): nothing that exists is changed.
     pub test: bool,
     /// A configuration that is no file (`gale serve`): read in place of `configuration_path`.

@@ -1,0 +1,295 @@
+//! The builder: walks the statements, hands each to its directive's row, keeps
+//! the settings of every block, and puts the result together.
+//!
+//! It goes on after an error, so that one run tells all that is wrong. Nothing
+//! is opened before the whole text has been understood.
+
+use std::any::TypeId;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables};
+use gale_runtime::DriverChoice;
+
+use super::{Configuration, MainSettings};
+use crate::http;
+use crate::http::builder::HttpBuilder;
+use crate::http::configuration::ScopeId;
+use crate::log::{DeferredLog, ErrorLog, Writers};
+use crate::module::{Conf, Module, Order};
+use crate::nginx_names;
+use crate::process::{self, BuildRequest, ProcessSettings, Resources};
+
+/// Where the settings that are being written belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Outside of all blocks, or in `events`.
+    Main,
+    /// A scope of the http block.
+    Scope(ScopeId),
+}
+
+/// The `events` block.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are nginx's directives")]
+pub struct EventsSettings {
+    pub worker_connections: Setting<usize>,
+    /// `use`
+    pub driver: Setting<DriverChoice>,
+    pub multi_accept: Setting<bool>,
+    pub accept_mutex: Setting<bool>,
+    pub accept_mutex_delay: Setting<Duration>,
+}
+
+struct LogRequest {
+    span: Option<Span>,
+    log: DeferredLog,
+}
+
+/// What directives are applied to.
+pub struct Builder {
+    /// Errors, warnings and notices so far.
+    pub diagnostics: Diagnostics,
+    /// Whether there is an `events` block.
+    pub has_events: bool,
+    /// The `http` block, if there is one.
+    pub http: Option<HttpBuilder>,
+    /// The level whose settings are being written.
+    pub level: Level,
+    /// The parent of relative paths (`-p`).
+    pub prefix: PathBuf,
+    /// The parent of relative paths of configuration files.
+    pub configuration_directory: PathBuf,
+    /// `gale` or `nginx`: under whose name the program was started.
+    pub program: String,
+    /// Whether the configuration is built for root: decides the default port.
+    pub is_privileged: bool,
+    /// The error log given with `-e`.
+    pub error_log_path: Option<PathBuf>,
+    /// Every module, by index.
+    pub order: &'static Order,
+
+    tables: Rc<Tables<Builder>>,
+    main_confs: Vec<Option<Conf>>,
+    logs: Vec<LogRequest>,
+}
+
+impl Reporter for Builder {
+    fn report(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.report(diagnostic);
+    }
+}
+
+/// The directive tables of all modules, each under its index in the order.
+pub fn tables(order: &'static Order) -> Tables<Builder> {
+    let rows = order.modules.iter().enumerate().map(|(index, module)| (index, module.directives));
+    Tables::new(rows, nginx_names::directives())
+}
+
+impl Builder {
+    /// An empty builder.
+    pub fn new(order: &'static Order, request: &BuildRequest) -> Builder {
+        Builder {
+            diagnostics: Diagnostics::new(),
+            has_events: false,
+            http: None,
+            level: Level::Main,
+            prefix: request.prefix.clone(),
+            configuration_directory: request.configuration_path.parent().unwrap_or(Path::new("/")).to_owned(),
+            program: request.program.clone(),
+            is_privileged: request.privileged,
+            error_log_path: request.error_log_path.clone(),
+            order,
+            tables: Rc::new(tables(order)),
+            main_confs: make_confs(order.modules),
+            logs: Vec::new(),
+        }
+    }
+
+    /// Notes errors that are not the builder's own.
+    pub fn note(&mut self, diagnostics: impl IntoIterator<Item = Diagnostic>) {
+        diagnostics.into_iter().for_each(|diagnostic| self.diagnostics.report(diagnostic));
+    }
+
+    /// Empty settings for every module.
+    pub fn fresh_confs(&self) -> Vec<Option<Conf>> {
+        make_confs(self.order.modules)
+    }
+
+    /// The tables of all modules.
+    pub fn tables(&self) -> Rc<Tables<Builder>> {
+        Rc::clone(&self.tables)
+    }
+
+    /// Applies every statement of a block; what is wrong is noted, and the next
+    /// one tried.
+    pub fn walk(&mut self, statements: &[Statement], place: Place, level: Level) {
+        let outer = std::mem::replace(&mut self.level, level);
+        let tables = self.tables();
+        for statement in statements {
+            let applied = tables.find(statement, place).and_then(|found| {
+                let store = found.directive.store;
+                if store.conf_type() == TypeId::of::<()>() {
+                    return store.apply(&mut (), self, statement);
+                }
+                // The settings leave the builder while they are written, so that
+                // the row may use the builder, too.
+                let mut conf = self.confs(level)[found.owner].take().expect("a module with such rows has settings");
+                let applied = store.apply(conf.as_mut(), self, statement);
+                self.confs(level)[found.owner] = Some(conf);
+                applied
+            });
+            if let Err(error) = applied {
+                self.diagnostics.report(error);
+            }
+        }
+        self.level = outer;
+    }
+
+    fn confs(&mut self, level: Level) -> &mut Vec<Option<Conf>> {
+        match level {
+            Level::Main => &mut self.main_confs,
+            Level::Scope(scope) => self.http_mut().confs(scope),
+        }
+    }
+
+    /// The http block, which a directive of one of its scopes may take for granted.
+    pub fn http_mut(&mut self) -> &mut HttpBuilder {
+        self.http.as_mut().expect("inside of the http block")
+    }
+
+    /// The settings of the main level of the module that has this type.
+    pub fn main_conf<C: 'static>(&self) -> Option<&C> {
+        self.main_confs.iter().flatten().find_map(|conf| conf.downcast_ref())
+    }
+
+    /// `path`, made absolute with the prefix.
+    pub fn full_path(&self, path: &[u8]) -> PathBuf {
+        use std::os::unix::ffi::OsStrExt;
+        self.prefix.join(Path::new(std::ffi::OsStr::from_bytes(path)))
+    }
+
+    /// Asks for a log file, which is opened later.
+    pub fn log_file(&mut self, path: &[u8], span: Option<Span>) -> DeferredLog {
+        let path = self.full_path(path);
+        if let Some(known) = self.logs.iter().find(|request| request.log.path() == path) {
+            return known.log.clone();
+        }
+        let log = DeferredLog::new(path);
+        self.logs.push(LogRequest { span, log: log.clone() });
+        log
+    }
+
+    /// Where the program keeps its files when nobody says otherwise: Debian's places.
+    pub fn default_pid_path(&self) -> PathBuf {
+        self.prefix.join(format!("/run/{}.pid", self.program))
+    }
+
+    /// See [`Builder::default_pid_path`].
+    pub fn default_error_log_path(&self) -> PathBuf {
+        self.prefix.join(format!("/var/log/{}/error.log", self.program))
+    }
+
+    /// See [`Builder::default_pid_path`].
+    pub fn default_access_log_path(&self) -> PathBuf {
+        self.prefix.join(format!("/var/log/{}/access.log", self.program))
+    }
+
+    /// See [`Builder::default_pid_path`].
+    pub fn default_body_temp_path(&self) -> PathBuf {
+        self.prefix.join(format!("/var/lib/{}/body", self.program))
+    }
+
+    /// Builds everything. `syntax_errors` are those that stand in the statements,
+    /// too: told here only if none of them was reached.
+    pub fn build(
+        &mut self,
+        statements: &[Statement],
+        syntax_errors: Vec<Diagnostic>,
+        resources: &mut dyn Resources,
+    ) -> Option<Configuration> {
+        self.walk(statements, Place::MAIN, Level::Main);
+        if !self.diagnostics.has_errors() {
+            self.note(syntax_errors);
+        }
+        if self.diagnostics.has_errors() {
+            return None;
+        }
+        self.complete_main();
+        let process = self.process_settings(resources);
+        let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
+        let http = self.http.is_some().then(|| http::builder::finish(self, resources)).transpose();
+        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
+        if self.diagnostics.has_errors() {
+            return None;
+        }
+        self.open_logs(resources);
+        if self.diagnostics.has_errors() {
+            return None;
+        }
+        let http = http.map(|draft| draft.open(resources)).transpose();
+        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?.map(Arc::new);
+        let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
+        let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
+        Some(Configuration { process, events, error_log, http })
+    }
+
+    fn complete_main(&mut self) {
+        let tables = self.tables();
+        let mut confs = std::mem::take(&mut self.main_confs);
+        for row in tables.iter().filter(|row| row.directive.place.overlaps(Place::MAIN | Place::EVENTS)) {
+            if let Some(conf) = &mut confs[row.owner] {
+                row.directive.store.finish(conf.as_mut(), self, row.directive.name, row.directive.default);
+            }
+        }
+        for (owner, module) in self.order.modules.iter().enumerate() {
+            if let (Some(conf), Some(conf_type)) = (&mut confs[owner], &module.conf)
+                && let Err(error) = (conf_type.complete_main)(conf.as_mut(), self)
+            {
+                self.diagnostics.report(error);
+            }
+        }
+        self.main_confs = confs;
+        if !self.has_events {
+            self.diagnostics.report(Diagnostic::emerg("no \"events\" section in configuration"));
+        }
+    }
+
+    fn process_settings(&mut self, resources: &mut dyn Resources) -> ProcessSettings {
+        let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
+        let mut process = main.to_process_settings();
+        let user = main.user.clone();
+        if let Some((name, group)) = user.get_opt() {
+            match resources.account(name, group.as_deref()) {
+                Ok(Some(account)) => process.account = Some(account),
+                Ok(None) => self.note([Diagnostic::warn(process::USER_IGNORED).at_opt(user.span())]),
+                Err(error) => self.note([user.error(error.to_string())]),
+            }
+        }
+        process
+    }
+
+    /// How many event loops there will be.
+    pub fn workers(&self) -> usize {
+        self.main_conf::<MainSettings>().and_then(|main| main.worker_processes.get_opt().copied()).unwrap_or(1)
+    }
+
+    fn open_logs(&mut self, resources: &mut dyn Resources) {
+        for request in std::mem::take(&mut self.logs) {
+            match resources.log_file(request.log.path()) {
+                Ok(handle) => {
+                    let writer = Writers::of_process().writer(&handle);
+                    request.log.set(writer);
+                }
+                // nginx names no place in the file here; we know it.
+                Err(error) => self.diagnostics.report(Diagnostic::emerg(error.to_string()).at_opt(request.span)),
+            }
+        }
+    }
+}
+
+fn make_confs(modules: &[&Module]) -> Vec<Option<Conf>> {
+    modules.iter().map(|module| module.conf.map(|conf| (conf.make)())).collect()
+}

@@ -1,0 +1,74 @@
+//! The settings of the main context, which the engine itself lives by.
+//!
+//! The directive table that fills them is `gale-modules`' `core.rs`.
+//! (<https://nginx.org/en/docs/ngx_core_module.html>)
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gale_config::Setting;
+
+use crate::log::Target;
+use crate::process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, Level, ProcessSettings};
+
+/// Every field is the directive of the same name unless it says otherwise.
+#[derive(Default)]
+#[allow(missing_docs, reason = "the fields are nginx's directives")]
+pub struct MainSettings {
+    /// The user and, when given, the group.
+    pub user: Setting<(String, Option<String>)>,
+    /// `worker_processes`, with `auto` worked out.
+    pub worker_processes: Setting<usize>,
+    pub worker_rlimit_nofile: Setting<u64>,
+    pub worker_rlimit_core: Setting<u64>,
+    pub worker_priority: Setting<i32>,
+    pub worker_shutdown_timeout: Setting<Duration>,
+    pub working_directory: Setting<PathBuf>,
+    pub env: Setting<Vec<EnvironmentEntry>>,
+    pub daemon: Setting<bool>,
+    pub master_process: Setting<bool>,
+    pub pid: Setting<PathBuf>,
+    pub lock_file: Setting<PathBuf>,
+    pub error_log: Setting<Vec<(Level, Target)>>,
+    pub thread_pool: Setting<Vec<ThreadPoolSettings>>,
+}
+
+/// `thread_pool NAME threads=N [max_queue=N]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadPoolSettings {
+    /// The pool's name.
+    pub name: String,
+    /// How many threads it has for each event loop.
+    pub threads: usize,
+    /// How many tasks may wait, for each event loop.
+    pub max_queue: usize,
+}
+
+impl MainSettings {
+    /// What of it the process layer acts on.
+    pub fn to_process_settings(&self) -> ProcessSettings {
+        ProcessSettings {
+            daemon: *self.daemon.get(),
+            master_process: *self.master_process.get(),
+            pid_path: self.pid.get().clone(),
+            account: None,
+            workers: *self.worker_processes.get(),
+            rlimit_nofile: self.worker_rlimit_nofile.get_opt().copied(),
+            rlimit_core: self.worker_rlimit_core.get_opt().copied(),
+            priority: *self.worker_priority.get(),
+            environment: self.env.get().clone(),
+            working_directory: self.working_directory.get_opt().cloned(),
+            shutdown_timeout: self.worker_shutdown_timeout.get_opt().copied(),
+            keep_net_raw: false,
+            error_log: self.error_log.get().iter().map(to_process_log).collect(),
+        }
+    }
+}
+
+fn to_process_log((level, target): &(Level, Target)) -> ErrorLogSetting {
+    let destination = match target {
+        Target::Stderr => ErrorLogDestination::Stderr,
+        Target::File(log) => ErrorLogDestination::File(log.path().to_owned()),
+    };
+    ErrorLogSetting { level: *level, destination }
+}

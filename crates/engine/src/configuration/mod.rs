@@ -1,0 +1,91 @@
+//! From the text of a configuration to what the workers run on.
+//!
+//! Building has no effects: files are read and opened through
+//! [`Resources`](crate::process::Resources), first the texts, and at the very end, when
+//! everything else is known to be right, logs and listening sockets. The master
+//! and the worker process run the same code and come to the same result.
+
+mod builder;
+mod main_settings;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gale_config::{Parsed, Sources, parse, parse_parameter, parse_text};
+
+pub use builder::{Builder, EventsSettings, Level, tables};
+pub use main_settings::{MainSettings, ThreadPoolSettings};
+
+use crate::http::configuration::HttpConfiguration;
+use crate::log::ErrorLog;
+use crate::module::Order;
+use crate::process::{BuildRequest, Built, ProcessSettings, Report, Resources};
+
+/// A whole configuration, complete and immutable.
+pub struct Configuration {
+    /// What the process layer acts on.
+    pub process: ProcessSettings,
+    /// The `events` block.
+    pub events: EventsSettings,
+    /// Where messages go that belong to no request.
+    pub error_log: Arc<ErrorLog>,
+    /// The `http` block; without one there is nothing to serve.
+    pub http: Option<Arc<HttpConfiguration>>,
+}
+
+/// The texts that a configuration was read from, in order: what `-T` prints.
+pub type Texts = Vec<(PathBuf, Arc<[u8]>)>;
+
+/// Reads, checks and builds a configuration. The error is everything that is wrong
+/// with it, each with its place. The texts are there in any case.
+pub fn build(
+    order: &'static Order,
+    request: &BuildRequest,
+    resources: &mut dyn Resources,
+) -> (Result<Built<Configuration>, Report>, Texts) {
+    let mut sources = Sources::new();
+    let mut builder = Builder::new(order, request);
+    let configuration = read_and_build(&mut builder, &mut sources, request, resources);
+    let diagnostics = std::mem::take(&mut builder.diagnostics);
+    let mut report = Report::default();
+    for diagnostic in diagnostics.iter() {
+        report.push_diagnostic(diagnostic, &sources);
+    }
+    let texts = sources.iter().filter_map(|(_, source)| Some((source.path()?.to_owned(), Arc::clone(source.text()))));
+    let texts = texts.collect();
+    match configuration {
+        Some(configuration) if !diagnostics.has_errors() => (Ok(Built { configuration, warnings: report }), texts),
+        _ => (Err(report), texts),
+    }
+}
+
+fn read_and_build(
+    builder: &mut Builder,
+    sources: &mut Sources,
+    request: &BuildRequest,
+    resources: &mut dyn Resources,
+) -> Option<Configuration> {
+    let directory = request.configuration_path.parent().unwrap_or(Path::new("/"));
+    let mut statements = Vec::new();
+    // Syntax errors stand in the statements where they were, and come up in order
+    // when those are walked; the lists are only for what is never walked.
+    let mut syntax_errors = Vec::new();
+    let mut take = |parsed: Parsed| {
+        statements.extend(parsed.statements);
+        syntax_errors.extend(parsed.errors.iter().cloned());
+    };
+    if !request.global_directives.is_empty() {
+        take(parse_parameter(sources, resources, request.global_directives.clone().into_bytes(), directory));
+    }
+    match &request.configuration_text {
+        Some(text) => take(parse_text(sources, resources, "gale serve", text.clone().into_bytes(), directory)),
+        None => match parse(sources, resources, &request.configuration_path, directory) {
+            Ok(parsed) => take(parsed),
+            Err(error) => {
+                builder.note([error]);
+                return None;
+            }
+        },
+    }
+    builder.build(&statements, syntax_errors, resources)
+}

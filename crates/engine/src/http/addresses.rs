@@ -1,0 +1,340 @@
+//! `listen`: the addresses, their options, and which servers stand behind each.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#listen>)
+//!
+//! As in nginx, a specific address (`127.0.0.1:80`) beside a wildcard of the same
+//! port (`*:80`) gets no socket of its own unless `bind` or a socket option asks
+//! for one: the connection's local address tells them apart.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bstr::{BStr, ByteSlice};
+use gale_base::units;
+use gale_config::{Diagnostic, Span, Statement, Word};
+
+use super::configuration::{ServerId, VirtualServers};
+use crate::process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle};
+
+/// The port when `listen` names none.
+pub const PORT_DEFAULT: u16 = 80;
+
+/// The port of a server without `listen` when the program does not run as root.
+pub const PORT_UNPRIVILEGED: u16 = 8000;
+
+/// `reuseport` until the number of workers is known.
+pub const REUSEPORT_PER_WORKER: usize = usize::MAX;
+
+/// An address that the configuration listens on, with its servers.
+pub struct Address {
+    /// The address itself.
+    pub address: ListenAddress,
+    /// The listening socket; of a wildcard when this address has none of its own.
+    pub listener: ListenerHandle,
+    /// The servers to choose from.
+    pub servers: VirtualServers,
+    /// Other addresses share the socket: look at the connection's local address.
+    pub shares_socket: bool,
+}
+
+/// One `listen` of one server, parsed.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// Where; several when a name has several addresses.
+    pub place: ListenPlace,
+    /// The socket's options.
+    pub spec: ListenSpec,
+    /// Whether any of them was written, or `bind`: then the address has a socket
+    /// of its own.
+    pub has_options: bool,
+    /// `default_server`
+    pub is_default: bool,
+    /// Where it was written.
+    pub span: Span,
+    /// As it was written, for messages.
+    pub text: String,
+}
+
+/// An address as written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenPlace {
+    /// Known.
+    Address(ListenAddress),
+    /// A name that has to be looked up.
+    Host(String, u16),
+}
+
+impl Listen {
+    /// The `listen *:PORT` of a server that has none.
+    pub fn implicit(port: u16, span: Span) -> Listen {
+        let address = ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
+        Listen {
+            place: ListenPlace::Address(address.clone()),
+            spec: ListenSpec::new(address),
+            has_options: false,
+            is_default: false,
+            span,
+            text: format!("*:{port}"),
+        }
+    }
+
+    /// Parses a `listen` statement.
+    pub fn parse(statement: &Statement) -> Result<(Listen, Vec<Diagnostic>), Diagnostic> {
+        let word = &statement.args[0];
+        let place = parse_place(word)?;
+        let address = match &place {
+            ListenPlace::Address(address) => address.clone(),
+            ListenPlace::Host(..) => ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
+        };
+        let mut listen = Listen {
+            place,
+            spec: ListenSpec::new(address),
+            has_options: false,
+            is_default: false,
+            span: statement.span,
+            text: word.text.to_string(),
+        };
+        let mut warnings = Vec::new();
+        for option in &statement.args[1..] {
+            listen.apply(option, &mut warnings)?;
+        }
+        Ok((listen, warnings))
+    }
+
+    fn apply(&mut self, option: &Word, warnings: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
+        let invalid = |what: &str| Diagnostic::emerg(format!("invalid {what} \"{}\"", option.text)).at(option.span);
+        let text: &[u8] = &option.text;
+        let (name, value) = text.split_once_str("=").map_or((text, None), |(name, value)| (name, Some(value)));
+        let is_unix = matches!(self.spec.address, ListenAddress::Unix(_));
+        let positive = |what| value.and_then(units::parse_number).filter(|&number| number > 0).ok_or_else(|| invalid(what));
+        let size = |what| {
+            let size = value.and_then(units::parse_size).and_then(|size| u32::try_from(size).ok());
+            size.ok_or_else(|| invalid(what))
+        };
+        match (name, value) {
+            (b"default_server" | b"default", None) => {
+                self.is_default = true;
+                return Ok(());
+            }
+            (b"bind", None) => {}
+            (b"backlog", Some(_)) => {
+                self.spec.backlog = i32::try_from(positive("backlog")?).unwrap_or(i32::MAX);
+            }
+            (b"rcvbuf", Some(_)) => self.spec.receive_buffer = Some(size("rcvbuf")?),
+            (b"sndbuf", Some(_)) => self.spec.send_buffer = Some(size("sndbuf")?),
+            (b"fastopen", Some(_)) => {
+                self.spec.fastopen = Some(u32::try_from(positive("fastopen")?).unwrap_or(u32::MAX));
+            }
+            (b"deferred", None) => self.spec.deferred = true,
+            // How many sockets that is depends on the number of workers.
+            (b"reuseport", None) => self.spec.reuseport = REUSEPORT_PER_WORKER,
+            (b"ipv6only", Some(value)) => {
+                if !matches!(self.spec.address, ListenAddress::Inet(SocketAddr::V6(_))) {
+                    return Err(Diagnostic::emerg(format!("ipv6only is not supported on addr \"{}\"", self.text)).at(option.span));
+                }
+                self.spec.ipv6only = match value {
+                    b"on" => true,
+                    b"off" => false,
+                    _ => return Err(invalid("ipv6only flags")),
+                };
+            }
+            (b"so_keepalive", Some(value)) => {
+                let keep_alive = parse_keep_alive(value);
+                self.spec.keep_alive = Some(keep_alive.ok_or_else(|| {
+                    Diagnostic::emerg(format!("invalid so_keepalive value: \"{}\"", BStr::new(value))).at(option.span)
+                })?);
+            }
+            (b"setfib" | b"accept_filter", Some(_)) => {
+                let text = format!("\"{}\" is not supported on this platform, ignored", option.text);
+                warnings.push(Diagnostic::warn(text).at(option.span));
+                return Ok(());
+            }
+            (b"ssl" | b"http2" | b"quic" | b"proxy_protocol" | b"multipath", None) => {
+                let hint = format!("nginx has \"{}\" here, Gale does not have it yet", option.text);
+                return Err(invalid("parameter").hint(hint));
+            }
+            _ => return Err(invalid("parameter")),
+        }
+        if is_unix && matches!(name, b"deferred" | b"fastopen" | b"so_keepalive") {
+            return Err(invalid("parameter").hint("this option is for TCP sockets"));
+        }
+        self.has_options = true;
+        Ok(())
+    }
+}
+
+fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
+    let failed = |what: &str| {
+        let message = format!("{what} in \"{}\" of the \"listen\" directive", word.text);
+        Diagnostic::emerg(message).at(word.span)
+    };
+    let text: &[u8] = &word.text;
+    if let Some(path) = text.strip_prefix(b"unix:") {
+        return match path.first() {
+            Some(b'/') => {
+                let path = path.to_os_str().map_err(|_| failed("invalid path"))?;
+                Ok(ListenPlace::Address(ListenAddress::Unix(PathBuf::from(path))))
+            }
+            _ => Err(failed("no path").hint("a Unix socket is given as unix:/absolute/path")),
+        };
+    }
+    let text = text.to_str().map_err(|_| failed("invalid host"))?;
+    let port = |text: &str| {
+        let number = text.parse::<u16>().ok().filter(|&port| port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()));
+        number.ok_or_else(|| failed("invalid port"))
+    };
+    let inet = |ip: IpAddr, port: u16| ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port)));
+    if let Some(rest) = text.strip_prefix('[') {
+        let (ip, rest) = rest.split_once(']').ok_or_else(|| failed("invalid IPv6 address"))?;
+        let ip: Ipv6Addr = ip.parse().map_err(|_| failed("invalid IPv6 address"))?;
+        let port = match rest.strip_prefix(':') {
+            Some(text) => port(text)?,
+            None if rest.is_empty() => PORT_DEFAULT,
+            None => return Err(failed("invalid port")),
+        };
+        return Ok(inet(ip.into(), port));
+    }
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(inet(Ipv4Addr::UNSPECIFIED.into(), port(text)?));
+    }
+    let (host, port) = match text.split_once(':') {
+        Some((host, text)) => (host, port(text)?),
+        None => (text, PORT_DEFAULT),
+    };
+    match host {
+        "" => Err(failed("no host")),
+        "*" => Ok(inet(Ipv4Addr::UNSPECIFIED.into(), port)),
+        _ => match host.parse::<Ipv4Addr>() {
+            Ok(ip) => Ok(inet(ip.into(), port)),
+            Err(_) if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => Err(failed("host not found")),
+            Err(_) => Ok(ListenPlace::Host(host.to_owned(), port)),
+        },
+    }
+}
+
+/// `on`, `off` or `[idle]:[interval]:[count]`.
+fn parse_keep_alive(value: &[u8]) -> Option<KeepAlive> {
+    let plain = |on| KeepAlive { on, idle: None, interval: None, count: None };
+    match value {
+        b"on" => return Some(plain(true)),
+        b"off" => return Some(plain(false)),
+        _ => {}
+    }
+    let parts: Vec<&[u8]> = value.split_str(":").collect();
+    let [idle, interval, count] = parts.as_slice() else { return None };
+    let time = |text: &[u8]| -> Option<Option<Duration>> {
+        if text.is_empty() { Some(None) } else { units::parse_time_seconds(text).filter(|time| !time.is_zero()).map(Some) }
+    };
+    let (idle, interval) = (time(idle)?, time(interval)?);
+    let count = match *count {
+        b"" => None,
+        text => Some(u32::try_from(units::parse_number(text)?).ok().filter(|&count| count > 0)?),
+    };
+    if idle.is_none() && interval.is_none() && count.is_none() {
+        return None;
+    }
+    Some(KeepAlive { on: true, idle, interval, count })
+}
+
+/// Whether connections to `specific` arrive at a socket bound to `wildcard`.
+pub fn covers(wildcard: &ListenAddress, specific: &ListenAddress) -> bool {
+    match (wildcard, specific) {
+        (ListenAddress::Inet(wildcard), ListenAddress::Inet(specific)) => {
+            wildcard.ip().is_unspecified()
+                && wildcard.port() == specific.port()
+                && wildcard.is_ipv4() == specific.is_ipv4()
+                && wildcard != specific
+        }
+        _ => false,
+    }
+}
+
+/// The servers that one address has gathered while the configuration is read.
+pub struct AddressDraft {
+    /// What to open.
+    pub spec: ListenSpec,
+    /// Whether the address asked for a socket of its own.
+    pub has_options: bool,
+    /// Where the options were written.
+    pub options_span: Option<Span>,
+    /// The server that `default_server` named, and where.
+    pub default: Option<(ServerId, Span)>,
+    /// All servers that listen here, in order.
+    pub servers: Vec<ServerId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Listen, String> {
+        let mut sources = gale_config::Sources::new();
+        let mut files = gale_config::MemoryFiles::new();
+        let text = format!("listen {text};");
+        let parsed = gale_config::parse_text(&mut sources, &mut files, "test", text.into_bytes(), "/".as_ref());
+        Listen::parse(&parsed.statements[0]).map(|(listen, _)| listen).map_err(|error| error.message)
+    }
+
+    fn address(text: &str) -> String {
+        match parse(text).unwrap().place {
+            ListenPlace::Address(address) => address.to_string(),
+            ListenPlace::Host(host, port) => format!("{host} {port}"),
+        }
+    }
+
+    #[test]
+    fn every_form_of_an_address() {
+        assert_eq!(address("8080"), "0.0.0.0:8080");
+        assert_eq!(address("*:81"), "0.0.0.0:81");
+        assert_eq!(address("127.0.0.1"), "127.0.0.1:80");
+        assert_eq!(address("[::]:82"), "[::]:82");
+        assert_eq!(address("[::1]"), "[::1]:80");
+        assert_eq!(address("unix:/run/x.sock"), "unix:/run/x.sock");
+        assert_eq!(address("localhost:83"), "localhost 83");
+    }
+
+    #[test]
+    fn wrong_addresses_are_refused_in_nginx_s_words() {
+        let cases = [
+            ("70000", "invalid port in \"70000\" of the \"listen\" directive"),
+            ("127.0.0.1:x", "invalid port in \"127.0.0.1:x\" of the \"listen\" directive"),
+            ("127.0.0.1:0", "invalid port in \"127.0.0.1:0\" of the \"listen\" directive"),
+            (":80", "no host in \":80\" of the \"listen\" directive"),
+            ("[::1", "invalid IPv6 address in \"[::1\" of the \"listen\" directive"),
+            ("1.2.3.400", "host not found in \"1.2.3.400\" of the \"listen\" directive"),
+            ("unix:", "no path in \"unix:\" of the \"listen\" directive"),
+            ("80 nonsense", "invalid parameter \"nonsense\""),
+            ("80 backlog=x", "invalid backlog \"backlog=x\""),
+            ("80 backlog=0", "invalid backlog \"backlog=0\""),
+            ("80 rcvbuf=x", "invalid rcvbuf \"rcvbuf=x\""),
+            ("80 ipv6only=on", "ipv6only is not supported on addr \"80\""),
+            ("[::]:80 ipv6only=x", "invalid ipv6only flags \"ipv6only=x\""),
+            ("80 so_keepalive=::", "invalid so_keepalive value: \"::\""),
+            ("80 so_keepalive=x", "invalid so_keepalive value: \"x\""),
+        ];
+        for (text, message) in cases {
+            assert_eq!(parse(text).unwrap_err(), message, "{text}");
+        }
+    }
+
+    #[test]
+    fn options_reach_the_socket() {
+        let listen = parse("80 default_server backlog=9 rcvbuf=8k so_keepalive=30m::10 deferred reuseport").unwrap();
+        assert!(listen.is_default && listen.has_options && listen.spec.deferred);
+        assert_eq!((listen.spec.backlog, listen.spec.receive_buffer, listen.spec.reuseport), (9, Some(8192), REUSEPORT_PER_WORKER));
+        let keep_alive = listen.spec.keep_alive.unwrap();
+        assert_eq!((keep_alive.idle, keep_alive.interval, keep_alive.count), (Some(Duration::from_secs(1800)), None, Some(10)));
+        assert!(!parse("80").unwrap().has_options);
+        assert!(!parse("[::]:80 ipv6only=off").unwrap().spec.ipv6only);
+    }
+
+    #[test]
+    fn a_wildcard_covers_addresses_of_its_port_and_family() {
+        let inet = |text: &str| ListenAddress::Inet(text.parse().unwrap());
+        assert!(covers(&inet("0.0.0.0:80"), &inet("127.0.0.1:80")));
+        assert!(!covers(&inet("0.0.0.0:80"), &inet("127.0.0.1:81")));
+        assert!(!covers(&inet("0.0.0.0:80"), &inet("[::1]:80")));
+        assert!(!covers(&inet("0.0.0.0:80"), &inet("0.0.0.0:80")));
+        assert!(!covers(&inet("127.0.0.1:80"), &inet("127.0.0.2:80")));
+    }
+}

@@ -1,0 +1,547 @@
+//! Builds the http block: scopes, servers, locations, addresses, variables.
+//!
+//! While the text is walked, blocks only gather what they say. When all of it
+//! is known, every scope is completed from its parent, and what the workers
+//! need is put together. Then, at the very end, the sockets are opened.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bstr::{BStr, BString, ByteSlice};
+use gale_config::{Diagnostic, Place, Span, Statement, Word};
+
+use super::addresses::{self, Address, AddressDraft, Listen, ListenPlace, PORT_DEFAULT, PORT_UNPRIVILEGED};
+use super::configuration::{
+    BoundFilter, BoundHandler, HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId, VirtualServers,
+};
+use super::location::{Locations, Pattern};
+use super::phases::Phase;
+use super::regex::Regex;
+use super::server_name::{ServerName, ServerNames};
+use super::settings::CoreSettings;
+use super::template::Template;
+use super::variables::{VariableId, VariableTable};
+use crate::configuration::{Builder, Level};
+use crate::log::ErrorLog;
+use crate::module::{Conf, Module};
+use crate::process::{ListenAddress, ListenSpec, Resources};
+
+/// The http block while it is being read.
+#[derive(Default)]
+pub struct HttpBuilder {
+    /// The variables mentioned so far.
+    pub variables: VariableTable,
+    scopes: Vec<ScopeDraft>,
+    servers: Vec<ServerDraft>,
+}
+
+struct ScopeDraft {
+    kind: ScopeKind,
+    parent: Option<ScopeId>,
+    server: Option<ServerId>,
+    span: Span,
+    /// The location as written, for messages; empty for the others.
+    name: BString,
+    shape: LocationShape,
+    confs: Vec<Option<Conf>>,
+    /// Locations nested here, in order.
+    locations: Vec<(Pattern, ScopeId)>,
+}
+
+/// What kind of location a scope is: decides what may be nested in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LocationShape {
+    None,
+    Exact,
+    Prefix,
+    Regex,
+    Named,
+}
+
+struct ServerDraft {
+    scope: ScopeId,
+    span: Span,
+    names: Vec<(Word, ServerName)>,
+    listens: Vec<Listen>,
+}
+
+impl HttpBuilder {
+    /// The settings of a scope, by module.
+    pub fn confs(&mut self, scope: ScopeId) -> &mut Vec<Option<Conf>> {
+        &mut self.scopes[scope.0 as usize].confs
+    }
+
+    fn add_scope(&mut self, draft: ScopeDraft) -> ScopeId {
+        let id = ScopeId(u32::try_from(self.scopes.len()).expect("fewer scopes than 2^32"));
+        self.scopes.push(draft);
+        id
+    }
+
+    fn scope(&self, id: ScopeId) -> &ScopeDraft {
+        &self.scopes[id.0 as usize]
+    }
+
+    /// The variable of this name.
+    pub fn variable(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
+        self.variables.mention(name, span)
+    }
+
+    /// Compiles a text with variables.
+    pub fn template(&mut self, word: &Word) -> Result<Template, Diagnostic> {
+        let span = word.span;
+        Template::compile(&word.text, |name| self.variables.mention(name, Some(span)))
+            .map_err(|message| Diagnostic::emerg(message).at(span))
+    }
+
+    /// Compiles a regular expression whose named groups become variables.
+    pub fn regex(&mut self, word: &Word, expression: &[u8], caseless: bool) -> Result<Regex, Diagnostic> {
+        let mut regex = Regex::compile(expression, caseless).map_err(|error| {
+            Diagnostic::emerg(format!("pcre2_compile() failed: {error} in \"{}\"", BStr::new(expression))).at(word.span)
+        })?;
+        regex.bind(|name| self.variables.stored(name));
+        Ok(regex)
+    }
+}
+
+/// `http { }`
+pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if builder.http.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let mut http = HttpBuilder::default();
+    let scope = http.add_scope(ScopeDraft {
+        kind: ScopeKind::Http,
+        parent: None,
+        server: None,
+        span: statement.span,
+        name: BString::default(),
+        shape: LocationShape::None,
+        confs: builder.fresh_confs(),
+        locations: Vec::new(),
+    });
+    builder.http = Some(http);
+    builder.walk(statement.body(), Place::HTTP, Level::Scope(scope));
+    Ok(())
+}
+
+/// `server { }`
+pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let confs = builder.fresh_confs();
+    let parent = current_scope(builder);
+    let http = builder.http_mut();
+    let server = ServerId(u32::try_from(http.servers.len()).expect("fewer servers than 2^32"));
+    let scope = http.add_scope(ScopeDraft {
+        kind: ScopeKind::Server,
+        parent: Some(parent),
+        server: Some(server),
+        span: statement.span,
+        name: BString::default(),
+        shape: LocationShape::None,
+        confs,
+        locations: Vec::new(),
+    });
+    http.servers.push(ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() });
+    builder.walk(statement.body(), Place::SERVER, Level::Scope(scope));
+    Ok(())
+}
+
+/// `location [=|~|~*|^~] URI { }` and `location @NAME { }`
+pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let confs = builder.fresh_confs();
+    let parent = current_scope(builder);
+    let http = builder.http_mut();
+    let (pattern, shape) = location_pattern(http, statement)?;
+    let name = statement.args.last().map(|word| word.text.clone()).unwrap_or_default();
+    check_nesting(http.scope(parent), &name, shape).map_err(|message| statement.error(message))?;
+    let server = http.scope(parent).server;
+    let scope = http.add_scope(ScopeDraft {
+        kind: ScopeKind::Location,
+        parent: Some(parent),
+        server,
+        span: statement.span,
+        name: stored_name(&pattern, &name),
+        shape,
+        confs,
+        locations: Vec::new(),
+    });
+    let siblings = &mut http.scopes[parent.0 as usize].locations;
+    if siblings.iter().any(|(sibling, _)| is_same_pattern(sibling, &pattern)) {
+        return Err(statement.error(format!("duplicate location \"{name}\"")));
+    }
+    siblings.push((pattern, scope));
+    builder.walk(statement.body(), Place::LOCATION, Level::Scope(scope));
+    Ok(())
+}
+
+/// The location's name without the modifier that may be written together with it.
+fn stored_name(pattern: &Pattern, written: &BString) -> BString {
+    match pattern {
+        Pattern::Exact(uri) => BString::from(&**uri),
+        Pattern::Prefix { prefix, .. } => BString::from(&**prefix),
+        Pattern::Named(_) | Pattern::Regex(_) => written.clone(),
+    }
+}
+
+/// `listen …`
+pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let (listen, warnings) = Listen::parse(statement)?;
+    builder.note(warnings);
+    let server = current_server(builder);
+    if server.listens.iter().any(|other| other.place == listen.place) {
+        return Err(statement.error(format!("a duplicate listen {}", listen.spec.address)));
+    }
+    server.listens.push(listen);
+    Ok(())
+}
+
+/// `server_name NAME …`
+pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    for word in &statement.args {
+        if word.text.contains(&b'/') {
+            let warning = Diagnostic::warn(format!("server name \"{}\" has suspicious symbols", word.text)).at(word.span);
+            builder.note([warning]);
+        }
+        let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
+        if let ServerName::Regex(regex) = &mut name {
+            regex.bind(|group| builder.http_mut().variables.stored(group));
+        }
+        current_server(builder).names.push((word.clone(), name));
+    }
+    Ok(())
+}
+
+fn current_scope(builder: &Builder) -> ScopeId {
+    match builder.level {
+        Level::Scope(scope) => scope,
+        Level::Main => unreachable!("a directive of the http block outside of it"),
+    }
+}
+
+fn current_server(builder: &mut Builder) -> &mut ServerDraft {
+    let scope = current_scope(builder);
+    let http = builder.http_mut();
+    let server = http.scope(scope).server.expect("inside of a server block");
+    &mut http.servers[server.0 as usize]
+}
+
+fn location_pattern(http: &mut HttpBuilder, statement: &Statement) -> Result<(Pattern, LocationShape), Diagnostic> {
+    let exact = |text: &[u8]| (Pattern::Exact(text.into()), LocationShape::Exact);
+    let prefix = |text: &[u8], final_prefix| {
+        (Pattern::Prefix { prefix: text.into(), final_prefix }, LocationShape::Prefix)
+    };
+    match statement.args.as_slice() {
+        [modifier, word] => match &**modifier.text {
+            b"=" => Ok(exact(&word.text)),
+            b"^~" => Ok(prefix(&word.text, true)),
+            b"~" => Ok((Pattern::Regex(http.regex(word, &word.text, false)?), LocationShape::Regex)),
+            b"~*" => Ok((Pattern::Regex(http.regex(word, &word.text, true)?), LocationShape::Regex)),
+            _ => Err(Diagnostic::emerg(format!("invalid location modifier \"{}\"", modifier.text)).at(modifier.span)),
+        },
+        [word] => {
+            let text: &[u8] = &word.text;
+            if let Some(text) = text.strip_prefix(b"=") {
+                Ok(exact(text))
+            } else if let Some(text) = text.strip_prefix(b"^~") {
+                Ok(prefix(text, true))
+            } else if let Some(text) = text.strip_prefix(b"~*") {
+                Ok((Pattern::Regex(http.regex(word, text, true)?), LocationShape::Regex))
+            } else if let Some(text) = text.strip_prefix(b"~") {
+                Ok((Pattern::Regex(http.regex(word, text, false)?), LocationShape::Regex))
+            } else if let Some(name) = text.strip_prefix(b"@") {
+                Ok((Pattern::Named(name.into()), LocationShape::Named))
+            } else {
+                Ok(prefix(text, false))
+            }
+        }
+        _ => Err(statement.error("invalid number of arguments in \"location\" directive")),
+    }
+}
+
+/// nginx's rules on what may stand in what.
+fn check_nesting(parent: &ScopeDraft, name: &BString, shape: LocationShape) -> Result<(), String> {
+    if parent.kind != ScopeKind::Location {
+        return Ok(());
+    }
+    let outer = &parent.name;
+    match parent.shape {
+        LocationShape::Exact => {
+            return Err(format!("location \"{name}\" cannot be inside the exact location \"{outer}\""));
+        }
+        LocationShape::Named => {
+            return Err(format!("location \"{name}\" cannot be inside the named location \"{outer}\""));
+        }
+        _ => {}
+    }
+    if shape == LocationShape::Named {
+        return Err(format!("named location \"{name}\" can be on the server level only"));
+    }
+    let is_within = name.trim_start_with(|byte| matches!(byte, '=' | '^' | '~')).starts_with(outer.as_slice());
+    if parent.shape == LocationShape::Prefix && shape != LocationShape::Regex && !is_within {
+        return Err(format!("location \"{name}\" is outside location \"{outer}\""));
+    }
+    Ok(())
+}
+
+fn is_same_pattern(one: &Pattern, other: &Pattern) -> bool {
+    match (one, other) {
+        (Pattern::Exact(one), Pattern::Exact(other)) => one == other,
+        (Pattern::Prefix { prefix: one, .. }, Pattern::Prefix { prefix: other, .. }) => one == other,
+        (Pattern::Named(one), Pattern::Named(other)) => one == other,
+        _ => false,
+    }
+}
+
+/// The http block, complete but for its sockets.
+pub struct HttpDraft {
+    configuration: HttpConfiguration,
+    addresses: Vec<(AddressDraft, VirtualServers)>,
+}
+
+/// Completes every scope and puts the configuration together.
+pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<HttpDraft, Diagnostic> {
+    // The variables stay with the builder: defaults may mention some.
+    let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
+    let mut servers = std::mem::take(&mut builder.http_mut().servers);
+    complete_scopes(&mut scopes, builder)?;
+    let addresses = gather_addresses(&mut servers, builder, resources)?;
+    let mut variables = std::mem::take(&mut builder.http_mut().variables);
+    let definitions = builder.order.modules.iter().flat_map(|module| module.variables);
+    variables.resolve(definitions).map_err(|unknown| {
+        Diagnostic::emerg(format!("unknown \"{}\" variable", BStr::new(&unknown.name))).at_opt(unknown.span)
+    })?;
+    let servers = finish_servers(&mut scopes, servers);
+    let scopes = scopes.into_iter().map(|draft| finish_scope(draft, builder)).collect();
+    static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+    let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+    let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, generation };
+    Ok(HttpDraft { configuration, addresses })
+}
+
+impl HttpDraft {
+    /// Opens the sockets.
+    pub fn open(self, resources: &mut dyn Resources) -> Result<HttpConfiguration, Diagnostic> {
+        let HttpDraft { mut configuration, addresses } = self;
+        let has_own_socket = |index: usize| {
+            let (draft, _) = &addresses[index];
+            draft.has_options || !addresses.iter().any(|(other, _)| addresses::covers(&other.spec.address, &draft.spec.address))
+        };
+        let own: Vec<usize> = (0..addresses.len()).filter(|&index| has_own_socket(index)).collect();
+        let specs: Vec<ListenSpec> = own.iter().map(|&index| addresses[index].0.spec.clone()).collect();
+        let listeners = resources.listeners(&specs).map_err(|error| Diagnostic::emerg(error.to_string()))?;
+        let holder_of = |index: usize| match own.iter().position(|&candidate| candidate == index) {
+            Some(place) => place,
+            None => own
+                .iter()
+                .position(|&candidate| {
+                    addresses::covers(&addresses[candidate].0.spec.address, &addresses[index].0.spec.address)
+                })
+                .expect("an address without a socket is covered by one that has"),
+        };
+        let holders: Vec<usize> = (0..addresses.len()).map(holder_of).collect();
+        for (index, (draft, servers)) in addresses.into_iter().enumerate() {
+            let holder = holders[index];
+            configuration.addresses.push(Address {
+                address: draft.spec.address,
+                listener: Arc::clone(&listeners[holder]),
+                servers,
+                shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
+            });
+        }
+        Ok(configuration)
+    }
+}
+
+/// Parents first: what a scope did not say it takes from its parent, and the
+/// http block from the defaults.
+fn complete_scopes(scopes: &mut [ScopeDraft], builder: &mut Builder) -> Result<(), Diagnostic> {
+    let tables = builder.tables();
+    let rows: Vec<_> = tables
+        .iter()
+        .filter(|row| row.directive.place.overlaps(Place::ANYWHERE.or(Place::IF_IN_LOCATION)))
+        .collect();
+    for index in 0..scopes.len() {
+        let (before, from) = scopes.split_at_mut(index);
+        let draft = &mut from[0];
+        let parent = draft.parent.map(|parent| &before[parent.0 as usize]);
+        for row in &rows {
+            let Some(conf) = &mut draft.confs[row.owner] else { continue };
+            if let Some(parent) = parent.and_then(|parent| parent.confs[row.owner].as_ref()) {
+                row.directive.store.inherit(conf.as_mut(), parent.as_ref());
+            }
+            row.directive.store.finish(conf.as_mut(), builder, row.directive.name, row.directive.default);
+        }
+        for (owner, module) in builder.order.modules.iter().enumerate() {
+            let (Some(conf), Some(conf_type)) = (&mut draft.confs[owner], &module.conf) else { continue };
+            let parent = parent.and_then(|parent| parent.confs[owner].as_deref());
+            (conf_type.merge)(conf.as_mut(), parent.map(|conf| conf as &dyn std::any::Any), builder)?;
+        }
+    }
+    Ok(())
+}
+
+fn gather_addresses(
+    servers: &mut [ServerDraft],
+    builder: &mut Builder,
+    resources: &mut dyn Resources,
+) -> Result<Vec<(AddressDraft, VirtualServers)>, Diagnostic> {
+    let mut drafts: Vec<AddressDraft> = Vec::new();
+    for (index, server) in servers.iter_mut().enumerate() {
+        let id = ServerId(u32::try_from(index).expect("fewer servers than 2^32"));
+        if server.listens.is_empty() {
+            let port = if builder.is_privileged { PORT_DEFAULT } else { PORT_UNPRIVILEGED };
+            server.listens.push(Listen::implicit(port, server.span));
+        }
+        for listen in &server.listens {
+            for address in resolve(listen, resources)? {
+                add_listen(&mut drafts, id, listen, address)?;
+            }
+        }
+    }
+    let mut addresses = Vec::with_capacity(drafts.len());
+    for mut draft in drafts {
+        draft.spec.reuseport = draft.spec.reuseport.min(builder.workers());
+        let names = names_of(&draft, servers, builder);
+        let default = draft.default.map_or(draft.servers[0], |(server, _)| server);
+        addresses.push((draft, VirtualServers { default, names }));
+    }
+    Ok(addresses)
+}
+
+fn resolve(listen: &Listen, resources: &mut dyn Resources) -> Result<Vec<ListenAddress>, Diagnostic> {
+    match &listen.place {
+        ListenPlace::Address(address) => Ok(vec![address.clone()]),
+        ListenPlace::Host(host, port) => {
+            let found = resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
+                let message = format!("host not found in \"{}\" of the \"listen\" directive", listen.text);
+                Diagnostic::emerg(message).at(listen.span)
+            })?;
+            Ok(found.into_iter().map(|ip| ListenAddress::Inet((ip, *port).into())).collect())
+        }
+    }
+}
+
+fn add_listen(
+    drafts: &mut Vec<AddressDraft>,
+    server: ServerId,
+    listen: &Listen,
+    address: ListenAddress,
+) -> Result<(), Diagnostic> {
+    let spec = ListenSpec { address, ..listen.spec.clone() };
+    let Some(draft) = drafts.iter_mut().find(|draft| draft.spec.address == spec.address) else {
+        drafts.push(AddressDraft {
+            spec,
+            has_options: listen.has_options,
+            options_span: listen.has_options.then_some(listen.span),
+            default: listen.is_default.then_some((server, listen.span)),
+            servers: vec![server],
+        });
+        return Ok(());
+    };
+    if listen.has_options {
+        if let Some(first) = draft.options_span {
+            if draft.spec != spec {
+                let message = format!("duplicate listen options for {}", spec.address);
+                return Err(Diagnostic::emerg(message).at(listen.span).related("first given", first));
+            }
+        } else {
+            draft.spec = spec.clone();
+            draft.has_options = true;
+            draft.options_span = Some(listen.span);
+        }
+    }
+    if listen.is_default {
+        if let Some((_, first)) = draft.default {
+            let message = format!("a duplicate default server for {}", spec.address);
+            return Err(Diagnostic::emerg(message).at(listen.span).related("first named", first));
+        }
+        draft.default = Some((server, listen.span));
+    }
+    draft.servers.push(server);
+    Ok(())
+}
+
+/// The names of all servers of one address. A name that two of them claim goes
+/// to the first, with nginx's warning.
+fn names_of(draft: &AddressDraft, servers: &mut [ServerDraft], builder: &mut Builder) -> ServerNames {
+    let mut names = ServerNames::default();
+    for &id in &draft.servers {
+        for (word, _) in &servers[id.0 as usize].names {
+            // Parsed before without an error; a regular expression is compiled per
+            // address, because expressions are not shared.
+            let Ok(mut name) = ServerName::parse(&word.text) else { continue };
+            if let ServerName::Regex(regex) = &mut name {
+                regex.bind(|group| builder.http_mut().variables.stored(group));
+            }
+            if names.insert(name, id).is_err() {
+                let message = format!("conflicting server name \"{}\" on {}, ignored", word.text, draft.spec.address);
+                builder.note([Diagnostic::warn(message).at(word.span)]);
+            }
+        }
+    }
+    names
+}
+
+fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>) -> Vec<Server> {
+    let finish = |draft: ServerDraft| {
+        let mut named = HashMap::new();
+        let locations = take_locations(scopes, draft.scope, &mut named);
+        let name = draft.names.first().map_or(Box::default(), |(word, _)| word.text.as_slice().into());
+        Server { scope: draft.scope, name, locations, named }
+    };
+    servers.into_iter().map(finish).collect()
+}
+
+fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap<Box<[u8]>, ScopeId>) -> Locations {
+    let mut locations = Locations::default();
+    for (pattern, child) in std::mem::take(&mut scopes[scope.0 as usize].locations) {
+        let nested = take_locations(scopes, child, named);
+        if let Pattern::Named(name) = &pattern {
+            named.insert(name.clone(), child);
+        }
+        locations.insert(pattern, child, nested);
+    }
+    locations
+}
+
+fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
+    let modules = builder.order.modules;
+    let index_of = |module: &'static Module| {
+        let found = modules.iter().position(|candidate| std::ptr::eq(*candidate, module));
+        found.expect("the order names only modules of its list")
+    };
+    let conf_of = |index: usize| draft.confs[index].as_deref().map_or(&() as &dyn std::any::Any, |conf| conf);
+    let mut handlers: [Vec<BoundHandler>; super::phases::PHASES] = Default::default();
+    for (phase, order) in builder.order.phases {
+        for module in *order {
+            let index = index_of(module);
+            let of_phase = module.handlers.iter().filter(|(own, _)| own == phase);
+            for (_, handler) in of_phase.filter(|(_, handler)| handler.applies(conf_of(index))) {
+                handlers[*phase as usize].push(BoundHandler { handler: *handler, module: index });
+            }
+        }
+    }
+    let mut filters = Vec::new();
+    for module in builder.order.filters {
+        let index = index_of(module);
+        for filter in module.filters.iter().filter(|filter| filter.applies(conf_of(index))) {
+            filters.push(BoundFilter { filter: *filter, module: index });
+        }
+    }
+    let core = draft.confs.iter_mut().find(|conf| conf.as_ref().is_some_and(|conf| conf.is::<CoreSettings>()));
+    let core = core.and_then(Option::take).and_then(|conf| conf.downcast::<CoreSettings>().ok());
+    let core = *core.expect("the http core module is among the modules");
+    Scope {
+        kind: draft.kind,
+        prefix_length: matches!(draft.shape, LocationShape::Prefix | LocationShape::Exact).then_some(draft.name.len()),
+        is_named: draft.shape == LocationShape::Named,
+        name: draft.name.as_slice().into(),
+        error_log: ErrorLog::new(core.error_log.get().clone()),
+        core,
+        confs: draft.confs,
+        handlers,
+        filters,
+    }
+}
+
+const _: () = assert!(Phase::ALL.len() == super::phases::PHASES);

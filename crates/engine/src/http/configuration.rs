@@ -1,0 +1,138 @@
+//! The `http` block as the workers use it: built once, immutable, shared by all
+//! of them.
+//!
+//! A scope is one level of settings (the http block, a server, a location). All
+//! settings of a scope are complete: what it did not say itself it took from
+//! its parent when the configuration was built, so that a request looks into
+//! one scope only.
+
+use std::any::Any;
+use std::collections::HashMap;
+
+use super::addresses::Address;
+use super::filters::Filter;
+use super::location::Locations;
+use super::phases::{Handler, PHASES};
+use super::server_name::ServerNames;
+use super::settings::CoreSettings;
+use super::variables::VariableTable;
+use crate::log::ErrorLog;
+use crate::module::Conf;
+
+/// A scope, as an index into [`HttpConfiguration::scopes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScopeId(pub u32);
+
+/// A server, as an index into [`HttpConfiguration::servers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ServerId(pub u32);
+
+/// Everything under `http { }`.
+pub struct HttpConfiguration {
+    /// The levels of settings.
+    pub scopes: Vec<Scope>,
+    /// The servers in the order of the file.
+    pub servers: Vec<Server>,
+    /// The addresses to listen on, each with the servers that it chooses from.
+    pub addresses: Vec<Address>,
+    /// Every variable that the file mentions or a module stores.
+    pub variables: VariableTable,
+    /// Counts the configurations of this process; the first one is 1.
+    pub generation: u64,
+}
+
+impl HttpConfiguration {
+    /// The scope with this index.
+    pub fn scope(&self, id: ScopeId) -> &Scope {
+        &self.scopes[id.0 as usize]
+    }
+
+    /// The server with this index.
+    pub fn server(&self, id: ServerId) -> &Server {
+        &self.servers[id.0 as usize]
+    }
+
+}
+
+/// One `server { }`.
+pub struct Server {
+    /// The settings at the server's own level.
+    pub scope: ScopeId,
+    /// `$server_name`: the first name as it was written.
+    pub name: Box<[u8]>,
+    /// Its locations.
+    pub locations: Locations,
+    /// Its locations that only redirects reach: `location @name`.
+    pub named: HashMap<Box<[u8]>, ScopeId>,
+}
+
+/// The servers behind one address.
+#[derive(Debug)]
+pub struct VirtualServers {
+    /// The server for hosts that no name fits.
+    pub default: ServerId,
+    /// The names of all of them.
+    pub names: ServerNames,
+}
+
+/// What kind of place a scope belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScopeKind {
+    /// The http block itself.
+    Http,
+    /// A server block.
+    Server,
+    /// A location, or a block inside one that has settings of its own.
+    Location,
+}
+
+/// One level of settings and what follows from them.
+pub struct Scope {
+    /// Where the scope stands.
+    pub kind: ScopeKind,
+    /// The location's name as written (`/images/`, `@fallback`), empty otherwise.
+    pub name: Box<[u8]>,
+    /// Which characters of a URI the location's own prefix covers: `alias` replaces
+    /// them. `None` where that has no meaning (regular expressions, named).
+    pub prefix_length: Option<usize>,
+    /// A named location.
+    pub is_named: bool,
+    /// The settings that the engine itself needs.
+    pub core: CoreSettings,
+    /// Where messages about requests in this scope go.
+    pub error_log: ErrorLog,
+    /// The settings of every module, by the module's index.
+    pub confs: Vec<Option<Conf>>,
+    /// Per phase, the handlers that have something to do here, in order.
+    pub handlers: [Vec<BoundHandler>; PHASES],
+    /// The response filters that have something to do here, in order.
+    pub filters: Vec<BoundFilter>,
+}
+
+impl Scope {
+    /// The settings of the module with this index.
+    pub fn conf(&self, module: usize) -> &dyn Any {
+        match &self.confs[module] {
+            Some(conf) => conf.as_ref(),
+            None => &(),
+        }
+    }
+}
+
+/// A handler with the module whose settings it is called with.
+#[derive(Clone, Copy)]
+pub struct BoundHandler {
+    /// What to call.
+    pub handler: &'static dyn Handler,
+    /// The index of its module.
+    pub module: usize,
+}
+
+/// A filter with the module whose settings it is called with.
+#[derive(Clone, Copy)]
+pub struct BoundFilter {
+    /// What to call.
+    pub filter: &'static dyn Filter,
+    /// The index of its module.
+    pub module: usize,
+}

@@ -1,0 +1,143 @@
+//! What a status becomes: an `error_page`, a redirect, or a page of our own.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#error_page>)
+
+use bytes::Bytes;
+use gale_protocol::http1::response::reason;
+
+use super::body::Body;
+use super::phases::Flow;
+use super::pipeline::server_field;
+use super::request::Request;
+use super::settings::{ErrorPage, ErrorPageStatus};
+
+/// Answers a request that ended with `status`.
+pub fn respond(request: &mut Request, status: u16) -> Flow {
+    if closes_connection(status) {
+        request.close_after_response();
+    }
+    request.status_override = None;
+    let core = &request.scope().core;
+    if !request.is_error_page || *core.recursive_error_pages.get() {
+        let page = core.error_page.get().iter().find(|page| page.status == status).cloned();
+        if let Some(page) = page {
+            return go_to(request, &page);
+        }
+    }
+    Flow::Answer(plain(request, status))
+}
+
+/// After these the framing of the next request cannot be relied on, or the
+/// server is in trouble: nginx closes, too.
+fn closes_connection(status: u16) -> bool {
+    matches!(status, 400 | 413 | 414 | 494..=497 | 500 | 501)
+}
+
+fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
+    let mut target = page.target.evaluate(request);
+    request.is_error_page = true;
+    request.response.clear_entity();
+    request.status_override = match page.answer {
+        ErrorPageStatus::Keep => Some(page.status),
+        ErrorPageStatus::Replace(status) => Some(status),
+        ErrorPageStatus::OfTarget => None,
+    };
+    match target.first() {
+        Some(b'/') => {
+            if !request.is_head() {
+                request.become_get();
+            }
+            let args = match memchr::memchr(b'?', &target) {
+                Some(mark) => {
+                    let args = target.split_off(mark + 1);
+                    target.truncate(mark);
+                    args
+                }
+                None => Vec::new(),
+            };
+            Flow::Redirect { uri: target, args: Some(args) }
+        }
+        Some(b'@') => Flow::Named(target[1..].into()),
+        _ => {
+            let wanted = request.status_override.take();
+            let status = wanted.filter(|status| matches!(status, 301 | 302 | 303 | 307 | 308)).unwrap_or(302);
+            let body = plain(request, status);
+            request.response.location = target;
+            Flow::Answer(body)
+        }
+    }
+}
+
+/// The built-in answer: a short page that says the status.
+pub fn plain(request: &mut Request, status: u16) -> Body {
+    request.response.status = shown_status(status);
+    request.response.clear_entity();
+    if matches!(status, 204 | 304) || status < 200 {
+        return Body::Empty;
+    }
+    request.response.content_type = b"text/html".as_slice().into();
+    let signature = server_field(request, &request.scope().core);
+    Body::Bytes(page(status, &signature))
+}
+
+/// nginx's own codes are 400 to the client.
+fn shown_status(status: u16) -> u16 {
+    match status {
+        494..=497 => 400,
+        other => other,
+    }
+}
+
+fn page(status: u16, signature: &[u8]) -> Bytes {
+    let shown = shown_status(status);
+    let title = format!("{shown} {}", reason(shown));
+    let explanation = match status {
+        494 => "Request Header Or Cookie Too Large",
+        495 => "The SSL certificate error",
+        496 => "No required SSL certificate was sent",
+        497 => "The plain HTTP request was sent to HTTPS port",
+        _ => "",
+    };
+    let mut text = format!(
+        "<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1></center>\r\n"
+    );
+    if !explanation.is_empty() {
+        text.push_str(&format!("<center>{explanation}</center>\r\n"));
+    }
+    let mut page = text.into_bytes();
+    if !signature.is_empty() {
+        page.extend_from_slice(b"<hr><center>");
+        for &byte in signature {
+            match byte {
+                b'<' => page.extend_from_slice(b"&lt;"),
+                b'>' => page.extend_from_slice(b"&gt;"),
+                b'&' => page.extend_from_slice(b"&amp;"),
+                _ => page.push(byte),
+            }
+        }
+        page.extend_from_slice(b"</center>\r\n");
+    }
+    page.extend_from_slice(b"</body>\r\n</html>\r\n");
+    page.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_its_status_and_escapes_the_signature() {
+        let page = page(404, b"a<b");
+        let text = std::str::from_utf8(&page).unwrap();
+        assert!(text.contains("<title>404 Not Found</title>"));
+        assert!(text.contains("a&lt;b"));
+        assert!(!text.contains("a<b"));
+    }
+
+    #[test]
+    fn nginx_s_own_codes_are_400_with_an_explanation() {
+        let page = page(494, b"gale");
+        let text = std::str::from_utf8(&page).unwrap();
+        assert!(text.contains("400 Bad Request"));
+        assert!(text.contains("Request Header Or Cookie Too Large"));
+    }
+}

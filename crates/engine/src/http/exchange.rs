@@ -1,0 +1,150 @@
+//! One request with its response, as everything above the codecs sees it.
+//!
+//! The interface is full duplex: the answer may begin, and end, before the
+//! request's body has been read, and both directions may be waited for at once.
+//! HTTP/1, HTTP/2 and HTTP/3 each implement it; so does the mock in this file's
+//! tests, which is what keeps it honest.
+//!
+//! Nothing here blocks or buffers without bound: [`Exchange::push`] queues, and
+//! whoever pushes waits in [`Exchange::poll_sent`] before pushing more.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use gale_runtime::SocketAddress;
+
+use super::body::BodyItem;
+use super::connection::ConnectionInfo;
+use super::response::ResponseHead;
+
+/// Why an exchange cannot go on. The connection is lost for it in every case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// The client closed or reset the connection (or the stream).
+    ByPeer,
+    /// The client took nothing for `send_timeout`.
+    SendTimedOut,
+    /// The response could not be completed; the client will notice.
+    Aborted,
+}
+
+/// Why a request's body cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyError {
+    /// The client closed or reset the connection before the end.
+    PeerGone,
+    /// Nothing came for `client_body_timeout`: 408.
+    TimedOut,
+    /// Longer than `client_max_body_size`: 413.
+    TooLarge,
+    /// Not framed as its protocol demands: 400.
+    Malformed,
+}
+
+impl BodyError {
+    /// The status that answers it.
+    pub fn status(self) -> u16 {
+        match self {
+            BodyError::PeerGone => 400,
+            BodyError::TimedOut => 408,
+            BodyError::TooLarge => 413,
+            BodyError::Malformed => 400,
+        }
+    }
+}
+
+/// How much has been sent, for the logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Everything, the head and the framing included.
+    pub bytes: u64,
+    /// What belongs to the head.
+    pub head_bytes: u64,
+}
+
+/// How the end of a response is told to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyLength {
+    /// No body may follow: HEAD, 204, 304. The head may still announce a length.
+    NoBody,
+    /// As many bytes as the head announces.
+    Known(u64),
+    /// Only the end will tell.
+    UntilEnd,
+}
+
+/// How a response is sent: what the request and its location decide.
+#[derive(Clone, Debug)]
+pub struct ResponseOptions<'r> {
+    /// How the body's end is told.
+    pub length: BodyLength,
+    /// What the `Server` field says; empty leaves it out.
+    pub server: &'r [u8],
+    /// Whether the connection may carry another request.
+    pub keep_alive: bool,
+    /// What the `Keep-Alive` field says, if anything.
+    pub keep_alive_advertised: Option<Duration>,
+    /// `chunked_transfer_encoding`
+    pub chunked: bool,
+    /// How files are sent.
+    pub files: FileOptions,
+    /// `send_timeout`
+    pub send_timeout: Duration,
+    /// `reset_timedout_connection`
+    pub reset_timed_out: bool,
+}
+
+/// How the pieces of files in a response are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// `sendfile`
+    pub sendfile: bool,
+    /// `sendfile_max_chunk` in bytes, 0 for no bound of the configuration's.
+    pub chunk_max: u64,
+    /// `tcp_nopush`
+    pub nopush: bool,
+}
+
+/// What the location says about reading the request's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyLimits {
+    /// `client_max_body_size` in bytes, 0 for none.
+    pub length_max: u64,
+    /// `client_body_timeout`
+    pub silence_max: Duration,
+}
+
+/// One exchange, seen from above. All methods belong to the worker that owns the
+/// connection.
+pub trait Exchange {
+    /// The connection that carries it.
+    fn connection(&self) -> &ConnectionInfo;
+    /// Our address on it; looked up when first asked for.
+    fn local_address(&self) -> Option<&SocketAddress>;
+    /// Sends an interim response (100, 103) before the final one.
+    fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]);
+    /// Gives the final head. Nothing need be written before the first item, so
+    /// that head and body can leave together.
+    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>);
+    /// Queues an item of the body.
+    fn push(&self, item: BodyItem);
+    /// Nothing more will be pushed.
+    fn end(&self);
+    /// The response breaks off here and the client has to see that it is not whole.
+    fn abort(&self);
+    /// Ready when the queue is empty (then more may be pushed) or the client gone.
+    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
+    /// The next piece of the request's body; `None` at its end. Asking for the
+    /// first piece sends `100 Continue` when the client waits for it.
+    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>>;
+    /// Whether the body has been read to its end (or there is none).
+    fn body_is_read(&self) -> bool;
+    /// From now on bytes pass unframed in both directions: after 101, or 2xx to
+    /// CONNECT. Call it before [`Exchange::start`].
+    fn become_tunnel(&self);
+    /// Ready when the client has left, without reading anything from it.
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
+    /// How much has been sent so far.
+    fn sent(&self) -> Sent;
+}

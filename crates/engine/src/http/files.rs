@@ -1,0 +1,85 @@
+//! Which file a request is for: `root` and `alias`.
+//!
+//! Text only; nothing here looks at the disk, and the path has been checked by
+//! nobody. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#alias>)
+
+use std::rc::Rc;
+
+use bstr::BStr;
+
+use super::configuration::Scope;
+use super::request::Request;
+use crate::process::Level;
+
+/// Appends the path of the file that the request's URI stands for: `root` and
+/// the URI behind it, or what `alias` makes of it.
+///
+/// There is none, and `false` is returned with nothing appended, when a rewrite
+/// took the URI out of the location whose prefix `alias` replaces: nginx answers
+/// 500 then.
+pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
+    let scope = request.scope();
+    let root = scope.core.root.get();
+    let Some(tail) = tail(scope, root.is_alias, &request.uri) else {
+        let name = BStr::new(&scope.name);
+        let message = format_args!("\"alias\" cannot be used in location \"{name}\" where URI was rewritten");
+        request.log(Level::Alert, message);
+        return false;
+    };
+    root.path.append(request, out);
+    out.extend_from_slice(tail);
+    true
+}
+
+/// Appends the path of the file called `name`, a URI or what stands in place of one:
+/// for files other than the one asked for. With `alias` the name is relative to it,
+/// unless it repeats the location's prefix.
+pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) {
+    let scope = request.scope();
+    let root = scope.core.root.get();
+    let tail = if root.is_alias { tail(scope, true, name).unwrap_or(name) } else { name };
+    root.path.append(request, out);
+    out.extend_from_slice(tail);
+}
+
+/// Gives the response the media type that belongs to the extension of the URI.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#types>)
+pub fn set_content_type(request: &mut Request) {
+    let configuration = Rc::clone(request.configuration());
+    let core = &configuration.http().scope(request.scope).core;
+    let known = extension(&request.uri).and_then(|extension| core.types.get().find(extension));
+    let media_type = known.unwrap_or(core.default_type.get());
+    request.response.content_type.clear();
+    request.response.content_type.extend_from_slice(media_type);
+}
+
+/// What follows the last dot of the last segment.
+fn extension(uri: &[u8]) -> Option<&[u8]> {
+    let segment = memchr::memrchr(b'/', uri).map_or(uri, |slash| &uri[slash + 1..]);
+    let dot = memchr::memrchr(b'.', segment)?;
+    Some(&segment[dot + 1..])
+}
+
+/// What of the URI comes behind the directory.
+fn tail<'u>(scope: &Scope, is_alias: bool, uri: &'u [u8]) -> Option<&'u [u8]> {
+    if !is_alias {
+        return Some(uri);
+    }
+    match scope.prefix_length {
+        Some(length) => uri.strip_prefix(&scope.name[..length]),
+        // In a location with a regular expression the alias is the whole path.
+        None => Some(b""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extension_belongs_to_the_last_segment() {
+        assert_eq!(extension(b"/a.b/c.tar.gz"), Some(&b"gz"[..]));
+        assert_eq!(extension(b"/a.b/c"), None);
+        assert_eq!(extension(b"/a."), Some(&b""[..]));
+    }
+}

@@ -1,0 +1,74 @@
+//! Response filters: what modules do to a response on its way out.
+//!
+//! A filter sees the head and the body before anything is sent. It changes the
+//! head, and replaces the body (often by one that wraps it) only when it acts;
+//! a response that no filter touches costs one call each. A filter never sends
+//! anything: one that finds that the response must not go out says which status
+//! takes its place, and the pipeline does the rest.
+
+use std::any::Any;
+
+use super::body::Body;
+use super::request::Request;
+
+/// A module's part in every response.
+pub trait Filter: Sync {
+    /// Whether it has anything to do with these settings. Asked once, when the
+    /// configuration is built.
+    fn applies(&self, conf: &dyn Any) -> bool;
+    /// Looks at the head in `request.response` and at the body, and says what
+    /// becomes of them.
+    fn apply(&self, request: &mut Request, conf: &dyn Any, body: Body) -> Filtered;
+}
+
+/// What a filter made of a response.
+#[derive(Debug)]
+pub enum Filtered {
+    /// It goes on with this body, changed or not.
+    Body(Body),
+    /// It must not be sent. The request ends with this status instead, as if its
+    /// handler had said so: `error_page` applies, and the filters see the answer
+    /// that is made of it. What the filter leaves in `request.response.fields`
+    /// goes out with it.
+    Respond(u16),
+}
+
+/// A filter that changes the response and never refuses it.
+pub struct Change<C: 'static> {
+    /// Whether there is anything to do with these settings.
+    pub applies: fn(&C) -> bool,
+    /// What it does.
+    pub run: fn(&mut Request, &C, Body) -> Body,
+}
+
+impl<C: 'static> Filter for Change<C> {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        (self.applies)(settings(conf))
+    }
+
+    fn apply(&self, request: &mut Request, conf: &dyn Any, body: Body) -> Filtered {
+        Filtered::Body((self.run)(request, settings(conf), body))
+    }
+}
+
+/// A filter that may refuse the response.
+pub struct Judge<C: 'static> {
+    /// Whether there is anything to do with these settings.
+    pub applies: fn(&C) -> bool,
+    /// What it does.
+    pub run: fn(&mut Request, &C, Body) -> Filtered,
+}
+
+impl<C: 'static> Filter for Judge<C> {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        (self.applies)(settings(conf))
+    }
+
+    fn apply(&self, request: &mut Request, conf: &dyn Any, body: Body) -> Filtered {
+        (self.run)(request, settings(conf), body)
+    }
+}
+
+fn settings<C: 'static>(conf: &dyn Any) -> &C {
+    conf.downcast_ref().expect("a filter's settings are of its module's type")
+}

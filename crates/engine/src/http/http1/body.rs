@@ -1,0 +1,178 @@
+//! The body of an HTTP/1 request: counted, chunked, or a tunnel.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
+use gale_runtime::{Buffer, Lease, Stream, Timer};
+
+use crate::http::body::BodyItem;
+use crate::http::exchange::{BodyError, BodyLimits};
+
+/// Largest piece that is read at once: a slow consumer holds no more.
+const PIECE_MAX: usize = 16 * 1024;
+
+/// Where the body of the current request stands.
+#[derive(Debug, Default)]
+pub(super) struct RequestBody {
+    framing: Coding,
+    received: u64,
+    /// The client waits for `100 Continue` before it sends.
+    wants_continue: bool,
+    /// The deadline of the silence is running.
+    is_waiting: bool,
+}
+
+#[derive(Debug, Default)]
+enum Coding {
+    /// Nothing is left to read.
+    #[default]
+    Read,
+    Length(u64),
+    Chunked(Box<ChunkedDecoder>),
+    Tunnel,
+    /// The head was broken: what follows it cannot be understood.
+    Unknown,
+}
+
+impl RequestBody {
+    /// The body that a head announces.
+    pub(super) fn begin(&mut self, head: &RequestHead, input: &[u8]) {
+        let framing = match head.framing {
+            Framing::None | Framing::Length(0) => Coding::Read,
+            Framing::Length(length) => Coding::Length(length),
+            Framing::Chunked => Coding::Chunked(Box::default()),
+        };
+        let expects = || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
+        let wants_continue = !matches!(framing, Coding::Read) && head.version == Version::Http11 && expects();
+        *self = RequestBody { framing, received: 0, wants_continue, is_waiting: false };
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self.framing, Coding::Read)
+    }
+
+    pub(super) fn wants_continue(&self) -> bool {
+        self.wants_continue
+    }
+
+    pub(super) fn continue_was_sent(&mut self) {
+        self.wants_continue = false;
+    }
+
+    pub(super) fn become_tunnel(&mut self) {
+        self.framing = Coding::Tunnel;
+    }
+
+    /// The head was broken; no body is looked for.
+    pub(super) fn never_mind(&mut self) {
+        self.framing = Coding::Unknown;
+    }
+
+    /// Whether the next request can be found behind the body. Not when the client
+    /// still waits for `100 Continue`: it may send the body or leave it out.
+    pub(super) fn may_be_followed(&self) -> bool {
+        match self.framing {
+            Coding::Read => true,
+            Coding::Length(_) | Coding::Chunked(_) => !self.wants_continue,
+            Coding::Tunnel | Coding::Unknown => false,
+        }
+    }
+
+    /// The next piece; `None` at the end.
+    pub(super) fn poll_next(
+        &mut self,
+        stream: &Stream,
+        input: &mut Buffer,
+        timer: &mut Timer,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        loop {
+            if self.is_read() {
+                timer.clear();
+                return Poll::Ready(Ok(None));
+            }
+            if !input.is_empty()
+                && let Some(piece) = self.take_piece(input, limits)?
+            {
+                self.is_waiting = false;
+                return Poll::Ready(Ok(Some(piece)));
+            }
+            if self.is_read() {
+                continue;
+            }
+            let read_max = match self.framing {
+                Coding::Length(left) => usize::try_from(left).map_or(PIECE_MAX, |left| left.min(PIECE_MAX)),
+                _ => PIECE_MAX,
+            };
+            match stream.poll_recv(context, input, read_max) {
+                Poll::Ready(Ok(0)) if matches!(self.framing, Coding::Tunnel) => {
+                    self.framing = Coding::Read;
+                    return Poll::Ready(Ok(None));
+                }
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
+                Poll::Ready(Ok(_)) => self.is_waiting = false,
+                Poll::Pending => {
+                    if !self.is_waiting && !matches!(self.framing, Coding::Tunnel) {
+                        self.is_waiting = true;
+                        timer.set_after(limits.silence_max);
+                    }
+                    if timer.deadline().is_some() && timer.poll_expired(context).is_ready() {
+                        return Poll::Ready(Err(BodyError::TimedOut));
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// What `input` holds of the body; `None` when that was framing alone.
+    fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, BodyError> {
+        let item = match &mut self.framing {
+            Coding::Read | Coding::Unknown => return Ok(None),
+            Coding::Tunnel => lease_item(input.take_lease()),
+            Coding::Length(left) => {
+                let piece = usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));
+                *left -= piece as u64;
+                let is_last = *left == 0;
+                let item = take_front(input, piece);
+                if is_last {
+                    self.framing = Coding::Read;
+                }
+                Some(item)
+            }
+            Coding::Chunked(decoder) => {
+                let decoded = decoder.decode(input.readable()).map_err(|_| BodyError::Malformed)?;
+                let data = decoded.data.map(|range| Bytes::copy_from_slice(&input.readable()[range]));
+                input.consume(decoded.consumed);
+                if decoded.finished {
+                    self.framing = Coding::Read;
+                }
+                data.map(BodyItem::Bytes)
+            }
+        };
+        let Some(item) = item else { return Ok(None) };
+        self.received += item.length();
+        if limits.length_max > 0 && self.received > limits.length_max && !matches!(self.framing, Coding::Tunnel) {
+            return Err(BodyError::TooLarge);
+        }
+        Ok(Some(item))
+    }
+}
+
+/// The first `count` bytes: without a copy when that is all there is.
+fn take_front(input: &mut Buffer, count: usize) -> BodyItem {
+    if count == input.len()
+        && let Some(item) = lease_item(input.take_lease())
+    {
+        return item;
+    }
+    let bytes = Bytes::copy_from_slice(&input.readable()[..count]);
+    input.consume(count);
+    BodyItem::Bytes(bytes)
+}
+
+fn lease_item(lease: Option<Lease>) -> Option<BodyItem> {
+    lease.map(BodyItem::Lease)
+}

@@ -1,0 +1,273 @@
+//! Reading a request's head, and what has to be settled before the phases begin:
+//! which server, which path, how the body is framed.
+
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use gale_protocol::http1::{Limits, Offence, Status};
+use gale_protocol::uri::Form;
+use gale_runtime::Buffer;
+
+use super::{Http1, State};
+use crate::http::configuration::{HttpConfiguration, ServerId};
+use crate::http::exchange::Exchange;
+use crate::http::pipeline::{self, Step};
+use crate::http::request::Request;
+use crate::http::settings::CoreSettings;
+use crate::process::Level;
+
+/// What reading a head led to.
+pub(super) enum Arrival {
+    /// A whole head.
+    Request(Box<Request>),
+    /// The head cannot be understood.
+    Offence(Box<Request>, Offence),
+    /// The client was silent for too long; whether the connection is to be reset.
+    TimedOut(bool),
+    /// The client closed, or the connection has no place in the configuration any more.
+    Closed,
+}
+
+/// The head that is being read: kept by the caller, so that a connection that
+/// waits for the first byte holds none.
+pub(super) type PendingHead = Option<PendingRequest>;
+
+/// A head of which something has come.
+pub(super) struct PendingRequest {
+    request: Box<Request>,
+    limits: Limits,
+    first_read_max: usize,
+    next_read_max: usize,
+}
+
+impl Http1 {
+    /// Reads until there is a whole head, or none to come.
+    pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
+        let State { input, parser, timer, .. } = &mut *self.state.borrow_mut();
+        loop {
+            if !input.is_empty() {
+                if pending.is_none() {
+                    let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
+                    timer.set_after(begun.timeout);
+                    *pending = Some(begun.pending);
+                    self.is_idle.set(false);
+                }
+                let head = pending.as_mut().expect("there is one now");
+                match parser.parse(input.readable(), &head.limits, &mut head.request.parsed) {
+                    Ok(Status::NeedMore) => {}
+                    Ok(Status::Complete { consumed }) => {
+                        timer.clear();
+                        let mut request = pending.take().expect("there is one").request;
+                        request.head = split_off(input, consumed);
+                        return Poll::Ready(Arrival::Request(request));
+                    }
+                    Err(offence) => {
+                        timer.clear();
+                        let mut request = pending.take().expect("there is one").request;
+                        request.head = std::mem::take(input);
+                        return Poll::Ready(Arrival::Offence(request, offence));
+                    }
+                }
+            } else if timer.deadline().is_none() {
+                let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
+                timer.set_after(wait);
+                self.is_idle.set(true);
+            }
+            let read_max = match pending {
+                Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
+                Some(head) => head.next_read_max,
+                None => FIRST_READ,
+            };
+            match self.stream.poll_recv(context, input, read_max) {
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
+                    if let Some(mut head) = pending.take() {
+                        self.give_up(&mut head.request, input, "client prematurely closed connection");
+                        self.worker.give_back(head.request);
+                    }
+                    return Poll::Ready(Arrival::Closed);
+                }
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => {
+                    if timer.poll_expired(context).is_pending() {
+                        return Poll::Pending;
+                    }
+                    let mut resets = false;
+                    if let Some(mut head) = pending.take() {
+                        self.give_up(&mut head.request, input, "client timed out (110: Connection timed out)");
+                        resets = *head.request.scope().core.reset_timedout_connection.get();
+                        self.worker.give_back(head.request);
+                    }
+                    return Poll::Ready(Arrival::TimedOut(resets));
+                }
+            }
+        }
+    }
+
+    /// How long to wait for the first byte: `client_header_timeout` on a new
+    /// connection, `keepalive_timeout` between requests. `None` closes.
+    fn first_wait(&self) -> Option<std::time::Duration> {
+        let configuration = self.next_configuration();
+        let core = self.place(configuration.http())?.core(configuration.http());
+        if self.info.requests.get() == 0 {
+            return Some(*core.client_header_timeout.get());
+        }
+        Some(core.keepalive_timeout.get().idle)
+    }
+
+    /// Takes a request to read into; its configuration is the one that the exchange
+    /// will end with.
+    fn begin_head(self: &Rc<Self>) -> Option<Begun> {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let place = self.place(http)?;
+        let core = place.core(http);
+        let large = *core.large_client_header_buffers.get();
+        let small = *core.client_header_buffer_size.get();
+        let limits = Limits {
+            line_max: large.size.max(small),
+            head_max: small.saturating_add(large.size.saturating_mul(large.count)),
+            headers_max: *core.max_headers.get(),
+            ignore_invalid_headers: *core.ignore_invalid_headers.get(),
+            underscores_in_headers: *core.underscores_in_headers.get(),
+        };
+        let timeout = *core.client_header_timeout.get();
+        let server = place.default_server(http);
+        let mut request = self.worker.take_request();
+        self.exchange_generation.set(Some(http.generation));
+        request.place = place.0;
+        request.started = gale_runtime::now();
+        request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
+        let pending = PendingRequest { request, limits, first_read_max: small, next_read_max: large.size };
+        Some(Begun { pending, timeout })
+    }
+
+    /// Nothing can be answered any more; nginx says so at `info`.
+    fn give_up(&self, request: &mut Request, input: &mut Buffer, what: &str) {
+        let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
+        request.head = std::mem::take(input);
+        request.log(Level::Info, format_args!("{what} while reading client {reading}"));
+    }
+
+    /// Prepares the exchange and goes through the phases as far as it gets.
+    pub(super) fn begin(&self, request: &mut Request, offence: Option<Offence>) -> Step {
+        self.info.requests.set(self.info.requests.get() + 1);
+        request.number_on_connection = self.info.requests.get();
+        let configuration = Rc::clone(request.configuration());
+        let http = configuration.http();
+        if offence.is_none() {
+            self.choose_server(request, http);
+        }
+        let core = &http.scope(request.scope).core;
+        {
+            let state = &mut *self.state.borrow_mut();
+            state.sender.begin(request.parsed.version);
+            state.body.begin(&request.parsed, request.head.readable());
+        }
+        request.keep_alive.set(offence.is_none() && self.may_be_kept(request, core));
+        match offence.map_or_else(|| self.prepare(request, core), Err) {
+            Ok(()) => self.run(request),
+            Err(offence) => {
+                let input = request.head.readable();
+                let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
+                request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
+                if request.parsed.method_range.is_empty() {
+                    request.become_get();
+                }
+                self.state.borrow_mut().body.never_mind();
+                pipeline::fail(request, offence.status())
+            }
+        }
+    }
+
+    /// TRACE and CONNECT mean nothing to a server without modules for them.
+    fn run(&self, request: &mut Request) -> Step {
+        let name = request.method_name();
+        if name == b"TRACE" || name == b"CONNECT" {
+            let name = String::from_utf8_lossy(name).into_owned();
+            request.log(Level::Info, format_args!("client sent {name} method"));
+            return pipeline::fail(request, 405);
+        }
+        pipeline::advance(request)
+    }
+
+    /// The path, the arguments and the host.
+    fn prepare(&self, request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
+        let Request { parsed, head, uri, args, .. } = request;
+        let input = head.readable();
+        if parsed.target.form == Form::Authority {
+            return Ok(());
+        }
+        let mut scratch = std::mem::take(args);
+        uri.clear();
+        uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
+        scratch.clear();
+        if let Some(query) = parsed.target.query {
+            scratch.extend_from_slice(query.of(input));
+        }
+        *args = scratch;
+        if let Some(first) = parsed.ignored_first {
+            let text = bstr::BStr::new(first.of_lenient(input)).to_owned();
+            request.log(Level::Info, format_args!("client sent invalid header line: \"{text}\""));
+        }
+        Ok(())
+    }
+
+    /// The server for the host that was asked for.
+    fn choose_server(&self, request: &mut Request, http: &HttpConfiguration) {
+        let mut scratch = Vec::new();
+        if let Some(authority) = request.parsed.authority {
+            let name = authority.lowercase_name(request.head.readable(), &mut scratch);
+            request.host.clear();
+            request.host.extend_from_slice(name);
+        }
+        let servers = &http.addresses[request.place].servers;
+        if servers.names.is_empty() {
+            return;
+        }
+        let host = std::mem::take(&mut request.host);
+        match servers.names.find(&host) {
+            Ok(Some((server, matched))) => {
+                set_server(request, http, server);
+                if let Some(matched) = matched {
+                    request.take_match(matched, &host);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => request.log(Level::Alert, format_args!("regular expression failed: {error}")),
+        }
+        request.host = host;
+    }
+
+    /// Whether another request may follow, as far as can be said before the response.
+    fn may_be_kept(&self, request: &Request, core: &CoreSettings) -> bool {
+        let is_young = gale_runtime::now().since(self.info.accepted) < *core.keepalive_time.get();
+        request.parsed.wants_keep_alive(request.head.readable())
+            && request.number_on_connection < *core.keepalive_requests.get()
+            && is_young
+            && !self.worker.is_draining()
+    }
+}
+
+/// What the first read of a request asks for, before the settings are looked at.
+const FIRST_READ: usize = 1024;
+
+struct Begun {
+    pending: PendingRequest,
+    timeout: std::time::Duration,
+}
+
+fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId) {
+    request.server = server;
+    request.scope = http.server(server).scope;
+}
+
+/// The first `count` bytes; what follows stays in `input`.
+fn split_off(input: &mut Buffer, count: usize) -> Buffer {
+    let mut rest = Buffer::new();
+    if input.len() > count {
+        // At the memory's hard limit what follows is lost, and the connection with
+        // it: the next request cannot be parsed.
+        let _ = rest.append(&input.readable()[count..]);
+    }
+    std::mem::replace(input, rest)
+}

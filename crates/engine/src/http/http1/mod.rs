@@ -1,0 +1,373 @@
+//! A connection that speaks HTTP/1: reads heads, runs exchanges one after
+//! another, writes responses, and decides when to close.
+//!
+//! An idle connection holds no buffer and no request. The connection's own
+//! future is small; a request that has to wait gets one of its own for as long
+//! as it lasts, and one that never waits gets none.
+
+mod body;
+mod head;
+mod send;
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use gale_protocol::http1::{HeadParser, Offence, response};
+use gale_runtime::{Buffer, SocketAddress, Stream, Timer};
+
+use self::body::RequestBody;
+use self::head::Arrival;
+use self::send::Sender;
+use super::body::BodyItem;
+use super::configuration::{HttpConfiguration, ServerId};
+use super::connection::ConnectionInfo;
+use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use super::pipeline::{self, Step};
+use super::request::Request;
+use super::response::ResponseHead;
+use super::settings::{CoreSettings, LingeringClose};
+use super::worker::{Configured, HttpWorker};
+use crate::process::ListenAddress;
+
+/// A closing connection is read from in pieces of this size.
+const DISCARD_BYTES: usize = 16 * 1024;
+
+/// A connection that speaks HTTP/1.
+pub struct Http1 {
+    info: ConnectionInfo,
+    stream: Stream,
+    worker: Rc<HttpWorker>,
+    state: RefCell<State>,
+    first_configuration: RefCell<Option<Rc<Configured>>>,
+    /// The configuration of the exchange that is under way.
+    exchange_generation: Cell<Option<u64>>,
+    is_idle: Cell<bool>,
+    nodelay_is_set: Cell<bool>,
+}
+
+struct State {
+    input: Buffer,
+    parser: HeadParser,
+    /// The deadline of whatever is read at the moment.
+    timer: Timer,
+    body: RequestBody,
+    sender: Sender,
+}
+
+/// What becomes of the connection after an exchange.
+#[derive(Debug, PartialEq, Eq)]
+enum Afterwards {
+    KeepAlive,
+    Close,
+    /// Read on for a while, so that the client gets to see the answer.
+    Linger,
+}
+
+impl Http1 {
+    /// A connection that was just accepted.
+    ///
+    /// `first` is the configuration for the first exchange when that is not the
+    /// worker's current one.
+    pub fn new(
+        info: ConnectionInfo,
+        stream: Stream,
+        worker: Rc<HttpWorker>,
+        first: Option<Rc<Configured>>,
+    ) -> Http1 {
+        Http1 {
+            info,
+            stream,
+            worker,
+            state: RefCell::new(State {
+                input: Buffer::new(),
+                parser: HeadParser::new(),
+                timer: Timer::new(),
+                body: RequestBody::default(),
+                sender: Sender::default(),
+            }),
+            first_configuration: RefCell::new(first),
+            exchange_generation: Cell::new(None),
+            is_idle: Cell::new(true),
+            nodelay_is_set: Cell::new(false),
+        }
+    }
+
+    /// The configuration for the next exchange.
+    fn next_configuration(&self) -> Rc<Configured> {
+        self.first_configuration.borrow().clone().unwrap_or_else(|| self.worker.configuration())
+    }
+
+    /// Whether it waits for a request of which nothing has come.
+    pub fn is_idle(&self) -> bool {
+        self.is_idle.get()
+    }
+
+    /// The generation of the configuration of the exchange under way, if any.
+    pub fn exchange_generation(&self) -> Option<u64> {
+        self.exchange_generation.get()
+    }
+
+    /// Serves the connection to its end.
+    pub async fn serve(self: Rc<Self>) {
+        loop {
+            let mut pending = None;
+            let arrival = poll_fn(|context| self.poll_head(context, &mut pending)).await;
+            let afterwards = match arrival {
+                Arrival::Request(request) => self.exchange(request, None).await,
+                Arrival::Offence(request, offence) => self.exchange(request, Some(offence)).await,
+                Arrival::TimedOut(resets) => {
+                    if resets {
+                        self.reset();
+                    }
+                    return;
+                }
+                Arrival::Closed => return,
+            };
+            self.exchange_generation.set(None);
+            self.first_configuration.take();
+            match afterwards {
+                Afterwards::KeepAlive => {}
+                Afterwards::Close => return,
+                Afterwards::Linger => return Box::pin(self.linger()).await,
+            }
+        }
+    }
+
+    /// One request and its response.
+    async fn exchange(self: &Rc<Self>, mut request: Box<Request>, offence: Option<Offence>) -> Afterwards {
+        let step = self.begin(&mut request, offence);
+        match step {
+            Step::Close => {
+                self.end(request);
+                return Afterwards::Close;
+            }
+            Step::Answer(body) => {
+                if let Some(rest) = pipeline::start_response(&mut request, body) {
+                    Box::pin(pipeline::send_rest(&request, rest)).await;
+                }
+            }
+            step => {
+                let finished = Box::pin(pipeline::finish_and_send(&mut request, step)).await;
+                if !finished {
+                    self.end(request);
+                    return Afterwards::Close;
+                }
+            }
+        }
+        let sent = poll_fn(|context| self.poll_sent(context)).await;
+        let mut afterwards = self.afterwards(&request, sent);
+        if afterwards == Afterwards::KeepAlive && !self.body_is_read() {
+            afterwards = Box::pin(self.drain_body(&request)).await;
+        }
+        if afterwards == Afterwards::KeepAlive {
+            self.set_nodelay(&request.scope().core);
+        }
+        self.end(request);
+        afterwards
+    }
+
+    /// The end of an exchange: it is logged, and its memory goes back.
+    fn end(&self, mut request: Box<Request>) {
+        pipeline::log(&mut request);
+        self.worker.give_back(request);
+    }
+
+    /// Decides what comes after the response.
+    fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Afterwards {
+        let core = &request.scope().core;
+        let state = self.state.borrow();
+        match sent {
+            Err(Gone::SendTimedOut) => {
+                if *core.reset_timedout_connection.get() {
+                    self.reset();
+                }
+                return Afterwards::Close;
+            }
+            Err(_) => return Afterwards::Close,
+            Ok(()) if state.sender.is_aborted() => return Afterwards::Close,
+            Ok(()) => {}
+        }
+        let may_keep = state.sender.keeps_alive() && state.body.may_be_followed() && !self.worker.is_draining();
+        if may_keep {
+            return Afterwards::KeepAlive;
+        }
+        let is_sending = !state.body.is_read() || !state.input.is_empty();
+        match core.lingering_close.get() {
+            LingeringClose::Off => Afterwards::Close,
+            LingeringClose::Always => Afterwards::Linger,
+            LingeringClose::On if is_sending => Afterwards::Linger,
+            LingeringClose::On => Afterwards::Close,
+        }
+    }
+
+    /// Reads what is left of a body that nobody wanted, so that the next request can
+    /// be found behind it.
+    async fn drain_body(&self, request: &Request) -> Afterwards {
+        let core = &request.scope().core;
+        let limits = BodyLimits { length_max: 0, silence_max: *core.lingering_timeout.get() };
+        let everything = async {
+            loop {
+                match poll_fn(|context| self.poll_body(context, &limits)).await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Afterwards::KeepAlive,
+                    Err(_) => return Afterwards::Close,
+                }
+            }
+        };
+        gale_runtime::timeout(*core.lingering_time.get(), everything).await.unwrap_or(Afterwards::Close)
+    }
+
+    /// Lingering close: says that nothing more will come, and reads on for a while;
+    /// closing at once would make the kernel take back what the client has not
+    /// read yet. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#lingering_close>)
+    async fn linger(&self) {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let Some(place) = self.place(http) else { return };
+        let core = place.core(http);
+        let (time, silence) = (*core.lingering_time.get(), *core.lingering_timeout.get());
+        drop(configuration);
+        if self.stream.shutdown_write().is_err() {
+            return;
+        }
+        let mut discarded = std::mem::take(&mut self.state.borrow_mut().input);
+        discarded.clear();
+        let everything = async {
+            loop {
+                let received = gale_runtime::timeout(silence, self.stream.recv(&mut discarded, DISCARD_BYTES)).await;
+                match received {
+                    Ok(Ok(1..)) => discarded.clear(),
+                    _ => return,
+                }
+            }
+        };
+        let _ = gale_runtime::timeout(time, everything).await;
+    }
+
+    /// `tcp_nodelay`: once, when the connection turns out to be kept.
+    fn set_nodelay(&self, core: &CoreSettings) {
+        let is_inet = matches!(self.info.remote, SocketAddress::Inet(_));
+        if is_inet && *core.tcp_nodelay.get() && !self.nodelay_is_set.replace(true) {
+            // A failure costs latency, nothing else.
+            let _ = self.stream.set_nodelay(true);
+        }
+    }
+
+    fn reset(&self) {
+        // If it fails, the connection is closed in the usual way.
+        let _ = self.stream.set_linger_reset();
+    }
+
+    /// The servers behind the connection's address, as the configuration now has it;
+    /// `None` when it is not there any more.
+    fn place(&self, http: &HttpConfiguration) -> Option<Place> {
+        let listening = http.addresses.iter().position(|address| address.address == self.info.listening);
+        let shares_socket = listening.is_none_or(|index| http.addresses[index].shares_socket);
+        if !shares_socket {
+            return listening.map(Place);
+        }
+        let local = match self.local_address()? {
+            SocketAddress::Inet(address) => ListenAddress::Inet(*address),
+            SocketAddress::Unix(_) => return listening.map(Place),
+        };
+        http.addresses.iter().position(|address| address.address == local).or(listening).map(Place)
+    }
+}
+
+/// An address of the configuration, as an index.
+#[derive(Clone, Copy)]
+struct Place(usize);
+
+impl Place {
+    fn default_server(self, http: &HttpConfiguration) -> ServerId {
+        http.addresses[self.0].servers.default
+    }
+
+    /// The settings before a server has been chosen: those of the default server.
+    fn core(self, http: &HttpConfiguration) -> &CoreSettings {
+        &http.scope(http.server(self.default_server(http)).scope).core
+    }
+}
+
+impl Exchange for Http1 {
+    fn connection(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
+    fn local_address(&self) -> Option<&SocketAddress> {
+        if self.info.local.get().is_none() {
+            let _ = self.info.local.set(self.stream.local_address().ok()?);
+        }
+        self.info.local.get()
+    }
+
+    fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {
+        let mut text = Vec::with_capacity(64);
+        response::write_status_line(&mut text, status);
+        for (name, value) in fields {
+            response::write_header(&mut text, name, value);
+        }
+        text.extend_from_slice(b"\r\n");
+        let mut state = self.state.borrow_mut();
+        state.body.continue_was_sent();
+        state.sender.interim(&text);
+    }
+
+    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
+        let mut state = self.state.borrow_mut();
+        let mut scratch = self.worker.scratch.borrow_mut();
+        let keep_alive = options.keep_alive && state.body.may_be_followed() && !self.worker.is_draining();
+        state.sender.start(head, options, keep_alive, &self.worker.date(), &mut scratch);
+    }
+
+    fn push(&self, item: BodyItem) {
+        self.state.borrow_mut().sender.push(item);
+    }
+
+    fn end(&self) {
+        self.state.borrow_mut().sender.end();
+    }
+
+    fn abort(&self) {
+        self.state.borrow_mut().sender.abort();
+    }
+
+    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.state.borrow_mut().sender.poll_sent(&self.stream, context)
+    }
+
+    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        let State { input, timer, body, sender, .. } = &mut *self.state.borrow_mut();
+        if body.wants_continue() && !sender.is_started() {
+            body.continue_was_sent();
+            sender.interim(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        if sender.has_interim() {
+            // Whether the client got it shows in what it sends.
+            let _ = sender.poll_sent(&self.stream, context);
+        }
+        body.poll_next(&self.stream, input, timer, context, limits)
+    }
+
+    fn body_is_read(&self) -> bool {
+        self.state.borrow().body.is_read()
+    }
+
+    fn become_tunnel(&self) {
+        let mut state = self.state.borrow_mut();
+        state.body.become_tunnel();
+        state.sender.become_tunnel();
+    }
+
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.stream.poll_peer_closed(context));
+        Poll::Ready(())
+    }
+
+    fn sent(&self) -> Sent {
+        self.state.borrow().sender.sent()
+    }
+}

@@ -1,0 +1,420 @@
+//! Writing an HTTP/1 response: the head, the framing of the body, and the ways
+//! in which pieces of files reach the socket.
+//!
+//! The queue holds what was pushed; [`Sender::poll_sent`] empties it. Small
+//! bodies share the head's buffer, so that a usual response is one system call.
+//! A file is read where that cannot wait, and in a pool where it can.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_protocol::http1::{Version, response};
+use gale_runtime::{File, Lease, Output, Stream, Timer};
+
+use crate::http::body::{BodyItem, FilePiece};
+use crate::http::exchange::{BodyLength, FileOptions, Gone, ResponseOptions, Sent};
+use crate::http::response::ResponseHead;
+
+/// A body up to this size is copied behind the head.
+const COPIED_MAX: usize = 4 * 1024;
+
+/// How much of a file is read into memory at once.
+const READ_PIECE: u64 = 64 * 1024;
+
+/// A piece of a file smaller than this is read even when `sendfile` is on: one
+/// call for head and body is cheaper than two.
+const SENDFILE_MIN: u64 = 64 * 1024;
+
+/// How far apart the pages are that are looked at before `sendfile`: it would
+/// block on one that is not in memory.
+const PROBE_STRIDE: u64 = 64 * 1024;
+
+/// Most of a file that one `sendfile` sends, whatever the configuration allows:
+/// other connections want their turn, too.
+const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
+
+type Reading = Pin<Box<dyn Future<Output = io::Result<Lease>>>>;
+
+/// The response side of a connection.
+#[derive(Default)]
+pub(super) struct Sender {
+    output: Output,
+    /// What stands behind `output`; begins with a piece of a file.
+    queue: VecDeque<BodyItem>,
+    /// A piece of a file that is being read in a pool.
+    reading: Option<Reading>,
+    coding: Coding,
+    version: Version,
+    keep_alive: bool,
+    is_started: bool,
+    has_interim: bool,
+    gone: Option<Gone>,
+    sent: Sent,
+    timer: Timer,
+    is_waiting: bool,
+    send_timeout: Duration,
+    files: Option<FileOptions>,
+    is_corked: bool,
+}
+
+/// How the body's end is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Coding {
+    #[default]
+    NoBody,
+    /// This many bytes are still to be pushed.
+    Length(u64),
+    Chunked,
+    UntilClose,
+    Raw,
+}
+
+impl Sender {
+    /// A new exchange begins.
+    pub(super) fn begin(&mut self, version: Version) {
+        self.version = version;
+        self.coding = Coding::NoBody;
+        self.keep_alive = false;
+        self.is_started = false;
+        self.sent = Sent::default();
+        self.is_waiting = false;
+        self.files = None;
+    }
+
+    pub(super) fn is_started(&self) -> bool {
+        self.is_started
+    }
+
+    pub(super) fn has_interim(&self) -> bool {
+        self.has_interim
+    }
+
+    pub(super) fn keeps_alive(&self) -> bool {
+        self.keep_alive
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.gone.is_some()
+    }
+
+    pub(super) fn sent(&self) -> Sent {
+        self.sent
+    }
+
+    pub(super) fn become_tunnel(&mut self) {
+        self.coding = Coding::Raw;
+    }
+
+    /// An interim response goes before everything else; HTTP/1.0 knows none.
+    pub(super) fn interim(&mut self, text: &[u8]) {
+        if self.version == Version::Http11 && !self.is_started {
+            self.append(text);
+            self.has_interim = true;
+        }
+    }
+
+    /// Writes the head. `may_keep` is whether the connection can carry another
+    /// request as far as the request is concerned.
+    pub(super) fn start(
+        &mut self,
+        head: &ResponseHead,
+        options: &ResponseOptions<'_>,
+        may_keep: bool,
+        date: &[u8; 29],
+        scratch: &mut Vec<u8>,
+    ) {
+        self.is_started = true;
+        self.send_timeout = options.send_timeout;
+        self.files = Some(options.files);
+        if self.coding != Coding::Raw {
+            self.coding = match options.length {
+                BodyLength::NoBody => Coding::NoBody,
+                BodyLength::Known(length) => Coding::Length(length),
+                BodyLength::UntilEnd if options.chunked && self.version == Version::Http11 => Coding::Chunked,
+                BodyLength::UntilEnd => Coding::UntilClose,
+            };
+        }
+        self.keep_alive = may_keep && self.coding != Coding::UntilClose;
+        if self.version == Version::Http09 {
+            self.keep_alive = false;
+            return;
+        }
+        scratch.clear();
+        self.write_head(head, options, date, scratch);
+        self.sent.head_bytes = scratch.len() as u64;
+        self.append(scratch);
+    }
+
+    /// The fields in nginx's order.
+    fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, date: &[u8; 29], out: &mut Vec<u8>) {
+        response::write_status_line(out, head.status);
+        if !options.server.is_empty() && head.field(b"server").is_none() {
+            response::write_header(out, b"Server", options.server);
+        }
+        if head.fields.is_empty() || head.field(b"date").is_none() {
+            response::write_header(out, b"Date", date);
+        }
+        if !head.content_type.is_empty() {
+            response::write_header(out, b"Content-Type", &head.content_type);
+        }
+        if let Some(length) = head.content_length {
+            response::write_header_number(out, b"Content-Length", length);
+        }
+        if let Some(time) = head.last_modified_text() {
+            response::write_header(out, b"Last-Modified", &time);
+        }
+        if !head.location.is_empty() {
+            response::write_header(out, b"Location", &head.location);
+        }
+        if self.coding == Coding::Chunked {
+            response::write_header(out, b"Transfer-Encoding", b"chunked");
+        }
+        match (self.coding, self.keep_alive) {
+            (Coding::Raw, _) => response::write_header(out, b"Connection", b"upgrade"),
+            (_, true) => {
+                response::write_header(out, b"Connection", b"keep-alive");
+                if let Some(time) = options.keep_alive_advertised {
+                    let value = format!("timeout={}", time.as_secs());
+                    response::write_header(out, b"Keep-Alive", value.as_bytes());
+                }
+            }
+            (_, false) => response::write_header(out, b"Connection", b"close"),
+        }
+        if !head.etag.is_empty() {
+            response::write_header(out, b"ETag", &head.etag);
+        }
+        if head.allows_ranges {
+            response::write_header(out, b"Accept-Ranges", b"bytes");
+        }
+        for field in &head.fields {
+            response::write_header(out, &field.name, &field.value);
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    /// Queues an item of the body, framed.
+    pub(super) fn push(&mut self, item: BodyItem) {
+        let length = item.length();
+        match &mut self.coding {
+            Coding::NoBody => return,
+            Coding::Length(left) if length > *left => {
+                // More than the head announced would be taken for the next response.
+                return self.abort();
+            }
+            Coding::Length(left) => *left -= length,
+            Coding::Chunked if length > 0 => {
+                self.append(response::ChunkHeader::new(length).as_bytes());
+                self.queue_item(item);
+                self.append(response::CHUNK_END);
+                return;
+            }
+            Coding::Chunked | Coding::UntilClose | Coding::Raw => {}
+        }
+        if length > 0 {
+            self.queue_item(item);
+        }
+    }
+
+    /// Nothing more will be pushed.
+    pub(super) fn end(&mut self) {
+        match self.coding {
+            Coding::Chunked => self.append(response::LAST_CHUNK),
+            // Fewer bytes than announced: the client must see that some are missing.
+            Coding::Length(1..) => self.abort(),
+            _ => {}
+        }
+    }
+
+    /// The response is broken off.
+    pub(super) fn abort(&mut self) {
+        self.keep_alive = false;
+        self.gone.get_or_insert(Gone::Aborted);
+    }
+
+    fn append(&mut self, text: &[u8]) {
+        if !self.queue.is_empty() {
+            self.queue.push_back(BodyItem::Bytes(bytes::Bytes::copy_from_slice(text)));
+        } else if self.output.append(text).is_err() {
+            // No memory within the worker's bound: the response cannot be completed.
+            self.abort();
+        }
+    }
+
+    fn queue_item(&mut self, item: BodyItem) {
+        if !self.queue.is_empty() {
+            return self.queue.push_back(item);
+        }
+        match item {
+            BodyItem::Bytes(bytes) if bytes.len() <= COPIED_MAX => self.append(&bytes),
+            BodyItem::Bytes(bytes) => self.output.push_bytes(bytes),
+            BodyItem::Lease(lease) => self.output.push_lease(lease),
+            item @ BodyItem::File(_) => self.queue.push_back(item),
+            BodyItem::Flush | BodyItem::Trailers(_) => {}
+        }
+    }
+
+    /// Sends what is queued; ready when all of it has left.
+    pub(super) fn poll_sent(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        loop {
+            if let Some(gone) = self.gone {
+                self.clear();
+                return Poll::Ready(Err(gone));
+            }
+            if let Err(error) = self.fill() {
+                self.fail(&error);
+                continue;
+            }
+            if self.output.is_empty() && self.queue.is_empty() {
+                self.has_interim = false;
+                self.timer.clear();
+                self.uncork(stream);
+                return Poll::Ready(Ok(()));
+            }
+            let progress = if self.output.is_empty() {
+                match self.poll_file(stream, context) {
+                    Poll::Ready(progress) => progress,
+                    // The client is not at fault for a slow disk.
+                    Poll::Pending if self.reading.is_some() => return Poll::Pending,
+                    Poll::Pending => return self.poll_patience(context),
+                }
+            } else {
+                match stream.poll_send(context, &mut self.output) {
+                    Poll::Ready(sent) => sent.map(|count| self.sent.bytes += count as u64),
+                    Poll::Pending => return self.poll_patience(context),
+                }
+            };
+            self.is_waiting = false;
+            if let Err(error) = progress {
+                self.fail(&error);
+            }
+        }
+    }
+
+    /// `send_timeout` runs while the client takes nothing.
+    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        if !std::mem::replace(&mut self.is_waiting, true) {
+            self.timer.set_after(self.send_timeout);
+        }
+        ready!(self.timer.poll_expired(context));
+        self.keep_alive = false;
+        self.gone = Some(Gone::SendTimedOut);
+        self.clear();
+        Poll::Ready(Err(Gone::SendTimedOut))
+    }
+
+    fn fail(&mut self, _error: &io::Error) {
+        self.keep_alive = false;
+        self.gone.get_or_insert(Gone::ByPeer);
+    }
+
+    fn clear(&mut self) {
+        self.output.clear();
+        self.queue.clear();
+        self.reading = None;
+    }
+
+    /// Moves what can be sent from memory from the queue to the output: bytes, and
+    /// pieces of files that can be read without waiting.
+    fn fill(&mut self) -> io::Result<()> {
+        while self.reading.is_none() && (self.output.len_bytes() as u64) < READ_PIECE {
+            match self.queue.front_mut() {
+                None => return Ok(()),
+                Some(BodyItem::File(piece)) => {
+                    if self.files.is_some_and(|files| files.sendfile) && piece.length >= SENDFILE_MIN {
+                        return Ok(());
+                    }
+                    let length = piece.length.min(READ_PIECE);
+                    let Some(lease) = piece.file.try_read_at(piece.offset, to_usize(length))? else { return Ok(()) };
+                    advance(piece, lease.len() as u64)?;
+                    if piece.length == 0 {
+                        self.queue.pop_front();
+                    }
+                    self.output.push_lease(lease);
+                }
+                Some(_) => match self.queue.pop_front() {
+                    Some(BodyItem::Bytes(bytes)) => self.output.push_bytes(bytes),
+                    Some(BodyItem::Lease(lease)) => self.output.push_lease(lease),
+                    _ => {}
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends or reads on from the file at the head of the queue.
+    fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(BodyItem::File(piece)) = self.queue.front_mut() else { return Poll::Ready(Ok(())) };
+        let files = self.files.expect("a response with a file has begun");
+        if self.reading.is_none() && files.sendfile {
+            let bound = if files.chunk_max == 0 { SENDFILE_PIECE_MAX } else { files.chunk_max.min(SENDFILE_PIECE_MAX) };
+            let length = piece.length.min(bound);
+            if is_resident(&piece.file, piece.offset, length)? {
+                if files.nopush && !std::mem::replace(&mut self.is_corked, true) {
+                    let _ = stream.set_cork(true);
+                }
+                let mut offset = piece.offset;
+                let sent = ready!(stream.poll_sendfile(context, &piece.file, &mut offset, to_usize(length)))?;
+                advance(piece, sent as u64)?;
+                if piece.length == 0 {
+                    self.queue.pop_front();
+                }
+                self.sent.bytes += sent as u64;
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let reading = self.reading.get_or_insert_with(|| {
+            let (file, offset, length) = (piece.file.clone(), piece.offset, piece.length.min(READ_PIECE));
+            Box::pin(async move { file.read_at(offset, to_usize(length)).await })
+        });
+        let lease = ready!(reading.as_mut().poll(context));
+        self.reading = None;
+        let lease = lease?;
+        advance(piece, lease.len() as u64)?;
+        if piece.length == 0 {
+            self.queue.pop_front();
+        }
+        self.output.push_lease(lease);
+        Poll::Ready(Ok(()))
+    }
+
+    fn uncork(&mut self, stream: &Stream) {
+        if std::mem::take(&mut self.is_corked) {
+            let _ = stream.set_cork(false);
+        }
+    }
+}
+
+/// Notes that a part of the piece has been dealt with. None at all means that the
+/// file has become shorter than it was when its length was announced.
+fn advance(piece: &mut FilePiece, count: u64) -> io::Result<()> {
+    if count == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    piece.offset += count;
+    piece.length -= count;
+    Ok(())
+}
+
+/// Whether a piece of a file seems to be in memory: a few of its pages are.
+fn is_resident(file: &File, offset: u64, length: u64) -> io::Result<bool> {
+    let end = offset + length;
+    let mut at = offset;
+    while at < end {
+        match file.try_read_at(at, 1)? {
+            Some(lease) if !lease.is_empty() => at += PROBE_STRIDE,
+            _ => return Ok(false),
+        }
+    }
+    match file.try_read_at(end - 1, 1)? {
+        Some(lease) => Ok(!lease.is_empty()),
+        None => Ok(false),
+    }
+}
+
+fn to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,26 @@
+//! HTTP above the codecs: the request, its way through the phases, and the
+//! response. Nothing in here but `http1` knows which version the client speaks.
+
+pub mod addresses;
+pub mod body;
+pub mod builder;
+pub mod configuration;
+pub mod connection;
+pub mod error_page;
+pub mod exchange;
+pub mod files;
+pub mod filters;
+pub mod http1;
+pub mod location;
+pub mod notes;
+pub mod phases;
+pub mod pipeline;
+pub mod regex;
+pub mod request;
+pub mod request_body;
+pub mod response;
+pub mod server_name;
+pub mod settings;
+pub mod template;
+pub mod variables;
+pub mod worker;

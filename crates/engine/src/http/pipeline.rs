@@ -1,0 +1,411 @@
+//! A request's way through the phases: take the next handler, run it, act on
+//! what it decided.
+//!
+//! [`begin`] goes as far as it can without waiting; a request that never waits
+//! costs no future. [`finish`] is the rest, for those that do. Only this file
+//! performs effects: handlers decide.
+
+use std::borrow::Cow;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use gale_runtime::SocketAddress;
+
+use super::body::{Body, BodyItem};
+use super::configuration::{BoundHandler, HttpConfiguration};
+use super::error_page;
+use super::exchange::{BodyLength, FileOptions, ResponseOptions};
+use super::filters::Filtered;
+use super::phases::{Decision, Flow, Phase};
+use super::request::Request;
+use super::settings::{CoreSettings, ServerTokens};
+use crate::process::Level;
+
+/// Where a request stands when it cannot go on by itself.
+#[derive(Debug)]
+pub enum Step {
+    /// The body is to be sent; the head is in the request. The filters have seen both.
+    Answer(Body),
+    /// A handler has to wait.
+    Wait(Waiting),
+    /// The handler comes again after this time.
+    Delay(Duration),
+    /// The connection is closed without an answer (444).
+    Close,
+}
+
+/// A handler that has to wait.
+pub struct Waiting(BoundHandler);
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Waiting")
+    }
+}
+
+/// Runs a request from its current phase as far as it goes without waiting.
+pub fn advance(request: &mut Request) -> Step {
+    let configuration = Rc::clone(request.configuration());
+    loop {
+        let flow = match next_handler(configuration.http(), request) {
+            Next::Handler(bound) => {
+                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                match bound.handler.decide(request, conf) {
+                    Decision::Flow(flow) => flow,
+                    Decision::MustWait => return Step::Wait(Waiting(bound)),
+                }
+            }
+            Next::Flow(flow) => flow,
+        };
+        if let Some(step) = perform(request, flow) {
+            return step;
+        }
+    }
+}
+
+/// Goes on from a step that has to wait, until there is an answer.
+pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
+    loop {
+        let flow = match step {
+            Step::Answer(body) => return Some(body),
+            Step::Close => return None,
+            Step::Delay(time) => {
+                gale_runtime::sleep(time).await;
+                // The handler that asked for the delay is asked again.
+                request.next_handler -= 1;
+                step = advance(request);
+                continue;
+            }
+            Step::Wait(Waiting(bound)) => {
+                let configuration = Rc::clone(request.configuration());
+                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                bound.handler.wait(request, conf).await
+            }
+        };
+        step = match perform(request, flow) {
+            Some(step) => step,
+            None => advance(request),
+        };
+    }
+}
+
+/// Ends a request with a status before any phase has run: a head that cannot be
+/// understood.
+pub fn fail(request: &mut Request, status: u16) -> Step {
+    perform(request, Flow::Respond(status)).unwrap_or_else(|| advance(request))
+}
+
+enum Next {
+    Handler(BoundHandler),
+    Flow(Flow),
+}
+
+/// The next handler in the order of the phases. Between the phases lies what
+/// belongs to no module: the location is found, a changed URI searched again.
+fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
+    loop {
+        let handlers = &http.scope(request.scope).handlers[request.phase as usize];
+        if let Some(&bound) = handlers.get(request.next_handler) {
+            request.next_handler += 1;
+            return Next::Handler(bound);
+        }
+        request.next_handler = 0;
+        request.phase = match request.phase {
+            Phase::PostRead => Phase::ServerRewrite,
+            Phase::ServerRewrite => match find_location(http, request) {
+                Ok(()) => Phase::Rewrite,
+                Err(status) => return Next::Flow(Flow::Respond(status)),
+            },
+            Phase::Rewrite if request.uri_was_changed => {
+                if !spend_redirect(request) {
+                    request.log(Level::Error, format_args!("rewrite or internal redirection cycle while processing \"{}\"", bstr::BStr::new(&request.uri)));
+                    return Next::Flow(Flow::Respond(500));
+                }
+                request.scope = http.server(request.server).scope;
+                match find_location(http, request) {
+                    Ok(()) => Phase::Rewrite,
+                    Err(status) => return Next::Flow(Flow::Respond(status)),
+                }
+            }
+            Phase::Rewrite => Phase::PreAccess,
+            Phase::PreAccess => Phase::Access,
+            Phase::Access => Phase::PreContent,
+            Phase::PreContent => Phase::Content,
+            Phase::Content | Phase::Log => return Next::Flow(no_content(request)),
+        };
+    }
+}
+
+/// No module had an answer.
+fn no_content(request: &Request) -> Flow {
+    if request.uri.last() == Some(&b'/') {
+        request.log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&request.uri)));
+        return Flow::Respond(403);
+    }
+    request.log(Level::Error, format_args!("no handler found"));
+    Flow::Respond(404)
+}
+
+/// Puts the request into the location for its URI.
+fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
+    request.uri_was_changed = false;
+    let server = http.server(request.server);
+    let found = server.locations.find(&request.uri).map_err(|error| {
+        request.log(Level::Alert, format_args!("regular expression failed: {}", error.0));
+        500_u16
+    })?;
+    if let Some(found) = found {
+        request.scope = found.scope;
+        if let Some(matched) = found.matched {
+            let subject = std::mem::take(&mut request.uri);
+            request.take_match(matched, &subject);
+            request.uri = subject;
+        }
+    }
+    let core = &http.scope(request.scope).core;
+    if *core.internal.get() && !request.is_internal {
+        return Err(404);
+    }
+    let body_max = *core.client_max_body_size.get();
+    if body_max != 0 && request.declared_body_length().is_some_and(|length| length > body_max) {
+        let length = request.declared_body_length().unwrap_or_default();
+        request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
+        return Err(413);
+    }
+    Ok(())
+}
+
+fn spend_redirect(request: &mut Request) -> bool {
+    let left = request.redirects_left;
+    request.redirects_left = left.saturating_sub(1);
+    left > 0
+}
+
+/// Acts on a decision; `None` means that the request goes on through the phases.
+fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
+    match flow {
+        Flow::Next => None,
+        Flow::PhaseDone => {
+            request.next_handler = usize::MAX;
+            None
+        }
+        Flow::Delay(time) => Some(Step::Delay(time)),
+        Flow::Answer(body) => answer(request, body),
+        Flow::Respond(444) => Some(Step::Close),
+        Flow::Respond(status) => match error_page::respond(request, status) {
+            Flow::Answer(body) => answer(request, body),
+            redirect => perform(request, redirect),
+        },
+        Flow::Redirect { uri, args } => redirect(request, uri, args),
+        Flow::Named(name) => go_to_named(request, &name),
+    }
+}
+
+/// The request has an answer: the filters change it, or put another in its place.
+fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
+    if let Some(status) = request.status_override.take() {
+        request.response.status = status;
+    }
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    for bound in &scope.filters {
+        match bound.filter.apply(request, scope.conf(bound.module), body) {
+            Filtered::Body(changed) => body = changed,
+            // Bounded as redirects are; what comes out then is not filtered again.
+            Filtered::Respond(status) if !spend_redirect(request) => {
+                return Some(Step::Answer(error_page::plain(request, status)));
+            }
+            Filtered::Respond(status) => return perform(request, Flow::Respond(status)),
+        }
+    }
+    Some(Step::Answer(body))
+}
+
+/// Ends a request that went in circles.
+fn fail_plainly(request: &mut Request) -> Option<Step> {
+    request.status_override = None;
+    let body = error_page::plain(request, 500);
+    answer(request, body)
+}
+
+/// nginx's internal redirect: the request starts again at the server's rewrites.
+fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Option<Step> {
+    if !spend_redirect(request) {
+        request.log(Level::Error, format_args!("rewrite or internal redirection cycle while internally redirecting to \"{}\"", bstr::BStr::new(&uri)));
+        return fail_plainly(request);
+    }
+    request.uri = uri;
+    if let Some(args) = args {
+        request.args = args;
+    }
+    request.is_internal = true;
+    request.scope = request.server().scope;
+    request.phase = Phase::ServerRewrite;
+    request.next_handler = 0;
+    None
+}
+
+/// Goes on in `location @name`, from its rewrites on.
+fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
+    if !spend_redirect(request) {
+        request.log(Level::Error, format_args!("rewrite or internal redirection cycle while redirect to named location \"{}\"", bstr::BStr::new(name)));
+        return fail_plainly(request);
+    }
+    let Some(&scope) = request.server().named.get(name) else {
+        request.log(Level::Error, format_args!("could not find named location \"{}\"", bstr::BStr::new(name)));
+        return fail_plainly(request);
+    };
+    request.is_internal = true;
+    request.scope = scope;
+    request.uri_was_changed = false;
+    request.phase = Phase::Rewrite;
+    request.next_handler = 0;
+    None
+}
+
+/// Gives the head to the exchange and returns the body to send, both as the
+/// filters made them. What can be sent at once has been queued when this returns
+/// `None`.
+pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    make_location_absolute(request, &scope.core);
+    let length = body_length(request, &body);
+    let exchange = request.exchange();
+    let core = &scope.core;
+    let server = server_field(request, core);
+    let keep_alive = *core.keepalive_timeout.get();
+    exchange.start(
+        &request.response,
+        &ResponseOptions {
+            length,
+            server: &server,
+            keep_alive: request.keep_alive.get() && !keep_alive.idle.is_zero(),
+            keep_alive_advertised: keep_alive.advertised,
+            chunked: *core.chunked_transfer_encoding.get(),
+            files: FileOptions {
+                sendfile: *core.sendfile.get(),
+                chunk_max: *core.sendfile_max_chunk.get(),
+                nopush: *core.tcp_nopush.get(),
+            },
+            send_timeout: *core.send_timeout.get(),
+            reset_timed_out: *core.reset_timedout_connection.get(),
+        },
+    );
+    if length == BodyLength::NoBody {
+        exchange.end();
+        return None;
+    }
+    match body {
+        Body::Empty => exchange.end(),
+        Body::Bytes(bytes) => {
+            exchange.push(BodyItem::Bytes(bytes));
+            exchange.end();
+        }
+        Body::File(piece) => {
+            exchange.push(BodyItem::File(piece));
+            exchange.end();
+        }
+        rest @ (Body::Items(_) | Body::Stream(_)) => return Some(rest),
+    }
+    None
+}
+
+/// `absolute_redirect`: a path becomes a URL with the scheme, the host that was asked
+/// for, and the port. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#absolute_redirect>)
+fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
+    if request.response.location.first() != Some(&b'/') || !*core.absolute_redirect.get() {
+        return;
+    }
+    let exchange = request.exchange();
+    let local = exchange.local_address().and_then(SocketAddress::inet);
+    let mut url = b"http://".to_vec();
+    if *core.server_name_in_redirect.get() {
+        url.extend_from_slice(&request.server().name);
+    } else if !request.host.is_empty() {
+        url.extend_from_slice(&request.host);
+    } else if let Some(local) = local {
+        match local {
+            SocketAddr::V4(local) => url.extend_from_slice(local.ip().to_string().as_bytes()),
+            SocketAddr::V6(local) => url.extend_from_slice(format!("[{}]", local.ip()).as_bytes()),
+        }
+    }
+    let port = local.map_or(HTTP_PORT, |local| local.port());
+    if *core.port_in_redirect.get() && port != HTTP_PORT {
+        url.extend_from_slice(format!(":{port}").as_bytes());
+    }
+    url.append(&mut request.response.location);
+    request.response.location = url;
+}
+
+/// The port that need not be named.
+const HTTP_PORT: u16 = 80;
+
+/// What the `Server` field says.
+pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(crate::SERVER),
+        ServerTokens::Text(text) => match text.as_constant() {
+            Some(text) => Cow::Borrowed(text),
+            None => Cow::Owned(text.evaluate(request)),
+        },
+    }
+}
+
+/// How the body's end is told, and what the head announces.
+fn body_length(request: &mut Request, body: &Body) -> BodyLength {
+    let length = body.length();
+    let status = request.response.status;
+    if status < 200 || matches!(status, 204 | 304) {
+        request.response.content_length = None;
+        return BodyLength::NoBody;
+    }
+    if length.is_some() {
+        request.response.content_length = length;
+    }
+    if request.is_head() {
+        return BodyLength::NoBody;
+    }
+    request.response.content_length.map_or(BodyLength::UntilEnd, BodyLength::Known)
+}
+
+/// The rest of a request that has to wait: through the phases and on to the last
+/// item of the body. `false` when the connection is to be closed without an answer.
+pub async fn finish_and_send(request: &mut Request, step: Step) -> bool {
+    let Some(body) = finish(request, step).await else { return false };
+    if let Some(rest) = start_response(request, body) {
+        send_rest(request, rest).await;
+    }
+    true
+}
+
+/// Runs the handlers of the log phase.
+pub fn log(request: &mut Request) {
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    for bound in &scope.handlers[Phase::Log as usize] {
+        // Nothing waits and nothing is decided any more.
+        let _ = bound.handler.decide(request, scope.conf(bound.module));
+    }
+}
+
+/// Sends a body that comes in several items, waiting for the client between them.
+pub async fn send_rest(request: &Request, mut body: Body) {
+    let exchange = request.exchange();
+    loop {
+        match poll_fn(|context| body.poll_next(context)).await {
+            Some(Ok(item)) => exchange.push(item),
+            Some(Err(error)) => {
+                request.log(Level::Error, format_args!("the response broke off: {error}"));
+                return exchange.abort();
+            }
+            None => return exchange.end(),
+        }
+        if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
+            return;
+        }
+    }
+}

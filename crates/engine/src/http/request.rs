@@ -1,0 +1,342 @@
+//! A request on its way through the phases, with the response that it will get.
+//!
+//! The structure knows no module: a module's own state is in the notes. One
+//! lives for one exchange and goes back to its worker's store of spare ones, so
+//! that the next request finds its memory ready.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
+use gale_runtime::{Buffer, Moment};
+
+use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
+use super::connection::ConnectionInfo;
+use super::exchange::{BodyLimits, Exchange, Sent};
+use super::notes::Notes;
+use super::phases::Phase;
+use super::regex::{CAPTURES_MAX, Captures, Match};
+use super::response::{ResponseHead, ShortText};
+use super::variables::{Source, VariableId};
+use super::worker::{Configured, HttpWorker};
+use crate::process::Level;
+
+/// How often a request may start again: nginx's bound on internal redirects.
+pub const REDIRECTS_MAX: u8 = 10;
+
+/// How deep variables may refer to each other before they have no value.
+const VARIABLE_DEPTH_MAX: u32 = 100;
+
+/// A request and the head of its response.
+pub struct Request {
+    /// The worker that it belongs to.
+    pub worker: Rc<HttpWorker>,
+    /// The server that answers.
+    pub server: ServerId,
+    /// The settings in force: the server's until the location is found.
+    pub scope: ScopeId,
+
+    /// The head as it came; `parsed` refers to it by offsets.
+    pub head: Buffer,
+    /// Where everything stands in `head`.
+    pub parsed: RequestHead,
+    /// The normalised path; redirects change it.
+    pub uri: Vec<u8>,
+    /// What followed the question mark.
+    pub args: Vec<u8>,
+    /// The host asked for: lower case, without port; empty when there was none.
+    pub host: ShortText,
+    /// The response's head.
+    pub response: ResponseHead,
+    /// What modules wrote down.
+    pub notes: Notes,
+    /// Whether the URI came from a redirect of our own.
+    pub is_internal: bool,
+    /// Whether an `error_page` is being made: another error does not lead to another one.
+    pub is_error_page: bool,
+    /// The status that the answer will have whatever its location says.
+    pub status_override: Option<u16>,
+    /// The body was asked for by a module, which then reads all of it.
+    pub body_is_wanted: bool,
+    /// When its first byte was read.
+    pub started: Moment,
+    /// Its number on the connection, from 1.
+    pub number_on_connection: u64,
+    /// The address that it came in by, as an index into the configuration's.
+    pub(crate) place: usize,
+
+    pub(crate) phase: Phase,
+    pub(crate) next_handler: usize,
+    pub(crate) uri_was_changed: bool,
+    pub(crate) redirects_left: u8,
+    pub(crate) exchange: Option<Rc<dyn Exchange>>,
+    pub(crate) keep_alive: Cell<bool>,
+
+    /// None only while the request waits for its next use: a spare one must not
+    /// keep an old configuration alive.
+    configuration: Option<Rc<Configured>>,
+    is_get_forced: bool,
+    captures: Captures,
+    captured_from: Vec<u8>,
+    stored: RefCell<Vec<Option<Box<[u8]>>>>,
+    variable_depth: Cell<u32>,
+}
+
+impl Request {
+    /// An empty request of this worker, for [`HttpWorker::take_request`].
+    pub(crate) fn new(worker: Rc<HttpWorker>) -> Request {
+        Request {
+            worker,
+            server: ServerId(0),
+            scope: ScopeId(0),
+            head: Buffer::default(),
+            parsed: RequestHead::default(),
+            uri: Vec::new(),
+            args: Vec::new(),
+            host: ShortText::new(),
+            response: ResponseHead::default(),
+            notes: Notes::default(),
+            is_internal: false,
+            is_error_page: false,
+            status_override: None,
+            body_is_wanted: false,
+            started: Moment::from_nanos(0),
+            number_on_connection: 0,
+            place: 0,
+            phase: Phase::PostRead,
+            next_handler: 0,
+            uri_was_changed: false,
+            redirects_left: REDIRECTS_MAX,
+            exchange: None,
+            keep_alive: Cell::new(false),
+            configuration: None,
+            is_get_forced: false,
+            captures: Captures::default(),
+            captured_from: Vec::new(),
+            stored: RefCell::new(Vec::new()),
+            variable_depth: Cell::new(0),
+        }
+    }
+
+    /// Forgets the exchange that has ended, keeping the memory.
+    pub(crate) fn reset(&mut self) {
+        self.head.clear();
+        self.parsed.clear();
+        self.uri.clear();
+        self.args.clear();
+        self.host.clear();
+        self.response.clear();
+        self.notes.clear();
+        self.is_internal = false;
+        self.is_error_page = false;
+        self.status_override = None;
+        self.body_is_wanted = false;
+        self.phase = Phase::PostRead;
+        self.next_handler = 0;
+        self.uri_was_changed = false;
+        self.redirects_left = REDIRECTS_MAX;
+        self.exchange = None;
+        self.configuration = None;
+        self.is_get_forced = false;
+        self.captures.clear();
+        self.captured_from.clear();
+        self.stored.get_mut().clear();
+    }
+
+    /// Begins an exchange: the configuration that it begins with is the one that
+    /// it ends with.
+    pub(crate) fn begin(&mut self, configuration: Rc<Configured>, exchange: Rc<dyn Exchange>, server: ServerId) {
+        self.server = server;
+        self.scope = configuration.http().server(server).scope;
+        self.configuration = Some(configuration);
+        self.exchange = Some(exchange);
+    }
+
+    /// The configuration that the exchange began with.
+    pub fn configuration(&self) -> &Rc<Configured> {
+        self.configuration.as_ref().expect("a request in use has its configuration")
+    }
+
+    /// The configuration of the http block.
+    pub fn http(&self) -> &HttpConfiguration {
+        self.configuration().http()
+    }
+
+    /// The connection that it came on.
+    pub fn connection(&self) -> &ConnectionInfo {
+        self.exchange.as_ref().expect("a request in use has its exchange").connection()
+    }
+
+    /// The settings in force.
+    pub fn scope(&self) -> &Scope {
+        self.http().scope(self.scope)
+    }
+
+    /// The server that answers.
+    pub fn server(&self) -> &Server {
+        self.http().server(self.server)
+    }
+
+    /// The method that counts: GET when an error page is being made.
+    pub fn method(&self) -> Method {
+        if self.is_get_forced { Method::Get } else { self.parsed.method }
+    }
+
+    /// The method as it was sent.
+    pub fn method_name(&self) -> &[u8] {
+        self.parsed.method_range.of_lenient(self.head.readable())
+    }
+
+    /// Whether only the head of the answer is wanted.
+    pub fn is_head(&self) -> bool {
+        self.method() == Method::Head
+    }
+
+    /// From now on the request counts as a GET.
+    pub fn become_get(&mut self) {
+        self.is_get_forced = true;
+    }
+
+    /// The request's target as it was sent, with its arguments.
+    pub fn target(&self) -> &[u8] {
+        self.parsed.target_range.of_lenient(self.head.readable())
+    }
+
+    /// How long the head says the body is; `None` for a chunked one.
+    pub fn declared_body_length(&self) -> Option<u64> {
+        match self.parsed.framing {
+            Framing::None => Some(0),
+            Framing::Length(length) => Some(length),
+            Framing::Chunked => None,
+        }
+    }
+
+    /// What the location says about reading the body.
+    pub fn body_limits(&self) -> BodyLimits {
+        let core = &self.scope().core;
+        BodyLimits { length_max: *core.client_max_body_size.get(), silence_max: *core.client_body_timeout.get() }
+    }
+
+    /// The protocol version.
+    pub fn version(&self) -> Version {
+        self.parsed.version
+    }
+
+    /// The request line as it was sent, without its line end; for logs.
+    pub fn request_line(&self) -> &[u8] {
+        self.parsed.line.of_lenient(self.head.readable())
+    }
+
+    /// The fields of the head in the order in which they came.
+    pub fn fields(&self) -> impl Iterator<Item = (&HeaderField, &[u8], &[u8])> {
+        let head = self.head.readable();
+        self.parsed.headers.iter().map(move |field| (field, field.name.of_lenient(head), field.value.of_lenient(head)))
+    }
+
+    /// The value of the first field of this kind.
+    pub fn header(&self, known: KnownHeader) -> Option<&[u8]> {
+        self.parsed.value(self.head.readable(), known)
+    }
+
+    /// Takes over the groups of a match in `subject`: for `$1` to `$9`, and for
+    /// the variables of named groups.
+    pub fn take_match(&mut self, matched: Match<'_>, subject: &[u8]) {
+        for &(group, variable) in matched.regex.variables() {
+            if let Some(text) = matched.captures.text(subject, group) {
+                self.store_variable(variable, text);
+            }
+        }
+        self.captures = matched.captures;
+        self.captured_from.clear();
+        self.captured_from.extend_from_slice(subject);
+    }
+
+    /// The text of a group of the last regular expression that matched.
+    pub fn capture(&self, number: usize) -> &[u8] {
+        if number >= CAPTURES_MAX {
+            return b"";
+        }
+        self.captures.text(&self.captured_from, number).unwrap_or(b"")
+    }
+
+    /// Gives a stored variable its value.
+    pub fn store_variable(&self, id: VariableId, value: &[u8]) {
+        let mut stored = self.stored.borrow_mut();
+        if stored.len() <= id.0 as usize {
+            stored.resize(self.http().variables.len(), None);
+        }
+        stored[id.0 as usize] = Some(value.into());
+    }
+
+    /// Appends the value of a variable to `out`; `false` when it has none.
+    pub fn append_variable(&self, id: VariableId, out: &mut Vec<u8>) -> bool {
+        if let Some(Some(value)) = self.stored.borrow().get(id.0 as usize) {
+            out.extend_from_slice(value);
+            return true;
+        }
+        match self.http().variables.source(id) {
+            Source::Evaluated { value, argument } => self.evaluate(|| value(self, argument, out)),
+            Source::Stored | Source::Unknown => false,
+        }
+    }
+
+    /// Bounds how deep variables refer to each other.
+    fn evaluate(&self, value: impl FnOnce() -> bool) -> bool {
+        let depth = self.variable_depth.get();
+        if depth >= VARIABLE_DEPTH_MAX {
+            self.log(Level::Error, format_args!("cycle while evaluating a variable"));
+            return false;
+        }
+        self.variable_depth.set(depth + 1);
+        let found = value();
+        self.variable_depth.set(depth);
+        found
+    }
+
+    /// The way to the client: for modules that read the body or send by themselves.
+    pub fn exchange(&self) -> Rc<dyn Exchange> {
+        Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
+    }
+
+    /// How much of the response has been sent.
+    pub fn sent(&self) -> Sent {
+        self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
+    }
+
+    /// The connection will be closed after this response.
+    pub fn close_after_response(&self) {
+        self.keep_alive.set(false);
+    }
+
+    /// Writes a line to the error log that is in force for this request, if it
+    /// takes the level.
+    pub fn log(&self, level: Level, message: fmt::Arguments<'_>) {
+        let log = &self.scope().error_log;
+        if !log.takes(level) {
+            return;
+        }
+        log.write(level, Some(self.connection().number), &format_args!("{message}{}", Context(self)));
+    }
+}
+
+/// What nginx adds to every message about a request.
+struct Context<'r>(&'r Request);
+
+impl fmt::Display for Context<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Context(request) = self;
+        let server = bstr::BStr::new(&request.server().name);
+        write!(formatter, ", client: {}, server: {server}", request.connection().remote_text())?;
+        if !request.request_line().is_empty() {
+            write!(formatter, ", request: \"{}\"", bstr::BStr::new(request.request_line()))?;
+        }
+        if let Some(host) = request.header(KnownHeader::Host) {
+            write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;
+        }
+        if let Some(referer) = request.header(KnownHeader::Referer) {
+            write!(formatter, ", referrer: \"{}\"", bstr::BStr::new(referer))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! The head of a response, before a codec writes it.
+//!
+//! Fields that filters reason about have a place of their own; the rest is a
+//! list. Texts are small and kept in place: a usual response allocates nothing.
+
+use gale_base::http_date;
+use smallvec::SmallVec;
+
+/// A short text, kept without allocating.
+pub type ShortText = SmallVec<[u8; 48]>;
+
+/// A field of the head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The name as it will be sent.
+    pub name: ShortText,
+    /// The value.
+    pub value: ShortText,
+}
+
+/// The head of the response that is being made.
+#[derive(Clone, Debug, Default)]
+pub struct ResponseHead {
+    /// The status; 0 until there is one.
+    pub status: u16,
+    /// `Content-Type`, empty for none.
+    pub content_type: ShortText,
+    /// `Content-Length` where it is known and shall be sent.
+    pub content_length: Option<u64>,
+    /// `Last-Modified`, in seconds since 1970.
+    pub last_modified: Option<u64>,
+    /// `ETag` with its quotes, empty for none.
+    pub etag: ShortText,
+    /// `Location`, empty for none: a path is made absolute when it is sent, if
+    /// `absolute_redirect` asks for it.
+    pub location: Vec<u8>,
+    /// Whether parts may be asked for, and `Accept-Ranges` says so.
+    pub allows_ranges: bool,
+    /// Every other field, in order.
+    pub fields: Vec<Field>,
+}
+
+impl ResponseHead {
+    /// Forgets everything, keeping the memory.
+    pub fn clear(&mut self) {
+        let ResponseHead { status, content_type, content_length, last_modified, etag, location, allows_ranges, fields } =
+            self;
+        *status = 0;
+        content_type.clear();
+        *content_length = None;
+        *last_modified = None;
+        etag.clear();
+        location.clear();
+        *allows_ranges = false;
+        fields.clear();
+    }
+
+    /// Takes away what describes a file, because the body will be another one.
+    pub fn clear_entity(&mut self) {
+        self.content_type.clear();
+        self.content_length = None;
+        self.last_modified = None;
+        self.etag.clear();
+        self.allows_ranges = false;
+    }
+
+    /// Adds a field; one of the same name stays.
+    pub fn add(&mut self, name: &[u8], value: &[u8]) {
+        self.fields.push(Field { name: name.into(), value: value.into() });
+    }
+
+    /// Sets a field, taking away others of the same name.
+    pub fn set(&mut self, name: &[u8], value: &[u8]) {
+        self.remove(name);
+        self.add(name, value);
+    }
+
+    /// Takes away every field of this name.
+    pub fn remove(&mut self, name: &[u8]) {
+        self.fields.retain(|field| !field.name.eq_ignore_ascii_case(name));
+    }
+
+    /// The first field of the list with this name, case aside.
+    pub fn field(&self, name: &[u8]) -> Option<&[u8]> {
+        let found = self.fields.iter().find(|field| field.name.eq_ignore_ascii_case(name));
+        found.map(|field| &*field.value)
+    }
+
+    /// Sets `ETag` from a file's time and length, as nginx makes it:
+    /// `"hex(seconds)-hex(length)"`.
+    pub fn set_etag(&mut self, modified_seconds: u64, length: u64) {
+        use std::io::Write;
+        self.etag.clear();
+        write!(self.etag, "\"{modified_seconds:x}-{length:x}\"").expect("writing to memory cannot fail");
+    }
+
+    /// `Last-Modified` as text.
+    pub fn last_modified_text(&self) -> Option<[u8; 29]> {
+        self.last_modified.map(http_date::format)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_and_replaced_whatever_their_case() {
+        let mut head = ResponseHead::default();
+        head.add(b"X-One", b"1");
+        head.add(b"x-one", b"2");
+        assert_eq!(head.field(b"X-ONE"), Some(&b"1"[..]));
+        head.set(b"x-One", b"3");
+        assert_eq!(head.fields.len(), 1);
+        assert_eq!(head.field(b"x-one"), Some(&b"3"[..]));
+    }
+
+    #[test]
+    fn the_etag_is_nginx_s() {
+        let mut head = ResponseHead::default();
+        head.set_etag(0x5f00_0000, 615);
+        assert_eq!(&*head.etag, b"\"5f000000-267\"");
+    }
+}

@@ -1,0 +1,216 @@
+//! Which server answers for a host name.
+//!
+//! The order is nginx's: the exact name, the longest wildcard that begins with
+//! an asterisk, the longest that ends with one, the first regular expression
+//! that matches, and at last the default server of the address.
+//! (<https://nginx.org/en/docs/http/server_names.html>)
+
+use std::collections::HashMap;
+
+use super::configuration::ServerId;
+use super::regex::{Match, Regex};
+
+/// A name as written in `server_name`, parsed.
+#[derive(Debug)]
+pub enum ServerName {
+    /// `example.com`, and the empty name for requests without a host.
+    Exact(Box<[u8]>),
+    /// `*.example.com`: what follows the asterisk and its dot; with `bare`
+    /// (written `.example.com`) the name without any label before it, too.
+    Head {
+        /// `example.com`
+        suffix: Box<[u8]>,
+        /// Written with a leading dot: `example.com` itself matches.
+        bare: bool,
+    },
+    /// `www.example.*`: what precedes the dot and the asterisk.
+    Tail(Box<[u8]>),
+    /// `~expression`
+    Regex(Regex),
+}
+
+impl ServerName {
+    /// Parses one argument of `server_name`; the error is nginx's message.
+    pub fn parse(text: &[u8]) -> Result<ServerName, String> {
+        let invalid = || format!("invalid server name or wildcard \"{}\"", bstr::BStr::new(text));
+        if let Some(expression) = text.strip_prefix(b"~") {
+            if expression.is_empty() {
+                return Err(format!("empty regex in server name \"{}\"", bstr::BStr::new(text)));
+            }
+            // nginx compiles names caselessly when they hold a capital letter,
+            // because hosts are compared in lower case.
+            let caseless = expression.iter().any(u8::is_ascii_uppercase);
+            return Regex::compile(expression, caseless).map(ServerName::Regex);
+        }
+        let name = text.to_ascii_lowercase();
+        let is_plain = |part: &[u8]| !part.contains(&b'*') && !part.contains(&0) && !has_empty_label(part);
+        if let Some(suffix) = name.strip_prefix(b"*.") {
+            let usable = !suffix.is_empty() && is_plain(suffix);
+            return usable.then(|| ServerName::Head { suffix: suffix.into(), bare: false }).ok_or_else(invalid);
+        }
+        if let Some(prefix) = name.strip_suffix(b".*") {
+            let usable = !prefix.is_empty() && is_plain(prefix);
+            return usable.then(|| ServerName::Tail(prefix.into())).ok_or_else(invalid);
+        }
+        if let Some(suffix) = name.strip_prefix(b".") {
+            let usable = !suffix.is_empty() && is_plain(suffix);
+            return usable.then(|| ServerName::Head { suffix: suffix.into(), bare: true }).ok_or_else(invalid);
+        }
+        if name.is_empty() || is_plain(&name) {
+            return Ok(ServerName::Exact(name.into()));
+        }
+        Err(invalid())
+    }
+}
+
+fn has_empty_label(name: &[u8]) -> bool {
+    name.windows(2).any(|pair| pair == b"..")
+}
+
+/// The names of all servers of one address.
+#[derive(Debug, Default)]
+pub struct ServerNames {
+    exact: HashMap<Box<[u8]>, ServerId>,
+    heads: HashMap<Box<[u8]>, ServerId>,
+    tails: HashMap<Box<[u8]>, ServerId>,
+    regexes: Vec<(Regex, ServerId)>,
+}
+
+/// A name was given twice for the same address: the later one is ignored, with
+/// a warning.
+#[derive(Debug)]
+pub struct Conflict;
+
+impl ServerNames {
+    /// Adds a name of `server`.
+    pub fn insert(&mut self, name: ServerName, server: ServerId) -> Result<(), Conflict> {
+        let put = |table: &mut HashMap<Box<[u8]>, ServerId>, key: Box<[u8]>| {
+            let holder = *table.entry(key).or_insert(server);
+            if holder == server { Ok(()) } else { Err(Conflict) }
+        };
+        match name {
+            ServerName::Exact(name) => put(&mut self.exact, name),
+            ServerName::Head { suffix, bare: true } => {
+                put(&mut self.exact, suffix.clone())?;
+                put(&mut self.heads, suffix)
+            }
+            ServerName::Head { suffix, bare: false } => put(&mut self.heads, suffix),
+            ServerName::Tail(prefix) => put(&mut self.tails, prefix),
+            ServerName::Regex(regex) => {
+                self.regexes.push((regex, server));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether every request goes to the default server.
+    pub fn is_empty(&self) -> bool {
+        self.exact.is_empty() && self.heads.is_empty() && self.tails.is_empty() && self.regexes.is_empty()
+    }
+
+    /// The server for `host` (in lower case, without port and trailing dot).
+    /// The error is PCRE2's message when an expression could not be run.
+    pub fn find(&self, host: &[u8]) -> Result<Option<(ServerId, Option<Match<'_>>)>, String> {
+        if let Some(&server) = self.exact.get(host) {
+            return Ok(Some((server, None)));
+        }
+        if let Some(server) = self.find_wildcard(host) {
+            return Ok(Some((server, None)));
+        }
+        for (regex, server) in &self.regexes {
+            if let Some(matched) = regex.find(host)? {
+                return Ok(Some((*server, Some(matched))));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_wildcard(&self, host: &[u8]) -> Option<ServerId> {
+        let dots = || memchr::memchr_iter(b'.', host);
+        if !self.heads.is_empty() {
+            // The first dot leaves the longest suffix.
+            for dot in dots().filter(|&dot| dot > 0) {
+                if let Some(&server) = self.heads.get(&host[dot + 1..]) {
+                    return Some(server);
+                }
+            }
+        }
+        if !self.tails.is_empty() {
+            for dot in dots().rev().filter(|&dot| dot + 1 < host.len()) {
+                if let Some(&server) = self.tails.get(&host[..dot]) {
+                    return Some(server);
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(rows: &[(&str, u32)]) -> ServerNames {
+        let mut names = ServerNames::default();
+        for (name, server) in rows {
+            let parsed = ServerName::parse(name.as_bytes()).unwrap();
+            names.insert(parsed, ServerId(*server)).unwrap();
+        }
+        names
+    }
+
+    #[track_caller]
+    fn finds(names: &ServerNames, host: &str, server: Option<u32>) {
+        let found = names.find(host.as_bytes()).unwrap();
+        assert_eq!(found.map(|(server, _)| server.0), server, "{host}");
+    }
+
+    #[test]
+    fn exact_before_head_before_tail_before_expression() {
+        let names = names(&[
+            ("www.example.com", 1),
+            ("*.example.com", 2),
+            ("*.com", 3),
+            ("www.example.*", 4),
+            ("www.*", 5),
+            ("~^(?<user>.+)\\.net$", 6),
+            ("~^x", 7),
+        ]);
+        finds(&names, "www.example.com", Some(1));
+        finds(&names, "a.b.example.com", Some(2));
+        finds(&names, "example.com", Some(3));
+        finds(&names, "www.example.org", Some(4));
+        finds(&names, "www.other.net", Some(5));
+        finds(&names, "me.net", Some(6));
+        finds(&names, "x.net", Some(6));
+        finds(&names, "xyz", Some(7));
+        finds(&names, "", None);
+        finds(&names, ".com", None);
+    }
+
+    #[test]
+    fn a_leading_dot_takes_in_the_bare_name() {
+        let names = names(&[(".example.com", 1), ("", 2)]);
+        finds(&names, "example.com", Some(1));
+        finds(&names, "a.example.com", Some(1));
+        finds(&names, "aexample.com", None);
+        finds(&names, "", Some(2));
+    }
+
+    #[test]
+    fn wrong_names_are_refused_in_nginx_s_words() {
+        for name in ["*", "a*.com", "*.", "*..com", "a.*.com", ".a..b", "www.*.*", "a..b"] {
+            let error = ServerName::parse(name.as_bytes()).unwrap_err();
+            assert_eq!(error, format!("invalid server name or wildcard \"{name}\""));
+        }
+        assert_eq!(ServerName::parse(b"~").unwrap_err(), "empty regex in server name \"~\"");
+        assert!(ServerName::parse(b"~(").is_err());
+    }
+
+    #[test]
+    fn the_same_name_in_two_servers_is_a_conflict() {
+        let mut names = names(&[("a", 1), ("a", 1)]);
+        assert!(names.insert(ServerName::parse(b"A").unwrap(), ServerId(2)).is_err());
+        finds(&names, "a", Some(1));
+    }
+}

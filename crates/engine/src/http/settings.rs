@@ -1,0 +1,183 @@
+//! The settings of nginx's http core module, which the engine itself lives by.
+//!
+//! The directive table that fills them stands with the other modules, in
+//! `gale-modules` `http/core.rs`; this file only says what they are.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_config::Setting;
+use smallvec::SmallVec;
+
+use super::template::Template;
+use crate::log::Target;
+use crate::process::Level;
+
+/// One scope's settings; every field is the directive of the same name unless
+/// it says otherwise. Times are durations, sizes are bytes.
+#[derive(Default)]
+#[allow(missing_docs, reason = "the fields are nginx's directives")]
+pub struct CoreSettings {
+    // Of a server: what is needed before a location is known.
+    pub client_header_buffer_size: Setting<usize>,
+    pub large_client_header_buffers: Setting<HeaderBuffers>,
+    pub client_header_timeout: Setting<Duration>,
+    pub ignore_invalid_headers: Setting<bool>,
+    pub underscores_in_headers: Setting<bool>,
+    pub merge_slashes: Setting<bool>,
+    pub max_headers: Setting<usize>,
+
+    // Reading the request's body.
+    pub client_max_body_size: Setting<u64>,
+    pub client_body_buffer_size: Setting<usize>,
+    pub client_body_timeout: Setting<Duration>,
+    pub client_body_temp_path: Setting<TempPath>,
+
+    // The connection.
+    pub send_timeout: Setting<Duration>,
+    pub keepalive_timeout: Setting<KeepaliveTimeout>,
+    pub keepalive_requests: Setting<u64>,
+    pub keepalive_time: Setting<Duration>,
+    pub keepalive_min_timeout: Setting<Duration>,
+    pub lingering_close: Setting<LingeringClose>,
+    pub lingering_time: Setting<Duration>,
+    pub lingering_timeout: Setting<Duration>,
+    pub reset_timedout_connection: Setting<bool>,
+    pub tcp_nodelay: Setting<bool>,
+    pub tcp_nopush: Setting<bool>,
+
+    // Files.
+    pub root: Setting<Root>,
+    pub sendfile: Setting<bool>,
+    pub sendfile_max_chunk: Setting<u64>,
+
+    // The answer.
+    pub internal: Setting<bool>,
+    pub default_type: Setting<Box<[u8]>>,
+    pub types: Setting<Arc<Types>>,
+    pub error_page: Setting<Vec<ErrorPage>>,
+    pub recursive_error_pages: Setting<bool>,
+    pub server_tokens: Setting<ServerTokens>,
+    pub etag: Setting<bool>,
+    pub if_modified_since: Setting<IfModifiedSince>,
+    pub max_ranges: Setting<u64>,
+    pub chunked_transfer_encoding: Setting<bool>,
+    pub absolute_redirect: Setting<bool>,
+    pub server_name_in_redirect: Setting<bool>,
+    pub port_in_redirect: Setting<bool>,
+
+    // Logs.
+    pub log_not_found: Setting<bool>,
+    pub error_log: Setting<Vec<(Level, Target)>>,
+}
+
+/// `large_client_header_buffers`: how many, and how large each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderBuffers {
+    /// How many buffers: with the size, the bound on the whole head.
+    pub count: usize,
+    /// The size of one: the bound on the request line and on every field.
+    pub size: usize,
+}
+
+/// `keepalive_timeout TIMEOUT [HEADER_TIMEOUT]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepaliveTimeout {
+    /// How long an idle connection is kept; zero turns keep-alive off.
+    pub idle: Duration,
+    /// What the `Keep-Alive` field tells the client, if anything.
+    pub advertised: Option<Duration>,
+}
+
+/// `lingering_close off|on|always`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LingeringClose {
+    /// Close at once.
+    Off,
+    /// Read on for a while when the client is probably still sending.
+    On,
+    /// Always read on.
+    Always,
+}
+
+/// `if_modified_since off|exact|before`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfModifiedSince {
+    /// The field is ignored.
+    Off,
+    /// Only the very same time counts as unchanged.
+    Exact,
+    /// Any time not before the file's counts as unchanged.
+    Before,
+}
+
+/// `server_tokens`: what the `Server` field says.
+#[derive(Clone, Debug)]
+pub enum ServerTokens {
+    /// Name and version.
+    On,
+    /// The name alone.
+    Off,
+    /// Name, version and the name of the build.
+    Build,
+    /// Any text; an empty one leaves the field out.
+    Text(Template),
+}
+
+/// `root` or `alias`, of which a location has one.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// The directory, already relative to the prefix if it was not absolute.
+    pub path: Template,
+    /// Given by `alias`: it replaces the part of the URI that the location's
+    /// prefix covers.
+    pub is_alias: bool,
+}
+
+/// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TempPath {
+    /// The directory.
+    pub path: std::path::PathBuf,
+    /// How many characters of the file's number name each level of directories.
+    pub levels: SmallVec<[u8; 3]>,
+}
+
+/// `types { }`: from a file name's extension, in lower case, to a media type.
+#[derive(Debug, Default)]
+pub struct Types(pub HashMap<Box<[u8]>, Box<[u8]>>);
+
+impl Types {
+    /// The media type for an extension, whatever its case.
+    pub fn find(&self, extension: &[u8]) -> Option<&[u8]> {
+        if extension.iter().any(u8::is_ascii_uppercase) {
+            return self.0.get(&*extension.to_ascii_lowercase()).map(|found| &**found);
+        }
+        self.0.get(extension).map(|found| &**found)
+    }
+}
+
+/// One code of one `error_page` directive.
+#[derive(Clone, Debug)]
+pub struct ErrorPage {
+    /// The status that it is for.
+    pub status: u16,
+    /// What the answer's status becomes.
+    pub answer: ErrorPageStatus,
+    /// Where the request goes: a URI with or without arguments, a named
+    /// location, or a full URL.
+    pub target: Template,
+}
+
+/// `error_page CODE ... [=[RESPONSE]] URI`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorPageStatus {
+    /// The status stays.
+    Keep,
+    /// `=RESPONSE`
+    Replace(u16),
+    /// `=`: whatever the new location answers.
+    OfTarget,
+}

@@ -1,0 +1,159 @@
+//! A text with variables, compiled when the configuration is read.
+//!
+//! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
+
+use super::request::Request;
+use super::variables::{VariableId, is_name_byte};
+
+/// A compiled text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    segments: Box<[Segment]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(Box<[u8]>),
+    Variable(VariableId),
+    /// `$1` to `$9`: a group of the last regular expression.
+    Capture(usize),
+}
+
+impl Template {
+    /// Compiles `text`; `variable` gives the index for a name. The error is
+    /// nginx's message.
+    pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template, String> {
+        let mut segments = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let Some(dollar) = memchr::memchr(b'$', rest) else {
+                segments.push(Segment::Literal(rest.into()));
+                break;
+            };
+            if dollar > 0 {
+                segments.push(Segment::Literal(rest[..dollar].into()));
+            }
+            let (name, after) = name_after_dollar(&rest[dollar + 1..])?;
+            segments.push(match name {
+                [digit @ b'1'..=b'9'] => Segment::Capture(usize::from(digit - b'0')),
+                name => Segment::Variable(variable(name)),
+            });
+            rest = after;
+        }
+        Ok(Template { segments: segments.into() })
+    }
+
+    /// A text without variables.
+    pub fn constant(text: &[u8]) -> Template {
+        let segments = if text.is_empty() { Vec::new() } else { vec![Segment::Literal(text.into())] };
+        Template { segments: segments.into() }
+    }
+
+    /// The text, when there is nothing to evaluate in it.
+    pub fn as_constant(&self) -> Option<&[u8]> {
+        match &*self.segments {
+            [] => Some(b""),
+            [Segment::Literal(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether the text is empty and always will be.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Appends the text for this request to `out`; a variable without a value
+    /// adds nothing.
+    pub fn append(&self, request: &Request, out: &mut Vec<u8>) {
+        self.append_values(request, out, |request, id, out| {
+            request.append_variable(id, out);
+        });
+    }
+
+    /// Like [`Template::append`], with `value` deciding how the value of a
+    /// variable is written: for logs, which escape it.
+    pub fn append_values(
+        &self,
+        request: &Request,
+        out: &mut Vec<u8>,
+        mut value: impl FnMut(&Request, VariableId, &mut Vec<u8>),
+    ) {
+        for segment in &self.segments {
+            match segment {
+                Segment::Literal(text) => out.extend_from_slice(text),
+                Segment::Variable(id) => value(request, *id, out),
+                Segment::Capture(number) => out.extend_from_slice(request.capture(*number)),
+            }
+        }
+    }
+
+    /// The text for this request.
+    pub fn evaluate(&self, request: &Request) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        self.append(request, &mut out);
+        out
+    }
+}
+
+/// The name after a dollar sign and what follows it.
+fn name_after_dollar(text: &[u8]) -> Result<(&[u8], &[u8]), String> {
+    const INVALID: &str = "invalid variable name";
+    match text.first() {
+        Some(b'{') => {
+            let inner = &text[1..];
+            let length = inner.iter().take_while(|&&byte| is_name_byte(byte)).count();
+            match inner.get(length) {
+                Some(b'}') if length > 0 => Ok((&inner[..length], &inner[length + 1..])),
+                Some(b'}') => Err(INVALID.to_owned()),
+                _ => Err(format!(
+                    "the closing bracket in \"{}\" variable is missing",
+                    bstr::BStr::new(&inner[..length])
+                )),
+            }
+        }
+        Some(b'1'..=b'9') => Ok(text.split_at(1)),
+        _ => {
+            let length = text.iter().take_while(|&&byte| is_name_byte(byte)).count();
+            if length == 0 { Err(INVALID.to_owned()) } else { Ok(text.split_at(length)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Result<Vec<String>, String> {
+        let mut names = Vec::new();
+        Template::compile(text.as_bytes(), |name| {
+            names.push(String::from_utf8(name.to_vec()).unwrap());
+            VariableId(0)
+        })?;
+        Ok(names)
+    }
+
+    #[test]
+    fn names_end_where_nginx_ends_them() {
+        assert_eq!(names("$a$b_c-$d.e").unwrap(), ["a", "b_c", "d"]);
+        assert_eq!(names("${a}b$1$22").unwrap(), ["a"]);
+        assert_eq!(names("plain").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn wrong_references_are_refused_in_nginx_s_words() {
+        assert_eq!(names("a$").unwrap_err(), "invalid variable name");
+        assert_eq!(names("$-").unwrap_err(), "invalid variable name");
+        assert_eq!(names("${}").unwrap_err(), "invalid variable name");
+        assert_eq!(names("${a").unwrap_err(), "the closing bracket in \"a\" variable is missing");
+        assert_eq!(names("${a-b}").unwrap_err(), "the closing bracket in \"a\" variable is missing");
+    }
+
+    #[test]
+    fn a_text_without_variables_is_known_to_be_constant() {
+        assert_eq!(Template::constant(b"x").as_constant(), Some(&b"x"[..]));
+        assert_eq!(Template::constant(b"").as_constant(), Some(&b""[..]));
+        let template = Template::compile(b"x$y", |_| VariableId(0)).unwrap();
+        assert_eq!(template.as_constant(), None);
+    }
+}

@@ -1,0 +1,327 @@
+//! One worker's share of http: its connections, its handle on the configuration,
+//! and what its requests use again and again.
+//!
+//! Everything here belongs to one event loop. What a request touches is never
+//! shared with another worker.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use gale_base::http_date;
+use gale_base::os_error::OsErrorText;
+use gale_runtime::{AcceptOptions, Listener, Moment, SocketAddress, Stream, TaskId};
+use slab::Slab;
+
+use super::configuration::HttpConfiguration;
+use super::connection::ConnectionInfo;
+use super::http1::Http1;
+use super::request::Request;
+use crate::log::{AccessBuffers, ErrorLog};
+use crate::process::{Level, ListenAddress};
+
+/// Requests kept for their memory when they are done.
+const SPARE_REQUESTS_MAX: usize = 64;
+
+/// How long accepting pauses when the process is out of descriptors, as in nginx.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Most connections that are accepted from a socket before it is closed: the
+/// kernel's own bound on a queue, usually.
+const QUEUED_MAX: usize = 65536;
+
+/// How many idle connections are closed at once to make room, as in nginx.
+const REUSED_AT_ONCE: usize = 32;
+
+/// The configuration as the requests of one worker hold it: counted without
+/// atomics, and let go in a thread pool, because freeing a large one takes time.
+pub struct Configured {
+    http: Option<Arc<HttpConfiguration>>,
+}
+
+impl Configured {
+    /// A handle on `http`.
+    pub fn new(http: Arc<HttpConfiguration>) -> Rc<Configured> {
+        Rc::new(Configured { http: Some(http) })
+    }
+
+    /// The http block.
+    pub fn http(&self) -> &HttpConfiguration {
+        self.http.as_deref().expect("there until the handle is dropped")
+    }
+}
+
+impl Drop for Configured {
+    fn drop(&mut self) {
+        let http = self.http.take();
+        // Dropping the handle on the task lets it run by itself.
+        drop(gale_runtime::default_pool().run(move || drop(http)));
+    }
+}
+
+/// One worker's share of http.
+pub struct HttpWorker {
+    configuration: RefCell<Rc<Configured>>,
+    /// The access logs' lines on their way.
+    pub access: Rc<AccessBuffers>,
+    connections: RefCell<Slab<Entry>>,
+    connections_max: Cell<usize>,
+    is_draining: Cell<bool>,
+    spare_requests: RefCell<Vec<Box<Request>>>,
+    waiting_for_room: RefCell<Vec<Waker>>,
+    waiting_for_end: RefCell<Vec<Waker>>,
+    date: Cell<(u64, [u8; 29])>,
+    /// A response head is put together here before it is queued.
+    pub(crate) scratch: RefCell<Vec<u8>>,
+    last_complaint: Cell<Option<Moment>>,
+}
+
+struct Entry {
+    task: Option<TaskId>,
+    connection: Weak<Http1>,
+}
+
+/// Numbers the connections of all workers.
+static CONNECTION_NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+impl HttpWorker {
+    /// A worker that begins with `configuration` and holds at most
+    /// `connections_max` connections.
+    pub fn new(configuration: Rc<Configured>, connections_max: usize) -> Rc<HttpWorker> {
+        Rc::new(HttpWorker {
+            configuration: RefCell::new(configuration),
+            access: Rc::default(),
+            connections: RefCell::default(),
+            connections_max: Cell::new(connections_max),
+            is_draining: Cell::new(false),
+            spare_requests: RefCell::default(),
+            waiting_for_room: RefCell::default(),
+            waiting_for_end: RefCell::default(),
+            date: Cell::new((u64::MAX, [0; 29])),
+            scratch: RefCell::default(),
+            last_complaint: Cell::new(None),
+        })
+    }
+
+    /// The configuration for the next exchange.
+    pub fn configuration(&self) -> Rc<Configured> {
+        Rc::clone(&self.configuration.borrow())
+    }
+
+    /// From now on new exchanges use `configuration`.
+    pub fn commit(&self, configuration: Rc<Configured>, connections_max: usize) {
+        let old = self.configuration.replace(configuration);
+        drop(old);
+        self.access.forget_unused();
+        self.connections_max.set(connections_max);
+        self.wake_waiting_for_room();
+    }
+
+    /// How many connections are open.
+    pub fn connection_count(&self) -> usize {
+        self.connections.borrow().len()
+    }
+
+    /// Whether the worker is on its way out: connections close after the current answer.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.get()
+    }
+
+    /// Closes idle connections, and every other one after its current answer.
+    pub fn drain(&self) {
+        self.is_draining.set(true);
+        self.close_idle(usize::MAX);
+        self.access.flush();
+    }
+
+    /// Ready when no connection is open any more.
+    pub async fn all_closed(&self) {
+        poll_fn(|context: &mut Context<'_>| {
+            if self.connection_count() == 0 {
+                return Poll::Ready(());
+            }
+            self.waiting_for_end.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Closes every connection whose exchange began with another configuration than
+    /// the current one, or all when the worker is draining.
+    pub fn expire(&self) {
+        let current = self.configuration().http().generation;
+        let is_draining = self.is_draining();
+        self.close_some(usize::MAX, |connection| {
+            is_draining || connection.exchange_generation().is_some_and(|generation| generation != current)
+        });
+    }
+
+    fn close_idle(&self, count_max: usize) -> usize {
+        self.close_some(count_max, Http1::is_idle)
+    }
+
+    fn close_some(&self, count_max: usize, chosen: impl Fn(&Http1) -> bool) -> usize {
+        let is_chosen = |entry: &Entry| entry.connection.upgrade().is_some_and(|connection| chosen(&connection));
+        let tasks: Vec<TaskId> = {
+            let connections = self.connections.borrow();
+            let entries = connections.iter().filter(|(_, entry)| is_chosen(entry));
+            entries.filter_map(|(_, entry)| entry.task).take(count_max).collect()
+        };
+        // Each abort drops a connection, which takes itself off the list.
+        for &task in &tasks {
+            gale_runtime::abort(task);
+        }
+        tasks.len()
+    }
+
+    /// Accepts connections from one listening socket until the task is aborted.
+    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress, log: Arc<ErrorLog>) {
+        loop {
+            poll_fn(|context| self.poll_room(context, &listener, &log)).await;
+            match listener.accept().await {
+                Ok((stream, remote)) => self.start_connection(stream, remote, &address, None),
+                Err(error) => {
+                    let message = format!("accept4() failed {}", OsErrorText(&error));
+                    log.write(Level::Crit, None, &message);
+                    listener.pause();
+                    gale_runtime::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Accepts what the kernel has queued on a socket that is to be closed. These
+    /// connections are answered as `configuration` says, which still knew the address.
+    pub async fn accept_what_is_queued(
+        self: &Rc<Self>,
+        socket: Arc<OwnedFd>,
+        address: &ListenAddress,
+        configuration: &Rc<Configured>,
+    ) {
+        let Ok(listener) = Listener::from_fd(socket, AcceptOptions::default()) else { return };
+        poll_fn(|context| {
+            for _ in 0..QUEUED_MAX {
+                match listener.poll_accept(context) {
+                    Poll::Ready(Ok((stream, remote))) => {
+                        self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
+                    }
+                    Poll::Ready(Err(_)) | Poll::Pending => break,
+                }
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Ready when another connection may be accepted.
+    fn poll_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
+        let has_room = || self.connection_count() < self.connections_max.get() && !gale_runtime::leases_exhausted();
+        if has_room() {
+            return Poll::Ready(());
+        }
+        self.complain(log);
+        if self.close_idle(REUSED_AT_ONCE) > 0 && has_room() {
+            return Poll::Ready(());
+        }
+        listener.pause();
+        self.waiting_for_room.borrow_mut().push(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// At most once a second, as nginx does.
+    fn complain(&self, log: &ErrorLog) {
+        let now = gale_runtime::now();
+        let is_recent = |last: Moment| now.since(last) < Duration::from_secs(1);
+        if !self.last_complaint.get().is_some_and(is_recent) {
+            self.last_complaint.set(Some(now));
+            let message = format!("{} worker_connections are not enough", self.connections_max.get());
+            log.write(Level::Warn, None, &message);
+        }
+    }
+
+    fn wake_waiting_for_room(&self) {
+        self.waiting_for_room.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn start_connection(
+        self: &Rc<Self>,
+        stream: Stream,
+        remote: SocketAddress,
+        address: &ListenAddress,
+        first: Option<Rc<Configured>>,
+    ) {
+        let number = CONNECTION_NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let info = ConnectionInfo::new(number, remote, address.clone(), gale_runtime::now());
+        let connection = Rc::new(Http1::new(info, stream, Rc::clone(self), first));
+        let entry = Entry { task: None, connection: Rc::downgrade(&connection) };
+        let place = self.connections.borrow_mut().insert(entry);
+        let listed = Listed { worker: Rc::clone(self), place };
+        let task = gale_runtime::spawn(async move {
+            let _listed = listed;
+            connection.serve().await;
+        });
+        // The task has not run yet: it is there to be found.
+        self.connections.borrow_mut()[place].task = Some(task);
+    }
+
+    /// A request to fill: a spare one, or a new one.
+    pub(crate) fn take_request(self: &Rc<Self>) -> Box<Request> {
+        let spare = self.spare_requests.borrow_mut().pop();
+        spare.unwrap_or_else(|| Box::new(Request::new(Rc::clone(self))))
+    }
+
+    /// Takes a request back.
+    pub(crate) fn give_back(&self, mut request: Box<Request>) {
+        request.reset();
+        let mut spare = self.spare_requests.borrow_mut();
+        if spare.len() < SPARE_REQUESTS_MAX {
+            spare.push(request);
+        }
+    }
+
+    /// The `Date` field's value, made once a second.
+    pub fn date(&self) -> [u8; 29] {
+        let now = gale_runtime::wall_seconds();
+        let (made, date) = self.date.get();
+        if made == now {
+            return date;
+        }
+        let date = http_date::format(now);
+        self.date.set((now, date));
+        date
+    }
+}
+
+/// A connection's place in its worker's list, given back when it ends, however
+/// it ends.
+struct Listed {
+    worker: Rc<HttpWorker>,
+    place: usize,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let is_empty = {
+            let mut connections = self.worker.connections.borrow_mut();
+            connections.remove(self.place);
+            connections.is_empty()
+        };
+        self.worker.wake_waiting_for_room();
+        if is_empty {
+            self.worker.waiting_for_end.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// How a listening socket is accepted from.
+pub fn accept_options(is_shared: bool, multi_accept: bool) -> AcceptOptions {
+    AcceptOptions {
+        exclusive: is_shared,
+        batch: if multi_accept { gale_runtime::MULTI_ACCEPT_BATCH } else { AcceptOptions::default().batch },
+    }
+}

@@ -1,0 +1,129 @@
+//! Local time as logs print it.
+//!
+//! The C library knows the time zone; its answer is kept for the second, so a
+//! busy log asks once.
+
+use std::cell::Cell;
+use std::fmt;
+
+/// A second, in parts, in the local time zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalTime {
+    year: i32,
+    month: u8,
+    day: u8,
+    hour: u8,
+    minute: u8,
+    second: u8,
+    /// Minutes east of Greenwich.
+    offset_minutes: i32,
+}
+
+const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+thread_local! {
+    static LAST: Cell<Option<(u64, LocalTime)>> = const { Cell::new(None) };
+}
+
+/// The local time of a second since 1970.
+pub fn local_time(seconds: u64) -> LocalTime {
+    if let Some((last, time)) = LAST.get()
+        && last == seconds
+    {
+        return time;
+    }
+    let time = ask_library(seconds);
+    LAST.set(Some((seconds, time)));
+    time
+}
+
+fn ask_library(seconds: u64) -> LocalTime {
+    let seconds = libc::time_t::try_from(seconds).unwrap_or(libc::time_t::MAX);
+    // SAFETY: all bytes zero is a valid `tm` (integers and a pointer that is not
+    // followed), and both pointers are to live values of the right type.
+    let parts = unsafe {
+        let mut parts: libc::tm = std::mem::zeroed();
+        libc::localtime_r(&raw const seconds, &raw mut parts);
+        parts
+    };
+    let small = |value: i32| u8::try_from(value).unwrap_or(0);
+    LocalTime {
+        year: parts.tm_year + 1900,
+        month: small(parts.tm_mon),
+        day: small(parts.tm_mday),
+        hour: small(parts.tm_hour),
+        minute: small(parts.tm_min),
+        second: small(parts.tm_sec),
+        offset_minutes: i32::try_from(parts.tm_gmtoff / 60).unwrap_or(0),
+    }
+}
+
+impl LocalTime {
+    /// `2026/11/20 19:00:00`
+    pub fn error_log(self) -> impl fmt::Display {
+        Form(self, Style::ErrorLog)
+    }
+
+    /// `20/Nov/2026:19:00:00 +0000`: `$time_local`.
+    pub fn common_log(self) -> impl fmt::Display {
+        Form(self, Style::CommonLog)
+    }
+
+    /// `2026-11-20T19:00:00+00:00`: `$time_iso8601`.
+    pub fn iso8601(self) -> impl fmt::Display {
+        Form(self, Style::Iso8601)
+    }
+}
+
+struct Form(LocalTime, Style);
+
+enum Style {
+    ErrorLog,
+    CommonLog,
+    Iso8601,
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LocalTime { year, month, day, hour, minute, second, offset_minutes } = self.0;
+        let sign = if offset_minutes < 0 { '-' } else { '+' };
+        let (offset_hours, offset_rest) = (offset_minutes.abs() / 60, offset_minutes.abs() % 60);
+        let number = month + 1;
+        match self.1 {
+            Style::ErrorLog => {
+                write!(formatter, "{year:04}/{number:02}/{day:02} {hour:02}:{minute:02}:{second:02}")
+            }
+            Style::CommonLog => {
+                let name = MONTHS[usize::from(month) % MONTHS.len()];
+                write!(
+                    formatter,
+                    "{day:02}/{name}/{year:04}:{hour:02}:{minute:02}:{second:02} {sign}{offset_hours:02}{offset_rest:02}"
+                )
+            }
+            Style::Iso8601 => write!(
+                formatter,
+                "{year:04}-{number:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{sign}{offset_hours:02}:{offset_rest:02}"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_three_forms() {
+        let time = LocalTime { year: 2026, month: 10, day: 2, hour: 3, minute: 4, second: 5, offset_minutes: -210 };
+        assert_eq!(time.error_log().to_string(), "2026/11/02 03:04:05");
+        assert_eq!(time.common_log().to_string(), "02/Nov/2026:03:04:05 -0330");
+        assert_eq!(time.iso8601().to_string(), "2026-11-02T03:04:05-03:30");
+    }
+
+    #[test]
+    fn a_second_is_worked_out_once_and_right_the_next_time() {
+        let first = local_time(1_000_000_000);
+        assert_eq!(local_time(1_000_000_000), first);
+        assert_ne!(local_time(1_000_000_001), first);
+    }
+}

@@ -1,0 +1,179 @@
+//! Logs: lines in nginx's form, written by a thread of their own.
+//!
+//! An event loop never writes to a file. It appends whole lines to the file's
+//! bounded queue; one thread per process takes what has gathered and writes it
+//! with one call. What does not fit is counted and told, never waited for.
+//! Only `emerg` is written where it happens, because the process may be ending.
+
+mod access;
+mod line_time;
+mod writer;
+
+use std::fmt::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+pub use access::{AccessBuffers, Hold};
+pub use line_time::{LocalTime, local_time};
+pub use writer::{LogWriter, Writers, finish};
+
+use crate::process::Level;
+
+/// Longest line of an error log, in bytes: as in nginx, the rest is cut off.
+const ERROR_LINE_MAX: usize = 2048;
+
+/// The error logs in force somewhere, as `error_log` directives say.
+#[derive(Debug)]
+pub struct ErrorLog {
+    targets: Vec<(Level, Target)>,
+    /// The least severe level that any target takes.
+    level_max: Option<Level>,
+    /// Whoever writes may wait for the file: no event loop is held up.
+    is_direct: bool,
+}
+
+/// Where messages go.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// Standard error.
+    Stderr,
+    /// A file.
+    File(DeferredLog),
+}
+
+/// A log file that is opened when the configuration is otherwise complete.
+#[derive(Clone, Debug)]
+pub struct DeferredLog(Arc<Deferred>);
+
+#[derive(Debug)]
+struct Deferred {
+    path: PathBuf,
+    writer: OnceLock<Arc<LogWriter>>,
+}
+
+impl DeferredLog {
+    /// The log at this path, not open yet.
+    pub fn new(path: PathBuf) -> DeferredLog {
+        DeferredLog(Arc::new(Deferred { path, writer: OnceLock::new() }))
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The file is open now.
+    pub fn set(&self, writer: Arc<LogWriter>) {
+        // The first answer stands: every clone of this asks for the same file.
+        let _ = self.0.writer.set(writer);
+    }
+
+    /// The writer.
+    ///
+    /// # Panics
+    /// While the configuration is still being built.
+    pub fn writer(&self) -> &Arc<LogWriter> {
+        self.0.writer.get().expect("logs are open once the configuration is built")
+    }
+}
+
+impl ErrorLog {
+    /// A log with these targets, each with the least severe level that it takes.
+    pub fn new(targets: Vec<(Level, Target)>) -> ErrorLog {
+        let level_max = targets.iter().map(|(level, _)| *level).max();
+        ErrorLog { targets, level_max, is_direct: false }
+    }
+
+    /// A log for the threads that supervise: every line is in the file when the
+    /// call returns.
+    pub fn direct(targets: Vec<(Level, Target)>) -> ErrorLog {
+        ErrorLog { is_direct: true, ..ErrorLog::new(targets) }
+    }
+
+    /// Whether a message of this level would be written anywhere.
+    pub fn takes(&self, level: Level) -> bool {
+        self.level_max.is_some_and(|level_max| level <= level_max)
+    }
+
+    /// Writes one message; `connection` is the number that nginx puts behind an
+    /// asterisk.
+    pub fn write(&self, level: Level, connection: Option<u64>, message: &dyn fmt::Display) {
+        if !self.takes(level) {
+            return;
+        }
+        let line = error_line(level, connection, message);
+        for (level_max, target) in &self.targets {
+            if level > *level_max {
+                continue;
+            }
+            match target {
+                Target::File(log) if self.is_direct || level == Level::Emerg => log.writer().write_now(line.as_bytes()),
+                Target::File(log) => log.writer().append(line.as_bytes()),
+                Target::Stderr => writer::write_stderr(line.as_bytes()),
+            }
+        }
+    }
+}
+
+impl crate::process::ErrorLog for ErrorLog {
+    fn write(&self, level: Level, message: &str) {
+        ErrorLog::write(self, level, None, &message);
+    }
+}
+
+/// `2026/11/20 19:00:00 [error] 12#13: *5 message`
+fn error_line(level: Level, connection: Option<u64>, message: &dyn fmt::Display) -> String {
+    let mut line = String::with_capacity(256);
+    let time = local_time(now_seconds());
+    let thread = rustix::thread::gettid().as_raw_nonzero();
+    let _ = write!(line, "{} [{}] {}#{thread}: ", time.error_log(), level.name(), std::process::id());
+    if let Some(connection) = connection {
+        let _ = write!(line, "*{connection} ");
+    }
+    let _ = write!(line, "{message}");
+    if line.len() >= ERROR_LINE_MAX {
+        let mut end = ERROR_LINE_MAX - 1;
+        while !line.is_char_boundary(end) {
+            end -= 1;
+        }
+        line.truncate(end);
+    }
+    // A line break in what a client sent must not look like another line.
+    if line.contains(['\n', '\r']) {
+        line = line.replace(['\n', '\r'], " ");
+    }
+    line.push('\n');
+    line
+}
+
+fn now_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_nginx_s_form() {
+        let line = error_line(Level::Error, Some(7), &"open() failed\nx");
+        let (time, rest) = line.split_at(20);
+        assert_eq!(time.matches('/').count(), 2);
+        assert!(rest.starts_with("[error] "), "{line}");
+        assert!(rest.contains(&format!(" {}#", std::process::id())), "{line}");
+        assert!(rest.ends_with(": *7 open() failed x\n"), "{line}");
+    }
+
+    #[test]
+    fn a_long_line_is_cut_and_still_ends() {
+        let line = error_line(Level::Error, None, &"é".repeat(4000));
+        assert!(line.len() <= ERROR_LINE_MAX && line.ends_with('\n'));
+    }
+
+    #[test]
+    fn levels_are_compared_with_every_target() {
+        let log = ErrorLog::new(vec![(Level::Error, Target::Stderr)]);
+        assert!(log.takes(Level::Emerg) && log.takes(Level::Error) && !log.takes(Level::Warn));
+        assert!(!ErrorLog::new(Vec::new()).takes(Level::Emerg));
+    }
+}

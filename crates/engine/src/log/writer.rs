@@ -1,0 +1,228 @@
+//! The queue of each log file and the one thread that writes them.
+//!
+//! A line is appended whole under a short lock; a batch of whole lines is
+//! written with one call to a descriptor opened with `O_APPEND`, so lines of
+//! several processes do not mix. The queue is bounded: what does not fit is
+//! counted and reported, because a full disk must not stop the server.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use gale_base::os_error::OsErrorText;
+use parking_lot::{Condvar, Mutex};
+
+use crate::process::LogHandle;
+
+/// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
+const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// A failing log is reported at most this often.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the end of the process waits for the last lines.
+const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
+
+/// One log file with its queue.
+#[derive(Debug)]
+pub struct LogWriter {
+    file: LogHandle,
+    queue: Mutex<Queue>,
+    lost_lines: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    bytes: Vec<u8>,
+    /// Someone has told the thread, or the thread is writing.
+    is_scheduled: bool,
+    reported: Option<Instant>,
+}
+
+impl LogWriter {
+    /// Appends whole lines; they are written soon. Never waits for the file.
+    pub fn append(self: &Arc<Self>, lines: &[u8]) {
+        let must_schedule = {
+            let mut queue = self.queue.lock();
+            if queue.bytes.len() + lines.len() > QUEUE_BYTES_MAX {
+                self.count_lost(lines);
+                return;
+            }
+            queue.bytes.extend_from_slice(lines);
+            !std::mem::replace(&mut queue.is_scheduled, true)
+        };
+        if must_schedule {
+            thread().schedule(Arc::clone(self));
+        }
+    }
+
+    /// Writes at once, on this thread: for messages after which the process ends.
+    pub fn write_now(&self, lines: &[u8]) {
+        let waiting = std::mem::take(&mut self.queue.lock().bytes);
+        let _ = write_all(&self.file, &waiting);
+        let _ = write_all(&self.file, lines);
+    }
+
+    /// How many lines could not be written since the process started.
+    pub fn lost_lines(&self) -> u64 {
+        self.lost_lines.load(Ordering::Relaxed)
+    }
+
+    fn count_lost(&self, lines: &[u8]) {
+        let count = memchr::memchr_iter(b'\n', lines).count();
+        self.lost_lines.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// Writes what has gathered; called by the thread alone.
+    fn write_batch(&self, spare: &mut Vec<u8>) {
+        loop {
+            spare.clear();
+            {
+                let mut queue = self.queue.lock();
+                if queue.bytes.is_empty() {
+                    queue.is_scheduled = false;
+                    return;
+                }
+                std::mem::swap(&mut queue.bytes, spare);
+            }
+            if let Err((error, unwritten)) = write_all(&self.file, spare) {
+                self.count_lost(&spare[spare.len() - unwritten..]);
+                self.report(&error);
+            }
+        }
+    }
+
+    fn report(&self, error: &io::Error) {
+        let mut queue = self.queue.lock();
+        if queue.reported.is_some_and(|last| last.elapsed() < REPORT_INTERVAL) {
+            return;
+        }
+        queue.reported = Some(Instant::now());
+        drop(queue);
+        let message = format!(
+            "write() to \"{}\" failed {}, {} lines lost so far",
+            self.file.path().display(),
+            OsErrorText(error),
+            self.lost_lines()
+        );
+        let line = super::error_line(crate::process::Level::Alert, None, &message);
+        write_stderr(line.as_bytes());
+    }
+}
+
+/// Standard error is written where the message arises: it is where people look
+/// while they try things, and it is not used by a server at work.
+pub(super) fn write_stderr(line: &[u8]) {
+    use std::io::Write;
+    // Nobody is left to tell when standard error fails.
+    let _ = io::stderr().write_all(line);
+}
+
+/// The error comes with how many bytes were left.
+fn write_all(file: &LogHandle, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match rustix::io::write(file, rest) {
+            Ok(0) => return Err((io::ErrorKind::WriteZero.into(), rest.len())),
+            Ok(written) => rest = &rest[written..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err((error.into(), rest.len())),
+        }
+    }
+    Ok(())
+}
+
+/// The writers of this process, by path: whoever logs to the same file shares
+/// one queue, so that lines keep their order across a reload.
+#[derive(Debug, Default)]
+pub struct Writers(Mutex<HashMap<PathBuf, Weak<LogWriter>>>);
+
+impl Writers {
+    /// The writers of this process.
+    pub fn of_process() -> &'static Writers {
+        static WRITERS: OnceLock<Writers> = OnceLock::new();
+        WRITERS.get_or_init(Writers::default)
+    }
+
+    /// The writer for an open file.
+    pub fn writer(&self, file: &LogHandle) -> Arc<LogWriter> {
+        let mut writers = self.0.lock();
+        let known = writers.get(file.path()).and_then(Weak::upgrade);
+        if let Some(writer) = known.filter(|writer| Arc::ptr_eq(&writer.file, file)) {
+            return writer;
+        }
+        writers.retain(|_, writer| writer.strong_count() > 0);
+        let writer = Arc::new(LogWriter {
+            file: Arc::clone(file),
+            queue: Mutex::default(),
+            lost_lines: AtomicU64::new(0),
+        });
+        writers.insert(file.path().to_owned(), Arc::downgrade(&writer));
+        writer
+    }
+}
+
+/// The thread that writes, started with the first line.
+struct WriterThread {
+    dirty: Mutex<Dirty>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Dirty {
+    /// Each writer stands here at most once (`Queue::is_scheduled`).
+    writers: Vec<Arc<LogWriter>>,
+    is_writing: bool,
+}
+
+fn thread() -> &'static WriterThread {
+    static THREAD: OnceLock<WriterThread> = OnceLock::new();
+    THREAD.get_or_init(|| {
+        let started = std::thread::Builder::new().name("log".to_owned()).spawn(|| thread().run());
+        if let Err(error) = started {
+            write_stderr(format!("gale: no thread for the logs: {error}\n").as_bytes());
+        }
+        WriterThread { dirty: Mutex::default(), changed: Condvar::new() }
+    })
+}
+
+impl WriterThread {
+    fn schedule(&self, writer: Arc<LogWriter>) {
+        self.dirty.lock().writers.push(writer);
+        self.changed.notify_all();
+    }
+
+    fn run(&self) {
+        let mut spare = Vec::new();
+        loop {
+            let writers = {
+                let mut dirty = self.dirty.lock();
+                dirty.is_writing = false;
+                self.changed.notify_all();
+                while dirty.writers.is_empty() {
+                    self.changed.wait(&mut dirty);
+                }
+                dirty.is_writing = true;
+                std::mem::take(&mut dirty.writers)
+            };
+            for writer in writers {
+                writer.write_batch(&mut spare);
+            }
+        }
+    }
+}
+
+/// Waits, for a bounded time, until everything that was logged is written.
+pub fn finish() {
+    let thread = thread();
+    let deadline = Instant::now() + FINISH_TIME_MAX;
+    let mut dirty = thread.dirty.lock();
+    while !dirty.writers.is_empty() || dirty.is_writing {
+        if thread.changed.wait_until(&mut dirty, deadline).timed_out() {
+            return;
+        }
+    }
+}

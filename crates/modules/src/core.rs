@@ -1,0 +1,231 @@
+//! core: what the processes are and where their messages go.
+//!   user, worker_processes, daemon, master_process, pid, error_log, env, ...       main
+//! (<https://nginx.org/en/docs/ngx_core_module.html>)
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use bstr::{BStr, ByteSlice};
+use gale_base::units;
+use gale_config::{Body, Diagnostic, Inert, Many, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
+use gale_engine::configuration::{Builder, MainSettings, ThreadPoolSettings};
+use gale_engine::log::Target;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::{EnvironmentEntry, Level};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "core",
+    directives: DIRECTIVES,
+    conf: Some(ConfType { complete_main, ..ConfType::of::<MainSettings>() }),
+    ..Module::EMPTY
+};
+
+/// More workers than this are refused: a slip of the pen, not a machine.
+const WORKERS_MAX: u64 = 1024;
+
+const DIRECTIVES: &[Directive] = &[
+    Directive {
+        name: "user", place: Place::MAIN, takes: Takes::Between(1, 2), body: Body::None, default: "",
+        about: "The user, and the group, that the worker process runs as.",
+        store: &One { parse: user, slot: slot!(MainSettings, user) },
+    },
+    Directive {
+        name: "worker_processes", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "1",
+        about: "How many event loops there are: a number, or auto for one per processor.",
+        store: &One { parse: worker_processes, slot: slot!(MainSettings, worker_processes) },
+    },
+    Directive {
+        name: "worker_rlimit_nofile", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "How many descriptors the worker process may have open.",
+        store: &One { parse: values::number, slot: slot!(MainSettings, worker_rlimit_nofile) },
+    },
+    Directive {
+        name: "worker_rlimit_core", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "How large a core file of the worker process may be.",
+        store: &One { parse: values::offset, slot: slot!(MainSettings, worker_rlimit_core) },
+    },
+    Directive {
+        name: "worker_priority", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "0",
+        about: "The worker process's nice value.",
+        store: &One { parse: priority, slot: slot!(MainSettings, worker_priority) },
+    },
+    Directive {
+        name: "worker_shutdown_timeout", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "How long a graceful stop waits before it closes what is still open.",
+        store: &One { parse: values::time_ms, slot: slot!(MainSettings, worker_shutdown_timeout) },
+    },
+    Directive {
+        name: "working_directory", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "The directory that the worker process is in: where core files go.",
+        store: &One { parse: values::path, slot: slot!(MainSettings, working_directory) },
+    },
+    Directive {
+        name: "env", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "An environment variable that the worker process keeps, or is given.",
+        store: &Many { parse: environment, slot: slot!(MainSettings, env) },
+    },
+    Directive {
+        name: "daemon", place: Place::MAIN, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether the program leaves the terminal.",
+        store: &One { parse: values::flag, slot: slot!(MainSettings, daemon) },
+    },
+    Directive {
+        name: "master_process", place: Place::MAIN, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether a master process supervises the worker process; off is for development.",
+        store: &One { parse: values::flag, slot: slot!(MainSettings, master_process) },
+    },
+    Directive {
+        name: "pid", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "The file that holds the master's process number.",
+        store: &OneWith { parse: full_path, slot: slot!(MainSettings, pid) },
+    },
+    Directive {
+        name: "lock_file", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "A prefix for lock files where nginx needs any; Gale's workers are threads and need none.",
+        store: &OneWith { parse: full_path, slot: slot!(MainSettings, lock_file) },
+    },
+    Directive {
+        name: "error_log",
+        place: Place::MAIN, takes: Takes::AtLeast(1), body: Body::None, default: "",
+        about: "Where messages go, and from which level on; may be repeated.",
+        store: &ManyWith { parse: error_log, slot: slot!(MainSettings, error_log) },
+    },
+    Directive {
+        name: "thread_pool", place: Place::MAIN, takes: Takes::Between(2, 3), body: Body::None, default: "",
+        about: "A named pool of threads for work that may wait.",
+        store: &Many { parse: thread_pool, slot: slot!(MainSettings, thread_pool) },
+    },
+    inert("worker_cpu_affinity", Takes::AtLeast(1), "Which processors the workers run on."),
+    inert("timer_resolution", Takes::Exactly(1), "How often the clock is read: Gale reads it once a turn."),
+    inert("pcre_jit", Takes::Flag, "Whether regular expressions are compiled to machine code: always, in Gale."),
+    inert("debug_points", Takes::Exactly(1), "Stops for a debugger on internal errors."),
+    inert("load_module", Takes::Exactly(1), "Loads a module: Gale's are built in."),
+];
+
+const fn inert(name: &'static str, takes: Takes, about: &'static str) -> Directive {
+    Directive { name, place: Place::MAIN, takes, body: Body::None, default: "", about, store: &Inert }
+}
+
+fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let main: &mut MainSettings = conf.downcast_mut().expect("the core module's settings");
+    if !main.pid.is_set() {
+        main.pid.set(builder.default_pid_path(), None);
+    }
+    if main.error_log.get().is_empty() {
+        let log = match builder.error_log_path.clone() {
+            Some(path) if path.as_os_str() == "stderr" => Target::Stderr,
+            path => {
+                let path = path.unwrap_or_else(|| builder.default_error_log_path());
+                Target::File(builder.log_file(path.as_os_str().as_encoded_bytes(), None))
+            }
+        };
+        main.error_log.set(vec![(Level::Error, log)], None);
+    }
+    Ok(())
+}
+
+fn user(statement: &Statement) -> Result<(String, Option<String>), Diagnostic> {
+    let text = |word: &Word| match word.text.to_str() {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => Err(Diagnostic::emerg(format!("getpwnam(\"{}\") failed", word.text)).at(word.span)),
+    };
+    let group = statement.args.get(1).map(text).transpose()?;
+    Ok((text(&statement.args[0])?, group))
+}
+
+fn worker_processes(statement: &Statement) -> Result<usize, Diagnostic> {
+    let word = &statement.args[0];
+    if word.text == "auto" {
+        return Ok(std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    }
+    let invalid = || Diagnostic::emerg("invalid number of workers").at(word.span);
+    match units::parse_number(&word.text) {
+        Some(0) => Err(invalid().hint("Gale needs at least one worker; auto means one per processor")),
+        Some(number) if number <= WORKERS_MAX => Ok(usize::try_from(number).unwrap_or(1)),
+        Some(_) => Err(invalid().hint(format!("at most {WORKERS_MAX} workers"))),
+        None => Err(Diagnostic::emerg("invalid number").at(word.span).hint("a number, or auto")),
+    }
+}
+
+fn priority(statement: &Statement) -> Result<i32, Diagnostic> {
+    let value = values::signed_number(statement)?;
+    i32::try_from(value)
+        .ok()
+        .filter(|value| (-20..=19).contains(value))
+        .ok_or_else(|| statement.error(format!("invalid number \"{value}\"")).hint("a nice value lies between -20 and 19"))
+}
+
+fn environment(statement: &Statement) -> Result<EnvironmentEntry, Diagnostic> {
+    let text: &[u8] = &statement.args[0].text;
+    let os = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    Ok(match text.split_once_str("=") {
+        Some((name, value)) => EnvironmentEntry { name: os(name), value: Some(os(value)) },
+        None => EnvironmentEntry { name: os(text), value: None },
+    })
+}
+
+fn full_path(builder: &mut Builder, statement: &Statement) -> Result<PathBuf, Diagnostic> {
+    Ok(builder.full_path(&statement.args[0].text))
+}
+
+/// `error_log FILE|stderr [LEVEL]`, in every context that nginx allows.
+pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<(Level, Target), Diagnostic> {
+    let word = &statement.args[0];
+    let level = match statement.args.get(1) {
+        Some(level) => log_level(level)?,
+        None => Level::Error,
+    };
+    let text: &[u8] = &word.text;
+    if text == b"stderr" {
+        return Ok((level, Target::Stderr));
+    }
+    for unsupported in ["syslog:", "memory:"] {
+        if text.starts_with(unsupported.as_bytes()) {
+            let message = format!("\"{}\" is not supported in \"error_log\" directive", BStr::new(text));
+            return Err(Diagnostic::emerg(message).at(word.span).hint("nginx has this, Gale does not have it yet"));
+        }
+    }
+    Ok((level, Target::File(builder.log_file(text, Some(word.span)))))
+}
+
+fn log_level(word: &Word) -> Result<Level, Diagnostic> {
+    const LEVELS: [Level; 8] = [
+        Level::Emerg,
+        Level::Alert,
+        Level::Crit,
+        Level::Error,
+        Level::Warn,
+        Level::Notice,
+        Level::Info,
+        Level::Debug,
+    ];
+    // nginx's debug_http and the like choose a part of what debug writes.
+    if word.text.starts_with(b"debug_") {
+        return Ok(Level::Debug);
+    }
+    let found = LEVELS.into_iter().find(|level| word.text == level.name());
+    found.ok_or_else(|| Diagnostic::emerg(format!("invalid log level \"{}\"", word.text)).at(word.span))
+}
+
+fn thread_pool(statement: &Statement) -> Result<ThreadPoolSettings, Diagnostic> {
+    let name = statement.args[0].text.to_string();
+    let mut threads = if name == "default" { 32 } else { 0 };
+    let mut max_queue = 65536;
+    for word in &statement.args[1..] {
+        let invalid = |what| Diagnostic::emerg(format!("invalid {what} value \"{}\"", word.text)).at(word.span);
+        let number = |text: &[u8]| units::parse_number(text).and_then(|number| usize::try_from(number).ok());
+        if let Some(text) = word.text.strip_prefix(b"threads=") {
+            threads = number(text).filter(|&threads| threads > 0).ok_or_else(|| invalid("threads"))?;
+        } else if let Some(text) = word.text.strip_prefix(b"max_queue=") {
+            max_queue = number(text).ok_or_else(|| invalid("max_queue"))?;
+        } else {
+            return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span));
+        }
+    }
+    if threads == 0 {
+        return Err(statement.directive_error("must have \"threads\" parameter"));
+    }
+    Ok(ThreadPoolSettings { name, threads, max_queue })
+}

@@ -1,0 +1,84 @@
+//! event: the events block.
+//!   events { }                                                                      main
+//!   worker_connections, use, multi_accept, accept_mutex, accept_mutex_delay         events
+//! (<https://nginx.org/en/docs/ngx_core_module.html#events>)
+
+use gale_config::{Body, Custom, Diagnostic, Inert, One, Place, Statement, Takes, slot, values};
+use gale_engine::configuration::{Builder, EventsSettings, Level};
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_runtime::DriverChoice;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "event",
+    directives: DIRECTIVES,
+    conf: Some(ConfType::of::<EventsSettings>()),
+    ..Module::EMPTY
+};
+
+const DIRECTIVES: &[Directive] = &[
+    Directive {
+        name: "events", place: Place::MAIN, takes: Takes::Exactly(0), body: Body::Block, default: "",
+        about: "How connections are handled.",
+        store: &Custom(events),
+    },
+    Directive {
+        name: "worker_connections", place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "512",
+        about: "How many connections a worker has at most.",
+        store: &One { parse: connections, slot: slot!(EventsSettings, worker_connections) },
+    },
+    Directive {
+        name: "use", place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "auto",
+        about: "Which interface of the kernel tells of events: epoll, io_uring, or auto for the best there is.",
+        store: &One { parse: driver, slot: slot!(EventsSettings, driver) },
+    },
+    Directive {
+        name: "multi_accept", place: Place::EVENTS, takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether a worker accepts all waiting connections at once.",
+        store: &One { parse: values::flag, slot: slot!(EventsSettings, multi_accept) },
+    },
+    Directive {
+        name: "accept_mutex", place: Place::EVENTS, takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether workers take turns accepting.",
+        store: &One { parse: values::flag, slot: slot!(EventsSettings, accept_mutex) },
+    },
+    Directive {
+        name: "accept_mutex_delay", place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "500ms",
+        about: "How long a worker waits before it tries to take its turn again.",
+        store: &One { parse: values::time_ms, slot: slot!(EventsSettings, accept_mutex_delay) },
+    },
+    inert("epoll_events", "How many events are taken from the kernel at once."),
+    inert("worker_aio_requests", "How many asynchronous file operations a worker has at most."),
+    inert("debug_connection", "For which clients debug messages are written."),
+];
+
+const fn inert(name: &'static str, about: &'static str) -> Directive {
+    Directive { name, place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "", about, store: &Inert }
+}
+
+fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if std::mem::replace(&mut builder.has_events, true) {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    builder.walk(statement.body(), Place::EVENTS, Level::Main);
+    Ok(())
+}
+
+fn connections(statement: &Statement) -> Result<usize, Diagnostic> {
+    let number = values::number(statement)?;
+    usize::try_from(number).ok().filter(|&number| number > 0).ok_or_else(|| {
+        Diagnostic::emerg(format!("invalid number \"{number}\"")).at(statement.args[0].span)
+    })
+}
+
+fn driver(statement: &Statement) -> Result<DriverChoice, Diagnostic> {
+    let word = &statement.args[0];
+    match &**word.text {
+        b"auto" => Ok(DriverChoice::Auto),
+        b"epoll" => Ok(DriverChoice::Epoll),
+        b"io_uring" => Ok(DriverChoice::IoUring),
+        _ => Err(Diagnostic::emerg(format!("invalid event type \"{}\"", word.text))
+            .at(word.span)
+            .hint("it must be \"auto\", \"epoll\" or \"io_uring\"")),
+    }
+}

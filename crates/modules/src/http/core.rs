@@ -1,0 +1,482 @@
+//! http core: servers, locations, and what every request lives by.
+//!   http { server { listen ...; server_name ...; location ... { } } }
+//!   root, alias, types, error_page, keepalive_timeout, client_max_body_size, ...
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
+
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use bstr::ByteSlice;
+use gale_base::units;
+use gale_config::{
+    Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values,
+};
+use gale_engine::configuration::{Builder, MainSettings};
+use gale_engine::http::builder;
+use gale_engine::http::settings::{
+    CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveTimeout, LingeringClose, Root,
+    ServerTokens, TempPath, Types,
+};
+use gale_engine::http::template::Template;
+use gale_engine::module::{ConfType, Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_core",
+    directives: DIRECTIVES,
+    conf: Some(ConfType { merge, ..ConfType::of::<CoreSettings>() }),
+    ..Module::EMPTY
+};
+
+const DIRECTIVES: &[Directive] = &[
+    Directive {
+        name: "http", place: Place::MAIN, takes: Takes::Exactly(0), body: Body::Block, default: "",
+        about: "Everything that is served over HTTP.",
+        store: &Custom(|_: &mut (), builder, statement| builder::http_block(builder, statement)),
+    },
+    Directive {
+        name: "server", place: Place::HTTP, takes: Takes::Exactly(0), body: Body::Block, default: "",
+        about: "A virtual server.",
+        store: &Custom(|_: &mut (), builder, statement| builder::server_block(builder, statement)),
+    },
+    Directive {
+        name: "location", place: Place::SERVER.or(Place::LOCATION), takes: Takes::Between(1, 2), body: Body::Block, default: "",
+        about: "Settings for a part of the URIs.",
+        store: &Custom(|_: &mut (), builder, statement| builder::location_block(builder, statement)),
+    },
+    Directive {
+        name: "listen", place: Place::SERVER, takes: Takes::AtLeast(1), body: Body::None, default: "",
+        about: "An address that the server answers on.",
+        store: &Custom(|_: &mut (), builder, statement| builder::listen(builder, statement)),
+    },
+    Directive {
+        name: "server_name", place: Place::SERVER, takes: Takes::AtLeast(1), body: Body::None, default: "",
+        about: "The host names that the server answers for.",
+        store: &Custom(|_: &mut (), builder, statement| builder::server_name(builder, statement)),
+    },
+    Directive {
+        name: "client_header_buffer_size", place: Place::HTTP.or(Place::SERVER), takes: Takes::Exactly(1), body: Body::None, default: "1k",
+        about: "Memory for a usual request head, taken when its first byte comes.",
+        store: &One { parse: size, slot: slot!(CoreSettings, client_header_buffer_size) },
+    },
+    Directive {
+        name: "large_client_header_buffers", place: Place::HTTP.or(Place::SERVER), takes: Takes::Exactly(2), body: Body::None, default: "4 8k",
+        about: "How many buffers, and how large, a large head may take; a line must fit in one.",
+        store: &One { parse: header_buffers, slot: slot!(CoreSettings, large_client_header_buffers) },
+    },
+    Directive {
+        name: "client_header_timeout", place: Place::HTTP.or(Place::SERVER), takes: Takes::Exactly(1), body: Body::None, default: "60s",
+        about: "How long a client may take for the head of a request.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, client_header_timeout) },
+    },
+    Directive {
+        name: "ignore_invalid_headers", place: Place::HTTP.or(Place::SERVER), takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether fields with strange names are left out instead of refused.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, ignore_invalid_headers) },
+    },
+    Directive {
+        name: "underscores_in_headers", place: Place::HTTP.or(Place::SERVER), takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether names of fields may have underscores.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, underscores_in_headers) },
+    },
+    Directive {
+        name: "merge_slashes", place: Place::HTTP.or(Place::SERVER), takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether several slashes in a URI count as one.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, merge_slashes) },
+    },
+    Directive {
+        name: "max_headers", place: Place::HTTP.or(Place::SERVER), takes: Takes::Exactly(1), body: Body::None, default: "1000",
+        about: "How many fields a request may have.",
+        store: &One { parse: count, slot: slot!(CoreSettings, max_headers) },
+    },
+    Directive {
+        name: "client_max_body_size", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "1m",
+        about: "How large a request's body may be; 0 for any size.",
+        store: &One { parse: values::offset, slot: slot!(CoreSettings, client_max_body_size) },
+    },
+    Directive {
+        name: "client_body_buffer_size", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "16k",
+        about: "How much of a request's body is kept in memory; the rest goes to a file.",
+        store: &One { parse: size, slot: slot!(CoreSettings, client_body_buffer_size) },
+    },
+    Directive {
+        name: "client_body_timeout", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "60s",
+        about: "How long a client may be silent while it sends a body.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, client_body_timeout) },
+    },
+    Directive {
+        name: "client_body_temp_path", place: Place::ANYWHERE, takes: Takes::Between(1, 4), body: Body::None, default: "",
+        about: "Where bodies that are too large for memory are kept.",
+        store: &OneWith { parse: temp_path, slot: slot!(CoreSettings, client_body_temp_path) },
+    },
+    Directive {
+        name: "send_timeout", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "60s",
+        about: "How long a client may take nothing of a response.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, send_timeout) },
+    },
+    Directive {
+        name: "keepalive_timeout", place: Place::ANYWHERE, takes: Takes::Between(1, 2), body: Body::None, default: "75s",
+        about: "How long an idle connection is kept, and what the client is told.",
+        store: &One { parse: keepalive_timeout, slot: slot!(CoreSettings, keepalive_timeout) },
+    },
+    Directive {
+        name: "keepalive_requests", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "1000",
+        about: "How many requests a connection may carry.",
+        store: &One { parse: values::number, slot: slot!(CoreSettings, keepalive_requests) },
+    },
+    Directive {
+        name: "keepalive_time", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "1h",
+        about: "How long a connection may carry requests.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_time) },
+    },
+    Directive {
+        name: "keepalive_min_timeout", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "0",
+        about: "How long a connection stays open, even when the server stops or is short of connections.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_min_timeout) },
+    },
+    Directive {
+        name: "lingering_close", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "on",
+        about: "Whether a client that is still sending is read from before the connection is closed.",
+        store: &One { parse: lingering_close, slot: slot!(CoreSettings, lingering_close) },
+    },
+    Directive {
+        name: "lingering_time", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "30s",
+        about: "How long a closing connection is read from at most.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, lingering_time) },
+    },
+    Directive {
+        name: "lingering_timeout", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "5s",
+        about: "How long a closing connection may be silent.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, lingering_timeout) },
+    },
+    Directive {
+        name: "reset_timedout_connection", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether connections that timed out are reset instead of closed.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, reset_timedout_connection) },
+    },
+    Directive {
+        name: "tcp_nodelay", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether small packets leave at once.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, tcp_nodelay) },
+    },
+    Directive {
+        name: "tcp_nopush", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether head and file leave in full packets.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, tcp_nopush) },
+    },
+    Directive {
+        name: "sendfile", place: Place::ANYWHERE.or(Place::IF_IN_LOCATION), takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether files go from the page cache to the socket without passing through the program.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, sendfile) },
+    },
+    Directive {
+        name: "sendfile_max_chunk", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "2m",
+        about: "How much of a file is sent in one call.",
+        store: &One { parse: values::size, slot: slot!(CoreSettings, sendfile_max_chunk) },
+    },
+    Directive {
+        name: "root", place: Place::ANYWHERE.or(Place::IF_IN_LOCATION), takes: Takes::Exactly(1), body: Body::None, default: "html",
+        about: "The directory that URIs are appended to.",
+        store: &OneWith { parse: root, slot: slot!(CoreSettings, root) },
+    },
+    Directive {
+        name: "alias", place: Place::LOCATION, takes: Takes::Exactly(1), body: Body::None, default: "",
+        about: "The directory that takes the place of the location's prefix.",
+        store: &OneWith { parse: alias, slot: slot!(CoreSettings, root) },
+    },
+    Directive {
+        name: "internal", place: Place::LOCATION, takes: Takes::Exactly(0), body: Body::None, default: "",
+        about: "Only redirects of the server's own reach the location.",
+        store: &Custom(internal),
+    },
+    Directive {
+        name: "default_type", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "text/plain",
+        about: "The media type of files whose extension says nothing.",
+        store: &One { parse: text, slot: slot!(CoreSettings, default_type) },
+    },
+    Directive {
+        name: "types", place: Place::ANYWHERE, takes: Takes::Exactly(0), body: Body::Block, default: "",
+        about: "Media types by the extensions of file names.",
+        store: &Custom(types),
+    },
+    Directive {
+        name: "error_page", place: Place::ANYWHERE.or(Place::IF_IN_LOCATION), takes: Takes::AtLeast(2), body: Body::None, default: "",
+        about: "What is answered instead of an error.",
+        store: &Custom(error_page),
+    },
+    Directive {
+        name: "recursive_error_pages", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether an error page may lead to another one.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, recursive_error_pages) },
+    },
+    Directive {
+        name: "server_tokens", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "on",
+        about: "What the Server field says: on, off, build, or any text.",
+        store: &OneWith { parse: server_tokens, slot: slot!(CoreSettings, server_tokens) },
+    },
+    Directive {
+        name: "etag", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether files are given an ETag.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, etag) },
+    },
+    Directive {
+        name: "if_modified_since", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "exact",
+        about: "How the time in If-Modified-Since is compared.",
+        store: &One { parse: if_modified_since, slot: slot!(CoreSettings, if_modified_since) },
+    },
+    Directive {
+        name: "max_ranges", place: Place::ANYWHERE, takes: Takes::Exactly(1), body: Body::None, default: "2147483647",
+        about: "How many ranges a request may ask for; more, and the whole is sent. 0 turns ranges off.",
+        store: &One { parse: values::number, slot: slot!(CoreSettings, max_ranges) },
+    },
+    Directive {
+        name: "chunked_transfer_encoding", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether HTTP/1.1 responses of unknown length are sent in chunks.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, chunked_transfer_encoding) },
+    },
+    Directive {
+        name: "absolute_redirect", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether redirects name scheme and host.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, absolute_redirect) },
+    },
+    Directive {
+        name: "server_name_in_redirect", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "off",
+        about: "Whether redirects name the server's own name instead of the host asked for.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, server_name_in_redirect) },
+    },
+    Directive {
+        name: "port_in_redirect", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether redirects name the port.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, port_in_redirect) },
+    },
+    Directive {
+        name: "log_not_found", place: Place::ANYWHERE, takes: Takes::Flag, body: Body::None, default: "on",
+        about: "Whether files that do not exist are worth a message.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, log_not_found) },
+    },
+    Directive {
+        name: "error_log", place: Place::ANYWHERE, takes: Takes::AtLeast(1), body: Body::None, default: "",
+        about: "Where messages go, and from which level on; may be repeated.",
+        store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
+    },
+];
+
+/// What no row says: `types` and `error_log` have defaults that are no text.
+fn merge(
+    conf: &mut dyn std::any::Any,
+    parent: Option<&dyn std::any::Any>,
+    builder: &mut Builder,
+) -> Result<(), Diagnostic> {
+    let core: &mut CoreSettings = conf.downcast_mut().expect("the core module's settings");
+    let parent: Option<&CoreSettings> = parent.and_then(|parent| parent.downcast_ref());
+    match parent {
+        Some(parent) => {
+            core.types.inherit(&parent.types);
+            core.error_page.inherit(&parent.error_page);
+        }
+        None => {
+            if !core.client_body_temp_path.is_set() {
+                let path = builder.default_body_temp_path();
+                core.client_body_temp_path.set(TempPath { path, levels: Default::default() }, None);
+            }
+            if core.error_log.get().is_empty() {
+                let main = builder.main_conf::<MainSettings>().map(|main| main.error_log.get().clone());
+                core.error_log.set(main.unwrap_or_default(), None);
+            }
+        }
+    }
+    if !core.types.is_set() {
+        core.types.set(Arc::new(default_types()), None);
+    }
+    if !core.error_page.is_set() {
+        core.error_page.set(Vec::new(), None);
+    }
+    if !core.internal.is_set() {
+        core.internal.set(false, None);
+    }
+    Ok(())
+}
+
+fn size(statement: &Statement) -> Result<usize, Diagnostic> {
+    let size = values::size(statement)?;
+    let fitting = usize::try_from(size).ok().filter(|&size| size > 0 && size <= SIZE_MAX);
+    fitting.ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
+
+/// Buffers larger than this are a slip of the pen.
+const SIZE_MAX: usize = 1 << 30;
+
+fn count(statement: &Statement) -> Result<usize, Diagnostic> {
+    let number = values::number(statement)?;
+    Ok(usize::try_from(number).unwrap_or(usize::MAX))
+}
+
+fn text(statement: &Statement) -> Result<Box<[u8]>, Diagnostic> {
+    Ok(statement.args[0].text.as_slice().into())
+}
+
+fn header_buffers(statement: &Statement) -> Result<HeaderBuffers, Diagnostic> {
+    let (count, size) = values::buffers(statement)?;
+    let fitting = |number: u64| usize::try_from(number).ok().filter(|&number| number <= SIZE_MAX);
+    match (fitting(count), fitting(size)) {
+        (Some(count), Some(size)) => Ok(HeaderBuffers { count, size }),
+        _ => Err(statement.directive_error("invalid value")),
+    }
+}
+
+fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
+    let level = |word: &Word| match units::parse_number(&word.text) {
+        Some(length @ 1..=3) => Ok(length as u8),
+        _ => Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
+    };
+    let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
+    Ok(TempPath { path: builder.full_path(&statement.args[0].text), levels })
+}
+
+fn keepalive_timeout(statement: &Statement) -> Result<KeepaliveTimeout, Diagnostic> {
+    let advertised = match statement.args.get(1) {
+        Some(word) => {
+            let time = units::parse_time_seconds(&word.text);
+            Some(time.ok_or_else(|| statement.directive_error("invalid value").at(word.span))?)
+        }
+        None => None,
+    };
+    Ok(KeepaliveTimeout { idle: values::time_ms(statement)?, advertised })
+}
+
+fn lingering_close(statement: &Statement) -> Result<LingeringClose, Diagnostic> {
+    let choices =
+        [("off", LingeringClose::Off), ("on", LingeringClose::On), ("always", LingeringClose::Always)];
+    values::enumeration(statement, &choices)
+}
+
+fn if_modified_since(statement: &Statement) -> Result<IfModifiedSince, Diagnostic> {
+    let choices =
+        [("off", IfModifiedSince::Off), ("exact", IfModifiedSince::Exact), ("before", IfModifiedSince::Before)];
+    values::enumeration(statement, &choices)
+}
+
+fn server_tokens(builder: &mut Builder, statement: &Statement) -> Result<ServerTokens, Diagnostic> {
+    let word = &statement.args[0];
+    Ok(match &**word.text {
+        b"on" => ServerTokens::On,
+        b"off" => ServerTokens::Off,
+        b"build" => ServerTokens::Build,
+        _ => ServerTokens::Text(builder.http_mut().template(word)?),
+    })
+}
+
+fn root(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
+    directory(builder, statement, false)
+}
+
+fn alias(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
+    directory(builder, statement, true)
+}
+
+fn directory(builder: &mut Builder, statement: &Statement, is_alias: bool) -> Result<Root, Diagnostic> {
+    let word = &statement.args[0];
+    for refused in ["document_root", "realpath_root"] {
+        let (plain, braced) = (format!("${refused}"), format!("${{{refused}}}"));
+        if word.text.contains_str(&plain) || word.text.contains_str(&braced) {
+            let name = &statement.name.text;
+            let message = format!("the ${refused} variable cannot be used in the \"{name}\" directive");
+            return Err(Diagnostic::emerg(message).at(word.span));
+        }
+    }
+    let mut path = word.clone();
+    if !is_alias && path.text.len() > 1 && path.text.ends_with(b"/") {
+        path.text.pop();
+    }
+    // What begins with a variable is taken as absolute, as in nginx.
+    if !path.text.starts_with(b"/") && !path.text.starts_with(b"$") {
+        path.text = builder.full_path(&path.text).as_os_str().as_bytes().into();
+    }
+    Ok(Root { path: builder.http_mut().template(&path)?, is_alias })
+}
+
+fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    core.internal.set(true, Some(statement.span));
+    Ok(())
+}
+
+/// `types { TYPE EXTENSION ...; }`; several blocks of one level add up.
+fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let mut types = match core.types.get_opt() {
+        Some(earlier) => earlier.0.clone(),
+        None => HashMap::new(),
+    };
+    for entry in statement.body() {
+        if let Some(error) = &entry.broken {
+            return Err((**error).clone());
+        }
+        if entry.block.is_some() || entry.args.is_empty() {
+            return Err(entry.error("invalid number of parameters"));
+        }
+        for extension in &entry.args {
+            let key = extension.text.to_ascii_lowercase().into_boxed_slice();
+            let earlier = types.insert(key, entry.name.text.as_slice().into());
+            if let Some(earlier) = earlier {
+                let message = format!(
+                    "duplicate extension \"{}\", content type: \"{}\", previous content type: \"{}\"",
+                    extension.text,
+                    entry.name.text,
+                    earlier.as_bstr()
+                );
+                builder.note([Diagnostic::warn(message).at(extension.span)]);
+            }
+        }
+    }
+    core.types.set(Arc::new(Types(types)), Some(statement.span));
+    Ok(())
+}
+
+fn default_types() -> Types {
+    let rows: [(&[u8], &[u8]); 3] = [(b"html", b"text/html"), (b"gif", b"image/gif"), (b"jpg", b"image/jpeg")];
+    Types(rows.into_iter().map(|(extension, media_type)| (extension.into(), media_type.into())).collect())
+}
+
+/// `error_page CODE ... [=[RESPONSE]] URI`
+fn error_page(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let (target, rest) = statement.args.split_last().expect("two arguments at least");
+    let (answer, codes) = match rest.split_last() {
+        Some((word, codes)) if word.text.starts_with(b"=") => (replacement(word)?, codes),
+        _ => (ErrorPageStatus::Keep, rest),
+    };
+    if codes.is_empty() {
+        return Err(statement.error("invalid number of arguments in \"error_page\" directive"));
+    }
+    let target: Template = builder.http_mut().template(target)?;
+    let mut pages = core.error_page.take().unwrap_or_default();
+    for word in codes {
+        let status = status_of(word)?;
+        pages.push(ErrorPage { status, answer, target: target.clone() });
+    }
+    core.error_page.set(pages, Some(statement.span));
+    Ok(())
+}
+
+fn replacement(word: &Word) -> Result<ErrorPageStatus, Diagnostic> {
+    let text = &word.text[1..];
+    if text.is_empty() {
+        return Ok(ErrorPageStatus::OfTarget);
+    }
+    let status = units::parse_number(text).and_then(|number| u16::try_from(number).ok());
+    status
+        .map(ErrorPageStatus::Replace)
+        .ok_or_else(|| Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span))
+}
+
+fn status_of(word: &Word) -> Result<u16, Diagnostic> {
+    let number = units::parse_number(&word.text)
+        .ok_or_else(|| Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span))?;
+    match u16::try_from(number) {
+        Ok(499) => Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
+        Ok(status @ 300..=599) => Ok(status),
+        _ => {
+            let message = format!("value \"{}\" must be between 300 and 599", word.text);
+            Err(Diagnostic::emerg(message).at(word.span))
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! static: answers with files.
+//!
+//! No directives of its own: what file a URI means is `root` and `alias`, how it
+//! is sent is `sendfile` and its kin, all of the core module.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use bstr::BStr;
+use gale_base::os_error::OsErrorText;
+use gale_engine::http::body::{Body, FilePiece};
+use gale_engine::http::files::{path_for, set_content_type};
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::module::Module;
+use gale_engine::process::Level;
+use gale_protocol::http1::Method;
+use gale_protocol::uri::escape::{Class, escape};
+use gale_runtime::{File, OpenFlags, files};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_static",
+    handlers: &[(Phase::Content, &Wait { applies: |_: &()| true, first: refuse, then: |request, _| serve(request) })],
+    ..Module::EMPTY
+};
+
+/// What needs no look at the disk.
+fn refuse(request: &mut Request, _: &()) -> Option<Flow> {
+    match request.method() {
+        Method::Get | Method::Head | Method::Post if request.uri.ends_with(b"/") => Some(Flow::Next),
+        Method::Get | Method::Head | Method::Post => None,
+        _ => Some(Flow::Respond(405)),
+    }
+}
+
+fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
+    Box::pin(async move {
+        let mut path = Vec::with_capacity(128);
+        if !path_for(request, &mut path) {
+            return Flow::Respond(500);
+        }
+        match files::open(Path::new(OsStr::from_bytes(&path)), OpenFlags::READ).await {
+            Ok(file) => answer(request, file, &path),
+            Err(error) => Flow::Respond(refusal(request, &path, &error)),
+        }
+    })
+}
+
+/// nginx's answers to the errors of `open`.
+fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 {
+    let (level, status) = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG) => (Level::Error, 404),
+        Some(libc::EACCES | libc::EMLINK | libc::ELOOP) => (Level::Error, 403),
+        _ => (Level::Crit, 500),
+    };
+    if status != 404 || *request.scope().core.log_not_found.get() {
+        request.log(level, format_args!("open() \"{}\" failed {}", BStr::new(path), OsErrorText(error)));
+    }
+    status
+}
+
+fn answer(request: &mut Request, file: File, path: &[u8]) -> Flow {
+    let metadata = *file.metadata();
+    if metadata.is_directory() {
+        return redirect_to_directory(request);
+    }
+    if !metadata.is_regular() {
+        request.log(Level::Crit, format_args!("\"{}\" is not a regular file", BStr::new(path)));
+        return Flow::Respond(404);
+    }
+    if request.method() == Method::Post {
+        return Flow::Respond(405);
+    }
+    let modified = u64::try_from(metadata.modified_seconds).unwrap_or(0);
+    request.response.status = 200;
+    request.response.last_modified = Some(modified);
+    request.response.content_length = Some(metadata.size);
+    if *request.scope().core.etag.get() {
+        request.response.set_etag(modified, metadata.size);
+    }
+    set_content_type(request);
+    request.response.allows_ranges = true;
+    if metadata.size == 0 {
+        return Flow::Answer(Body::Empty);
+    }
+    Flow::Answer(Body::File(FilePiece { file, offset: 0, length: metadata.size }))
+}
+
+/// A directory's own URI ends with a slash.
+fn redirect_to_directory(request: &mut Request) -> Flow {
+    let mut location = Vec::with_capacity(request.uri.len() + 1);
+    escape(Class::Uri, &request.uri, &mut location);
+    location.push(b'/');
+    if !request.args.is_empty() {
+        location.push(b'?');
+        location.extend_from_slice(&request.args);
+    }
+    request.response.location = location;
+    Flow::Respond(301)
+}

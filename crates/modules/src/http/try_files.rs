@@ -1,0 +1,131 @@
+//! try_files: the first of several files that is there.
+//!   try_files FILE ... URI;   try_files FILE ... =CODE;          server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#try_files>)
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use gale_base::units;
+use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::http::files::path_of;
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::template::Template;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_runtime::files;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_try_files",
+    directives: &[Directive {
+        name: "try_files",
+        place: Place::SERVER.or(Place::LOCATION),
+        takes: Takes::AtLeast(2),
+        body: Body::None,
+        default: "",
+        about: "Files to look for in turn, and what to do when none of them is there.",
+        store: &Custom(try_files),
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    handlers: &[(
+        Phase::PreContent,
+        &Wait { applies: |conf: &Conf| conf.fallback.is_some(), first: |_, _| None, then: |request, conf| look(request, conf) },
+    )],
+    ..Module::EMPTY
+};
+
+/// Not inherited: a location without `try_files` looks for nothing.
+#[derive(Default)]
+struct Conf {
+    candidates: Vec<Candidate>,
+    fallback: Option<Fallback>,
+}
+
+struct Candidate {
+    name: Template,
+    /// Written with a slash at its end: a directory is wanted.
+    is_directory: bool,
+}
+
+enum Fallback {
+    Status(u16),
+    /// A URI or a named location.
+    Target(Template),
+}
+
+fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if conf.fallback.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let (last, candidates) = statement.args.split_last().expect("two arguments at least");
+    for word in candidates {
+        let mut word = word.clone();
+        let is_directory = word.text.len() > 1 && word.text.ends_with(b"/");
+        if is_directory {
+            word.text.pop();
+        }
+        conf.candidates.push(Candidate { name: builder.http_mut().template(&word)?, is_directory });
+    }
+    conf.fallback = Some(match last.text.strip_prefix(b"=") {
+        Some(code) => match units::parse_number(code).and_then(|code| u16::try_from(code).ok()) {
+            Some(status @ 0..=999) => Fallback::Status(status),
+            _ => return Err(Diagnostic::emerg(format!("invalid code \"{}\"", last.text)).at(last.span)),
+        },
+        None => Fallback::Target(builder.http_mut().template(last)?),
+    });
+    Ok(())
+}
+
+fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
+    Box::pin(async move {
+        let mut path = Vec::with_capacity(128);
+        for candidate in &conf.candidates {
+            let name = candidate.name.evaluate(request);
+            if name.contains(&0) {
+                continue;
+            }
+            path.clear();
+            path_of(request, &name, &mut path);
+            let Ok(metadata) = files::stat(Path::new(OsStr::from_bytes(&path))).await else { continue };
+            if metadata.is_directory() == candidate.is_directory {
+                request.uri = found_uri(request, name, candidate.is_directory);
+                return Flow::Next;
+            }
+        }
+        fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is"))
+    })
+}
+
+/// The URI of what was found. With `alias` the name stands in place of what follows
+/// the location's prefix.
+fn found_uri(request: &Request, name: Vec<u8>, is_directory: bool) -> Vec<u8> {
+    let scope = request.scope();
+    let mut uri = match (scope.core.root.get().is_alias, scope.prefix_length) {
+        (true, Some(_)) if !name.starts_with(&scope.name) => [&scope.name[..], &name].concat(),
+        _ => name,
+    };
+    if is_directory && !uri.ends_with(b"/") && request.uri.ends_with(b"/") {
+        uri.push(b'/');
+    }
+    uri
+}
+
+fn fall_back(request: &Request, fallback: &Fallback) -> Flow {
+    match fallback {
+        Fallback::Status(status) => Flow::Respond(*status),
+        Fallback::Target(target) => {
+            let mut target = target.evaluate(request);
+            if let Some(name) = target.strip_prefix(b"@") {
+                return Flow::Named(name.into());
+            }
+            let args = memchr::memchr(b'?', &target).map(|mark| {
+                let args = target.split_off(mark + 1);
+                target.truncate(mark);
+                args
+            });
+            Flow::Redirect { uri: target, args }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! inert: directives of nginx that are accepted with a warning and do nothing.
+//!
+//! Only such whose absence cannot change what an answer means: sizes of hash
+//! tables that Gale does not have, and what makes answers smaller or faster.
+//! Never access, limits or headers. A row leaves this list when its module is
+//! built.
+
+use gale_config::{Body, Inert, Place, Takes};
+use gale_engine::module::{Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module { name: "inert", directives: DIRECTIVES, ..Module::EMPTY };
+
+const HTTP_AND_SERVER: Place = Place::HTTP.or(Place::SERVER);
+
+const fn row(name: &'static str, place: Place, takes: Takes, about: &'static str) -> Directive {
+    Directive { name, place, takes, body: Body::None, default: "", about, store: &Inert }
+}
+
+const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
+const MEMORY: &str = "The size of a memory pool: Gale has none.";
+const COMPRESSION: &str = "Compression of responses: not built yet, responses go out as they are.";
+const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
+const FILES: &str = "How files are read: Gale chooses for each piece.";
+const BROWSERS: &str = "Help for browsers of the past.";
+
+const DIRECTIVES: &[Directive] = &[
+    row("types_hash_max_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
+    row("types_hash_bucket_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
+    row("server_names_hash_max_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("server_names_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("variables_hash_max_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("variables_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("map_hash_max_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("map_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
+    row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
+    row("msie_padding", Place::ANYWHERE, Takes::Flag, BROWSERS),
+    row("msie_refresh", Place::ANYWHERE, Takes::Flag, BROWSERS),
+    row("keepalive_disable", Place::ANYWHERE, Takes::AtLeast(1), BROWSERS),
+    row("aio", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("aio_write", Place::ANYWHERE, Takes::Flag, FILES),
+    row("directio", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("directio_alignment", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("output_buffers", Place::ANYWHERE, Takes::Exactly(2), FILES),
+    row("postpone_output", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("read_ahead", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("send_lowat", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("open_file_cache", Place::ANYWHERE, Takes::Between(1, 2), FILES),
+    row("open_file_cache_errors", Place::ANYWHERE, Takes::Flag, FILES),
+    row("open_file_cache_events", Place::ANYWHERE, Takes::Flag, FILES),
+    row("open_file_cache_min_uses", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("open_file_cache_valid", Place::ANYWHERE, Takes::Exactly(1), FILES),
+    row("gzip", Place::ANYWHERE.or(Place::IF_IN_LOCATION), Takes::Flag, COMPRESSION),
+    row("gzip_buffers", Place::ANYWHERE, Takes::Exactly(2), COMPRESSION),
+    row("gzip_comp_level", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_disable", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
+    row("gzip_http_version", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_min_length", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_proxied", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
+    row("gzip_static", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_types", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
+    row("gzip_vary", Place::ANYWHERE, Takes::Flag, COMPRESSION),
+    row("ssl_buffer_size", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
+    row("ssl_ciphers", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
+    row("ssl_dhparam", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
+    row("ssl_early_data", HTTP_AND_SERVER, Takes::Flag, TLS),
+    row("ssl_ecdh_curve", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
+    row("ssl_prefer_server_ciphers", HTTP_AND_SERVER, Takes::Flag, TLS),
+    row("ssl_protocols", HTTP_AND_SERVER, Takes::AtLeast(1), TLS),
+    row("ssl_session_cache", HTTP_AND_SERVER, Takes::Between(1, 2), TLS),
+    row("ssl_session_tickets", HTTP_AND_SERVER, Takes::Flag, TLS),
+    row("ssl_session_timeout", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
+    row("ssl_stapling", HTTP_AND_SERVER, Takes::Flag, TLS),
+    row("ssl_stapling_verify", HTTP_AND_SERVER, Takes::Flag, TLS),
+];

@@ -1,0 +1,35 @@
+//! The order in which modules act: every list that decides one, in one place.
+
+use gale_engine::http::phases::Phase;
+use gale_engine::module::{Module, Order};
+
+use crate::http::{core as http_core, headers, index, rewrite, static_files, try_files};
+use crate::{core, event, inert};
+
+/// Gale's modules in nginx's order.
+pub static ORDER: Order = Order { modules: MODULES, phases: PHASES, filters: FILTERS };
+
+/// Directives and variables are looked up in this order.
+const MODULES: &[&Module] = &[
+    &core::MODULE,
+    &event::MODULE,
+    &http_core::MODULE,
+    &headers::MODULE,
+    &static_files::MODULE,
+    &index::MODULE,
+    &try_files::MODULE,
+    &rewrite::MODULE,
+    &inert::MODULE,
+];
+
+/// Within each phase, who is asked first.
+const PHASES: &[(Phase, &[&Module])] = &[
+    (Phase::ServerRewrite, &[&rewrite::MODULE]),
+    (Phase::Rewrite, &[&rewrite::MODULE]),
+    (Phase::PreContent, &[&try_files::MODULE]),
+    (Phase::Content, &[&index::MODULE, &static_files::MODULE]),
+    
+];
+
+/// Response filters: the first sees the response as its handler made it.
+const FILTERS: &[&Module] = &[&headers::MODULE];

@@ -1,0 +1,313 @@
+//! The command line, in nginx's way: single letters that may stand together
+//! (`-tq`), values that may follow at once (`-c/etc/x.conf`) or as the next word.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use gale_engine::process::Command;
+
+use crate::version;
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub struct Arguments {
+    /// The name that messages begin with, and that decides the default paths.
+    pub program: String,
+    /// What to do.
+    pub action: Action,
+    /// `-q`
+    pub is_quiet: bool,
+    /// `-g`
+    pub global_directives: Option<String>,
+    /// `-e`, absolute; `stderr` as it is.
+    pub error_log: Option<PathBuf>,
+    prefix: Option<PathBuf>,
+    configuration: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start the server.
+    Start,
+    /// `-t`, and with `prints_texts` `-T`
+    Test {
+        /// Print every file that was read.
+        prints_texts: bool,
+    },
+    /// `-s`
+    Signal(Command),
+    /// `-h`
+    Help,
+    /// `-v`
+    Version,
+    /// `-V`
+    VersionAndBuild,
+    /// `gale serve`
+    Serve(Serve),
+    /// `gale directives`
+    Directives {
+        /// What nginx has and Gale does not.
+        only_missing: bool,
+    },
+}
+
+/// `gale serve DIR [--listen ADDR] [--print-config]`
+#[derive(Debug, PartialEq, Eq)]
+pub struct Serve {
+    /// The directory to serve.
+    pub directory: PathBuf,
+    /// The address to listen on, as `listen` takes it.
+    pub listen: String,
+    /// Only print the configuration.
+    pub prints_configuration: bool,
+}
+
+/// Where `gale serve` listens unless told otherwise: this machine alone.
+const SERVE_ADDRESS: &str = "127.0.0.1:8080";
+
+impl Arguments {
+    /// Parses the command line; the error is ready to print.
+    pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Arguments, String> {
+        let mut words = words.into_iter();
+        let called = words.next().unwrap_or_default();
+        let is_nginx = Path::new(&called).file_name().is_some_and(|name| name == "nginx");
+        let mut arguments = Arguments {
+            program: if is_nginx { "nginx" } else { "gale" }.to_owned(),
+            action: Action::Start,
+            is_quiet: false,
+            global_directives: None,
+            error_log: None,
+            prefix: None,
+            configuration: None,
+        };
+        let mut words = words.peekable();
+        match words.peek().map(|word| word.as_bytes().to_vec()).as_deref() {
+            Some(b"serve") if !is_nginx => {
+                arguments.action = Action::Serve(Serve::parse(words.skip(1))?);
+            }
+            Some(b"directives") if !is_nginx => {
+                arguments.action = parse_directives(words.skip(1))?;
+            }
+            _ => {
+                while let Some(word) = words.next() {
+                    arguments.apply(&word, &mut words)?;
+                }
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// One word of options.
+    fn apply(&mut self, word: &OsString, more: &mut impl Iterator<Item = OsString>) -> Result<(), String> {
+        let program = self.program.clone();
+        let text = word.as_bytes();
+        match text {
+            b"--help" => return self.set(Action::Help),
+            b"--version" => return self.set(Action::Version),
+            _ => {}
+        }
+        let invalid = || format!("{program}: invalid option: \"{}\"", word.to_string_lossy());
+        let Some(letters) = text.strip_prefix(b"-").filter(|letters| !letters.is_empty()) else { return Err(invalid()) };
+        for (place, letter) in letters.iter().enumerate() {
+            let mut value = |what: &str| {
+                let rest = &letters[place + 1..];
+                let value = if rest.is_empty() { more.next() } else { Some(OsString::from_vec(rest.to_vec())) };
+                value.ok_or_else(|| format!("{program}: option \"-{}\" requires {what}", char::from(*letter)))
+            };
+            match letter {
+                b'?' | b'h' => self.set(Action::Help)?,
+                b'v' => self.set(Action::Version)?,
+                b'V' => self.set(Action::VersionAndBuild)?,
+                b't' => self.set(Action::Test { prints_texts: false })?,
+                b'T' => self.set(Action::Test { prints_texts: true })?,
+                b'q' => self.is_quiet = true,
+                b'p' => {
+                    self.prefix = Some(PathBuf::from(value("directory name")?));
+                    return Ok(());
+                }
+                b'e' => {
+                    self.error_log = Some(PathBuf::from(value("file name")?));
+                    return Ok(());
+                }
+                b'c' => {
+                    self.configuration = Some(PathBuf::from(value("file name")?));
+                    return Ok(());
+                }
+                b'g' => {
+                    let text = value("parameter")?.into_string();
+                    self.global_directives =
+                        Some(text.map_err(|_| format!("{program}: option \"-g\" requires text in UTF-8"))?);
+                    return Ok(());
+                }
+                b's' => {
+                    let name = value("parameter")?;
+                    let command = name.to_str().and_then(|name| name.parse().ok());
+                    let command = command
+                        .ok_or_else(|| format!("{program}: invalid option: \"-s {}\"", name.to_string_lossy()))?;
+                    return self.set(Action::Signal(command));
+                }
+                _ => return Err(invalid()),
+            }
+        }
+        Ok(())
+    }
+
+    /// As in nginx, asking for the version wins over everything else.
+    fn set(&mut self, action: Action) -> Result<(), String> {
+        if !matches!(self.action, Action::Help | Action::Version | Action::VersionAndBuild) {
+            self.action = action;
+        }
+        Ok(())
+    }
+
+    /// Whether the program was started as nginx.
+    pub fn is_nginx(&self) -> bool {
+        self.program == "nginx"
+    }
+
+    /// The parent of relative paths in the configuration.
+    pub fn prefix(&self) -> PathBuf {
+        match &self.prefix {
+            Some(prefix) => absolute(prefix),
+            None => PathBuf::from(version::prefix(self.is_nginx())),
+        }
+    }
+
+    /// The configuration file.
+    pub fn configuration_path(&self) -> PathBuf {
+        match &self.configuration {
+            Some(path) if path.is_absolute() => path.clone(),
+            // As in nginx, relative to the prefix.
+            Some(path) => match &self.prefix {
+                Some(_) => self.prefix().join(path),
+                None => absolute(path),
+            },
+            None => PathBuf::from(version::configuration_path(self.is_nginx())),
+        }
+    }
+
+    /// What `-h` prints.
+    pub fn help(&self) -> String {
+        let program = &self.program;
+        let own = if self.is_nginx() {
+            String::new()
+        } else {
+            "       gale serve DIR [--listen ADDRESS] [--print-config]\n       gale directives [--missing]\n".to_owned()
+        };
+        format!(
+            "{version}
+Usage: {program} [-?hvVtTq] [-s signal] [-p prefix]
+             [-e filename] [-c filename] [-g directives]
+{own}
+Options:
+  -?,-h         : this help
+  -v            : show version and exit
+  -V            : show version and configure options then exit
+  -t            : test configuration and exit
+  -T            : test configuration, dump it and exit
+  -q            : suppress non-error messages during configuration testing
+  -s signal     : send signal to a master process: stop, quit, reopen, reload
+  -p prefix     : set prefix path (default: {prefix}/)
+  -e filename   : set error log file (default: {error_log})
+  -c filename   : set configuration file (default: {configuration})
+  -g directives : set global directives out of configuration file
+
+",
+            version = version::short(self.is_nginx()),
+            prefix = version::prefix(self.is_nginx()),
+            error_log = version::error_log_path(self.is_nginx()),
+            configuration = version::configuration_path(self.is_nginx()),
+        )
+    }
+}
+
+impl Serve {
+    fn parse(words: impl Iterator<Item = OsString>) -> Result<Serve, String> {
+        let mut words = words;
+        let mut directory = None;
+        let mut listen = SERVE_ADDRESS.to_owned();
+        let mut prints_configuration = false;
+        while let Some(word) = words.next() {
+            match word.as_bytes() {
+                b"--listen" => {
+                    let address = words.next().and_then(|word| word.into_string().ok());
+                    listen = address.ok_or("gale: option \"--listen\" requires an address")?;
+                }
+                b"--print-config" => prints_configuration = true,
+                option if option.starts_with(b"-") => {
+                    return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy()));
+                }
+                _ if directory.is_none() => directory = Some(PathBuf::from(word)),
+                _ => return Err("gale: \"serve\" takes one directory".to_owned()),
+            }
+        }
+        let directory = directory.ok_or("gale: \"serve\" requires a directory: gale serve DIR")?;
+        Ok(Serve { directory: absolute(&directory), listen, prints_configuration })
+    }
+}
+
+fn parse_directives(words: impl Iterator<Item = OsString>) -> Result<Action, String> {
+    let mut only_missing = false;
+    for word in words {
+        match word.as_bytes() {
+            b"--missing" => only_missing = true,
+            _ => return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy())),
+        }
+    }
+    Ok(Action::Directives { only_missing })
+}
+
+/// The path from the current directory, without following links.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Arguments, String> {
+        Arguments::parse(line.split(' ').map(OsString::from))
+    }
+
+    #[test]
+    fn letters_stand_together_and_values_follow_at_once_or_next() {
+        let arguments = parse("gale -tq -c/etc/x.conf -p /srv").unwrap();
+        assert_eq!(arguments.action, Action::Test { prints_texts: false });
+        assert!(arguments.is_quiet);
+        assert_eq!(arguments.configuration_path(), Path::new("/etc/x.conf"));
+        assert_eq!(arguments.prefix(), Path::new("/srv"));
+        assert_eq!(parse("gale -qT").unwrap().action, Action::Test { prints_texts: true });
+        assert_eq!(parse("gale -s reload").unwrap().action, Action::Signal(Command::Reload));
+        assert_eq!(parse("gale -p /srv -c x.conf").unwrap().configuration_path(), Path::new("/srv/x.conf"));
+    }
+
+    #[test]
+    fn wrong_options_are_told_in_nginx_s_words() {
+        assert_eq!(parse("gale -x").unwrap_err(), "gale: invalid option: \"-x\"");
+        assert_eq!(parse("gale x").unwrap_err(), "gale: invalid option: \"x\"");
+        assert_eq!(parse("gale -c").unwrap_err(), "gale: option \"-c\" requires file name");
+        assert_eq!(parse("nginx -p").unwrap_err(), "nginx: option \"-p\" requires directory name");
+        assert_eq!(parse("gale -s kill").unwrap_err(), "gale: invalid option: \"-s kill\"");
+        assert_eq!(parse("gale serve").unwrap_err(), "gale: \"serve\" requires a directory: gale serve DIR");
+        assert_eq!(parse("gale serve a b").unwrap_err(), "gale: \"serve\" takes one directory");
+    }
+
+    #[test]
+    fn under_nginx_s_name_paths_are_debian_s_nginx_s() {
+        let arguments = parse("/usr/sbin/nginx").unwrap();
+        assert_eq!(arguments.configuration_path(), Path::new("/etc/nginx/nginx.conf"));
+        assert_eq!(parse("gale").unwrap().configuration_path(), Path::new("/etc/gale/gale.conf"));
+        assert!(parse("nginx serve .").is_err());
+    }
+
+    #[test]
+    fn serve_takes_a_directory_and_an_address() {
+        let Action::Serve(serve) = parse("gale serve /srv --listen 127.0.0.1:0").unwrap().action else {
+            panic!("not serve");
+        };
+        assert_eq!((serve.directory.as_path(), serve.listen.as_str()), (Path::new("/srv"), "127.0.0.1:0"));
+    }
+}

@@ -1,0 +1,77 @@
+//! `gale serve`: a directory on the spot. Behind it is an ordinary configuration,
+//! which `--print-config` shows.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use gale_config::quote;
+use gale_engine::process::{self, BuildRequest};
+use gale_engine::serve::Server;
+use gale_modules::order::ORDER;
+
+use crate::arguments::Serve;
+
+/// Media types that a directory of web pages needs.
+const MIME_TYPES: &str = include_str!("mime.types");
+
+/// Serves a directory until it is stopped.
+pub fn serve(serve: &Serve) -> ExitCode {
+    let text = configuration(serve);
+    if serve.prints_configuration {
+        print!("{text}");
+        return ExitCode::SUCCESS;
+    }
+    if !serve.directory.is_dir() {
+        eprintln!("gale: [emerg] \"{}\" is not a directory", serve.directory.display());
+        return ExitCode::FAILURE;
+    }
+    let request = BuildRequest {
+        program: "gale".to_owned(),
+        configuration_path: PathBuf::from("/etc/gale/gale.conf"),
+        prefix: serve.directory.clone(),
+        error_log_path: Some(PathBuf::from("stderr")),
+        privileged: process::is_super_user(),
+        configuration_text: Some(text),
+        ..BuildRequest::default()
+    };
+    let directory = serve.directory.display().to_string();
+    let announce = move |address: String| eprintln!("gale: serving {directory} at http://{address}/ (stop with Ctrl-C)");
+    process::start(Server::new(&ORDER).announcing(announce), request)
+}
+
+fn configuration(serve: &Serve) -> String {
+    let quoted = |text: &[u8]| quote(text).to_string();
+    let directory = quoted(serve.directory.as_os_str().as_bytes());
+    // A process number's own file: several may serve at the same time.
+    let pid = std::env::temp_dir().join(format!("gale-serve-{}.pid", std::process::id()));
+    let pid = quoted(pid.as_os_str().as_bytes());
+    let listen = &serve.listen;
+    format!(
+        "daemon off;
+worker_processes auto;
+error_log stderr notice;
+pid {pid};
+
+events {{
+    worker_connections 4096;
+}}
+
+http {{
+    {types}
+    default_type application/octet-stream;
+    access_log off;
+    sendfile on;
+    server_tokens off;
+    client_body_temp_path {directory};
+
+    server {{
+        listen {listen};
+        root {directory};
+        index index.html;
+    }}
+}}
+",
+        types = MIME_TYPES.trim_end().replace('\n', "\n    "),
+    )
+}

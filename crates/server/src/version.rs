@@ -1,0 +1,81 @@
+//! Who the program says it is, and where it keeps its files.
+//!
+//! Under the name `nginx` the answers have nginx's form, because certbot and
+//! others read the version and look for `--with-` and `--without-` flags.
+
+/// The version of nginx whose language and behaviour Gale follows.
+const NGINX_VERSION: &str = "1.31.4";
+
+/// Standard modules of nginx that are not built yet, as its `configure` names them.
+const WITHOUT: &[&str] = &[
+    "http_charset_module",
+    "http_gzip_module",
+    "http_ssi_module",
+    "http_userid_module",
+    "http_access_module",
+    "http_auth_basic_module",
+    "http_mirror_module",
+    "http_autoindex_module",
+    "http_geo_module",
+    "http_map_module",
+    "http_split_clients_module",
+    "http_referer_module",
+    "http_proxy_module",
+    "http_fastcgi_module",
+    "http_uwsgi_module",
+    "http_scgi_module",
+    "http_grpc_module",
+    "http_memcached_module",
+    "http_limit_conn_module",
+    "http_limit_req_module",
+    "http_empty_gif_module",
+    "http_browser_module",
+    "http_upstream_hash_module",
+    "http_upstream_ip_hash_module",
+    "http_upstream_least_conn_module",
+    "http_upstream_random_module",
+    "http_upstream_keepalive_module",
+    "http_upstream_zone_module",
+];
+
+/// `-v`
+pub fn short(is_nginx: bool) -> String {
+    if is_nginx {
+        format!("nginx version: nginx/{NGINX_VERSION} (gale/{})", env!("CARGO_PKG_VERSION"))
+    } else {
+        format!("gale version: gale/{}", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+/// `-V`
+pub fn long(is_nginx: bool) -> String {
+    let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
+    format!(
+        "{}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} --with-threads {}\n",
+        short(is_nginx),
+        prefix(is_nginx),
+        configuration_path(is_nginx),
+        error_log_path(is_nginx),
+        pid_path(is_nginx),
+        without.join(" "),
+    )
+}
+
+/// The parent of relative paths: Debian's places.
+pub fn prefix(is_nginx: bool) -> &'static str {
+    if is_nginx { "/usr/share/nginx" } else { "/usr/share/gale" }
+}
+
+/// The configuration file.
+pub fn configuration_path(is_nginx: bool) -> &'static str {
+    if is_nginx { "/etc/nginx/nginx.conf" } else { "/etc/gale/gale.conf" }
+}
+
+/// The error log before the configuration says otherwise.
+pub fn error_log_path(is_nginx: bool) -> &'static str {
+    if is_nginx { "/var/log/nginx/error.log" } else { "/var/log/gale/error.log" }
+}
+
+fn pid_path(is_nginx: bool) -> &'static str {
+    if is_nginx { "/run/nginx.pid" } else { "/run/gale.pid" }
+}
