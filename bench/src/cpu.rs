@@ -38,31 +38,19 @@ pub fn cases(options: &Options) -> Result<Vec<Case>, String> {
             is_short: false,
             body_bytes,
         };
-        cases.push(keepalive(
-            "return",
-            "/return",
-            SMALL_BODY.len(),
-            "2-byte answer",
-        ));
+        cases.push(keepalive("return", "/return", SMALL_BODY.len(), "2-byte answer"));
         cases.push(keepalive("file", "/file", FILE_BYTES, "1 KiB file"));
     }
     cases.push(Case {
         name: "short",
-        title: format!(
-            "2-byte answer, short connections, {} at a time",
-            options.short_connections
-        ),
+        title: format!("2-byte answer, short connections, {} at a time", options.short_connections),
         path: "/return",
         connections: options.short_connections,
         is_short: true,
         body_bytes: SMALL_BODY.len(),
     });
     cases.retain(|case| options.has_case(case.name));
-    if cases.is_empty() {
-        Err("there is no such case: return, file, short".to_owned())
-    } else {
-        Ok(cases)
-    }
+    if cases.is_empty() { Err("there is no such case: return, file, short".to_owned()) } else { Ok(cases) }
 }
 
 impl Case {
@@ -74,33 +62,19 @@ impl Case {
             all.push(program.clone());
             if self.name == "file" && program.kind == Kind::Nginx {
                 let label = format!("{} + open_file_cache", program.label);
-                all.push(Program {
-                    label,
-                    open_file_cache: true,
-                    ..program.clone()
-                });
+                all.push(Program { label, open_file_cache: true, ..program.clone() });
             }
         }
         all
     }
 
     pub fn setting(&self, options: &Options) -> Setting {
-        Setting {
-            is_short: self.is_short,
-            core: Some(options.server_core),
-            floor_body_bytes: self.body_bytes,
-        }
+        Setting { is_short: self.is_short, core: Some(options.server_core), floor_body_bytes: self.body_bytes }
     }
 
     pub fn run<'a>(&self, url: &'a str, run_time: Duration, options: &Options) -> wrk::Run<'a> {
         let core = options.client_core;
-        wrk::Run {
-            url,
-            connections: self.connections,
-            is_short: self.is_short,
-            run_time,
-            core,
-        }
+        wrk::Run { url, connections: self.connections, is_short: self.is_short, run_time, core }
     }
 }
 
@@ -155,19 +129,8 @@ pub fn measure(options: &Options) -> Measured {
         tables.push(measure_case(options, &programs, &case)?);
     }
     let body: String = tables.iter().map(|table| table.markdown(options)).collect();
-    let holds = tables
-        .iter()
-        .all(|table| table.rows.iter().all(|row| row.errors == 0));
-    Ok((
-        Document::new(
-            "cpu",
-            "CPU time per request",
-            &programs,
-            &(body + NOTES),
-            &tables,
-        )?,
-        holds,
-    ))
+    let holds = tables.iter().all(|table| table.rows.iter().all(|row| row.errors == 0));
+    Ok((Document::new("cpu", "CPU time per request", &programs, &(body + NOTES), &tables)?, holds))
 }
 
 const NOTES: &str = "\
@@ -179,39 +142,22 @@ programs took the server's core: measure again.\n";
 fn measure_case(options: &Options, programs: &[Program], case: &Case) -> Result<Table, String> {
     let programs = case.programs(programs);
     // All run from the beginning; those that are not asked stay asleep.
-    let servers: Vec<Running> = programs
-        .iter()
-        .map(|program| program.start(case.setting(options)))
-        .collect::<Result<_, _>>()?;
+    let servers: Vec<Running> =
+        programs.iter().map(|program| program.start(case.setting(options))).collect::<Result<_, _>>()?;
     let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); servers.len()];
     for round in 0..=options.rounds {
         for (server, samples) in servers.iter().zip(&mut samples) {
             // The first round fills caches and is not counted.
-            let run_time = if round == 0 {
-                Duration::from_secs(1)
-            } else {
-                options.run_time
-            };
+            let run_time = if round == 0 { Duration::from_secs(1) } else { options.run_time };
             let sample = measure_once(options, case, server, round, run_time)?;
             if round > 0 {
-                eprintln!(
-                    "  round {round}, {}: {:.2} µs",
-                    server.label, sample.server_us
-                );
+                eprintln!("  round {round}, {}: {:.2} µs", server.label, sample.server_us);
                 samples.push(sample);
             }
         }
     }
-    let rows = programs
-        .iter()
-        .zip(samples)
-        .map(|(program, samples)| Row::new(program, samples))
-        .collect();
-    Ok(Table {
-        case: case.name,
-        title: case.title.clone(),
-        rows,
-    })
+    let rows = programs.iter().zip(samples).map(|(program, samples)| Row::new(program, samples)).collect();
+    Ok(Table { case: case.name, title: case.title.clone(), rows })
 }
 
 fn measure_once(
@@ -222,20 +168,12 @@ fn measure_once(
     run_time: Duration,
 ) -> Result<Sample, String> {
     let processes = server.root.tree();
-    let cores = || {
-        (
-            CoreTime::read(options.server_core),
-            CoreTime::read(options.client_core),
-        )
-    };
+    let cores = || (CoreTime::read(options.server_core), CoreTime::read(options.client_core));
     let before = (process::cpu_time(&processes), cores());
     let (figures, client) = wrk::run(&case.run(&server.url(case.path), run_time, options))?;
     let after = (process::cpu_time(&processes), cores());
     if server.root.tree() != processes {
-        return Err(format!(
-            "{}: its processes changed during the run",
-            server.label
-        ));
+        return Err(format!("{}: its processes changed during the run", server.label));
     }
     let server_time = after.0 - before.0;
     let per_request = |time: Duration| time.as_secs_f64() * 1e6 / figures.requests as f64;
@@ -257,8 +195,7 @@ impl Row {
         let median = |figure: fn(&Sample) -> f64| Spread::of(samples.iter().map(figure)).median;
         let server_utilisation = median(|sample| sample.server_utilisation);
         let client_utilisation = median(|sample| sample.client_utilisation);
-        let other_load =
-            median(|sample| sample.server_core_busy - sample.server_utilisation).max(0.0);
+        let other_load = median(|sample| sample.server_core_busy - sample.server_utilisation).max(0.0);
         Row {
             server: program.label.clone(),
             kind: program.kind,
@@ -293,10 +230,7 @@ fn limit(server_utilisation: f64, client_utilisation: f64, other_load: f64) -> &
 impl Table {
     fn markdown(&self, options: &Options) -> String {
         let seconds = options.run_time.as_secs();
-        let mut text = format!(
-            "## {}\n\n{} rounds of {seconds} s\n\n",
-            self.title, options.rounds
-        );
+        let mut text = format!("## {}\n\n{} rounds of {seconds} s\n\n", self.title, options.rounds);
         let header = [
             "server",
             "server µs",
@@ -336,11 +270,7 @@ impl Table {
             ));
             if let Some(floor) = of(Kind::Floor) {
                 let above = |us: f64| us - floor.server_us.median;
-                text.push_str(&format!(
-                    "; above the floor {:.2} µs / {:.2} µs",
-                    above(gale_us),
-                    above(nginx_us)
-                ));
+                text.push_str(&format!("; above the floor {:.2} µs / {:.2} µs", above(gale_us), above(nginx_us)));
             }
             text.push('\n');
         }
@@ -351,11 +281,7 @@ impl Table {
 impl Row {
     fn cells(&self) -> Vec<String> {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
-        let Spread {
-            median,
-            least,
-            greatest,
-        } = self.server_us;
+        let Spread { median, least, greatest } = self.server_us;
         vec![
             self.server.clone(),
             format!("{median:.2} ({least:.2} – {greatest:.2})"),

@@ -122,11 +122,7 @@ fn exchange(connection: &OwnedFd, mode: Mode, answer: &[u8]) -> Next {
     }
     // An answer of a few hundred bytes fits into an empty socket buffer; a peer for whom it does not is dropped.
     let sent = send(connection, answer, SendFlags::NOSIGNAL);
-    if sent == Ok(answer.len()) && mode == Mode::KeepAlive {
-        Next::Wait
-    } else {
-        Next::Close
-    }
+    if sent == Ok(answer.len()) && mode == Mode::KeepAlive { Next::Wait } else { Next::Close }
 }
 
 fn key(descriptor: i32) -> epoll::EventData {

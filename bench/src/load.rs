@@ -68,29 +68,22 @@ impl Connection {
 
     fn open_within(address: &str, time_limit: Duration) -> Result<Connection, Failure> {
         let address: SocketAddr = address.parse().map_err(|_| Failure::ConnectFailed)?;
-        let stream =
-            TcpStream::connect_timeout(&address, time_limit).map_err(|error| {
-                match error.kind() {
-                    ErrorKind::ConnectionRefused => Failure::ConnectRefused,
-                    _ => Failure::ConnectFailed,
-                }
-            })?;
+        let stream = TcpStream::connect_timeout(&address, time_limit).map_err(|error| match error.kind() {
+            ErrorKind::ConnectionRefused => Failure::ConnectRefused,
+            _ => Failure::ConnectFailed,
+        })?;
         let configured = stream
             .set_nodelay(true)
             .and_then(|()| stream.set_read_timeout(Some(time_limit)))
             .and_then(|()| stream.set_write_timeout(Some(time_limit)));
         configured.map_err(|_| Failure::ConnectFailed)?;
-        Ok(Connection {
-            stream,
-            pending: Vec::new(),
-        })
+        Ok(Connection { stream, pending: Vec::new() })
     }
 
     /// Sends a GET and reads its answer. After a failure the connection is of no more use.
     pub fn request(&mut self, path: &str, is_last: bool) -> Result<Answer, Failure> {
         let connection = if is_last { "close" } else { "keep-alive" };
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n");
         // A peer that has closed answers with a reset; the read below tells what happened, so a failed write is
         // only final where nothing can be read either.
         let written = self.stream.write_all(request.as_bytes());
@@ -113,28 +106,16 @@ impl Connection {
 
     fn read_answer(&mut self) -> Result<Answer, Failure> {
         let header_end = loop {
-            if let Some(at) = self
-                .pending
-                .windows(4)
-                .position(|window| window == b"\r\n\r\n")
-            {
+            if let Some(at) = self.pending.windows(4).position(|window| window == b"\r\n\r\n") {
                 break at + 4;
             }
             if self.pending.len() > HEADER_BYTES_MAX {
                 return Err(Failure::Malformed);
             }
             let nothing_yet = self.pending.is_empty();
-            let when_reset = if nothing_yet {
-                Failure::ResetBeforeAnswer
-            } else {
-                Failure::Truncated
-            };
+            let when_reset = if nothing_yet { Failure::ResetBeforeAnswer } else { Failure::Truncated };
             if self.receive(when_reset)? == 0 {
-                return Err(if nothing_yet {
-                    Failure::ClosedBeforeAnswer
-                } else {
-                    Failure::Truncated
-                });
+                return Err(if nothing_yet { Failure::ClosedBeforeAnswer } else { Failure::Truncated });
             }
         };
         let head = parse_head(&self.pending[..header_end])?;
@@ -145,11 +126,7 @@ impl Connection {
         }
         let body = self.pending[header_end..header_end + head.body_bytes].to_vec();
         self.pending.drain(..header_end + head.body_bytes);
-        Ok(Answer {
-            status: head.status,
-            body,
-            closes: head.closes,
-        })
+        Ok(Answer { status: head.status, body, closes: head.closes })
     }
 
     fn receive(&mut self, when_reset: Failure) -> Result<usize, Failure> {
@@ -172,11 +149,7 @@ impl Connection {
 pub fn request_once(address: &str, path: &str, time_limit: Duration) -> Result<Vec<u8>, Failure> {
     let mut connection = Connection::open_within(address, time_limit)?;
     let answer = connection.request(path, true)?;
-    if answer.status == 200 {
-        Ok(answer.body)
-    } else {
-        Err(Failure::WrongStatus)
-    }
+    if answer.status == 200 { Ok(answer.body) } else { Err(Failure::WrongStatus) }
 }
 
 struct Head {
@@ -189,29 +162,19 @@ fn parse_head(head: &[u8]) -> Result<Head, Failure> {
     let head = std::str::from_utf8(head).map_err(|_| Failure::Malformed)?;
     let mut lines = head.split("\r\n");
     let status_line = lines.next().unwrap_or("");
-    let status = status_line
-        .strip_prefix("HTTP/1.1 ")
-        .and_then(|rest| rest.get(..3)?.parse().ok());
+    let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let mut body_bytes = None;
     let mut closes = false;
     for line in lines.filter(|line| !line.is_empty()) {
         let (name, value) = line.split_once(':').ok_or(Failure::Malformed)?;
         if name.eq_ignore_ascii_case("content-length") {
-            body_bytes = value
-                .trim()
-                .parse()
-                .ok()
-                .filter(|bytes| *bytes <= BODY_BYTES_MAX);
+            body_bytes = value.trim().parse().ok().filter(|bytes| *bytes <= BODY_BYTES_MAX);
         } else if name.eq_ignore_ascii_case("connection") {
             closes = value.trim().eq_ignore_ascii_case("close");
         }
     }
     match (status, body_bytes) {
-        (Some(status), Some(body_bytes)) => Ok(Head {
-            status,
-            body_bytes,
-            closes,
-        }),
+        (Some(status), Some(body_bytes)) => Ok(Head { status, body_bytes, closes }),
         _ => Err(Failure::Malformed),
     }
 }
@@ -283,16 +246,11 @@ impl Load {
 
     /// Correct answers so far.
     pub fn answered(&self) -> u64 {
-        self.shared.keepalive_requests.load(Ordering::Relaxed)
-            + self.shared.short_requests.load(Ordering::Relaxed)
+        self.shared.keepalive_requests.load(Ordering::Relaxed) + self.shared.short_requests.load(Ordering::Relaxed)
     }
 
     pub fn totals(&self) -> Totals {
-        let failures = self
-            .shared
-            .failures
-            .lock()
-            .expect("no client panics while it counts");
+        let failures = self.shared.failures.lock().expect("no client panics while it counts");
         Totals {
             keepalive_requests: self.shared.keepalive_requests.load(Ordering::Relaxed),
             short_requests: self.shared.short_requests.load(Ordering::Relaxed),
@@ -331,31 +289,22 @@ impl Shared {
 
     fn succeeded(&self, counter: &AtomicU64, since: Instant) {
         counter.fetch_add(1, Ordering::Relaxed);
-        self.longest_us
-            .fetch_max(since.elapsed().as_micros() as u64, Ordering::Relaxed);
+        self.longest_us.fetch_max(since.elapsed().as_micros() as u64, Ordering::Relaxed);
     }
 
     fn failed(&self, client: &str, failure: Failure) {
         const FIRST_MAX: usize = 20;
         let name = format!("{client} {}", name_of(failure));
-        let mut failures = self
-            .failures
-            .lock()
-            .expect("no client panics while it counts");
+        let mut failures = self.failures.lock().expect("no client panics while it counts");
         if failures.first.len() < FIRST_MAX {
-            failures
-                .first
-                .push((self.begun.elapsed().as_secs_f64(), name.clone()));
+            failures.first.push((self.begun.elapsed().as_secs_f64(), name.clone()));
         }
         *failures.counts.entry(name).or_default() += 1;
     }
 }
 
 fn name_of(failure: Failure) -> String {
-    serde_json::to_value(failure)
-        .ok()
-        .and_then(|v| v.as_str().map(str::to_owned))
-        .unwrap_or_default()
+    serde_json::to_value(failure).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn keepalive_client(shared: &Shared, address: &str) {
@@ -380,9 +329,7 @@ fn keepalive_client(shared: &Shared, address: &str) {
         match outcome {
             Ok(next) => {
                 shared.succeeded(&shared.keepalive_requests, since);
-                shared
-                    .announced_closes
-                    .fetch_add(u64::from(next.is_none()), Ordering::Relaxed);
+                shared.announced_closes.fetch_add(u64::from(next.is_none()), Ordering::Relaxed);
                 connection = next;
             }
             Err(failure) => {
@@ -431,19 +378,12 @@ struct Targets {
 
 impl Targets {
     fn new() -> Targets {
-        Targets {
-            file: file_body(),
-            count: 0,
-        }
+        Targets { file: file_body(), count: 0 }
     }
 
     fn next(&mut self) -> (&'static str, &[u8]) {
         self.count += 1;
-        if self.count.is_multiple_of(2) {
-            ("/return", SMALL_BODY)
-        } else {
-            ("/file", &self.file)
-        }
+        if self.count.is_multiple_of(2) { ("/return", SMALL_BODY) } else { ("/file", &self.file) }
     }
 }
 
@@ -475,40 +415,19 @@ mod tests {
 
     #[test]
     fn a_whole_answer_is_taken_and_its_announcement_seen() {
-        let answer =
-            ask(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").unwrap();
-        assert_eq!(
-            answer,
-            Answer {
-                status: 200,
-                body: b"ok".to_vec(),
-                closes: true
-            }
-        );
+        let answer = ask(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").unwrap();
+        assert_eq!(answer, Answer { status: 200, body: b"ok".to_vec(), closes: true });
     }
 
     #[test]
     fn every_fault_has_its_kind() {
         assert_eq!(ask(b""), Err(Failure::ClosedBeforeAnswer));
         assert_eq!(ask(b"HTTP/1.1 200 OK\r\nContent-"), Err(Failure::Truncated));
-        assert_eq!(
-            ask(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok"),
-            Err(Failure::Truncated)
-        );
+        assert_eq!(ask(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok"), Err(Failure::Truncated));
         assert_eq!(ask(b"HTTP/1.1 200 OK\r\n\r\n"), Err(Failure::Malformed));
-        assert_eq!(
-            ask(b"ICY 200 OK\r\nContent-Length: 0\r\n\r\n"),
-            Err(Failure::Malformed)
-        );
-        let unused = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .to_string();
-        assert_eq!(
-            Connection::open(&unused).unwrap_err(),
-            Failure::ConnectRefused
-        );
+        assert_eq!(ask(b"ICY 200 OK\r\nContent-Length: 0\r\n\r\n"), Err(Failure::Malformed));
+        let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        assert_eq!(Connection::open(&unused).unwrap_err(), Failure::ConnectRefused);
     }
 
     #[test]
@@ -521,11 +440,7 @@ mod tests {
 
     #[test]
     fn wrong_answers_are_failures() {
-        let answer = |status, body: &[u8]| Answer {
-            status,
-            body: body.to_vec(),
-            closes: false,
-        };
+        let answer = |status, body: &[u8]| Answer { status, body: body.to_vec(), closes: false };
         assert_eq!(check(&answer(200, b"ok"), b"ok"), Ok(()));
         assert_eq!(check(&answer(503, b"ok"), b"ok"), Err(Failure::WrongStatus));
         assert_eq!(check(&answer(200, b"no"), b"ok"), Err(Failure::WrongBody));
@@ -533,20 +448,13 @@ mod tests {
 
     #[test]
     fn totals_count_failures_by_client_and_kind() {
-        let unused = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .to_string();
+        let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let load = Load::start(&unused, 1, 1);
         while load.totals().failures.len() < 2 {
             std::thread::yield_now();
         }
         let totals = load.stop();
-        assert_eq!(
-            totals.failures.keys().collect::<Vec<_>>(),
-            ["keepalive connect_refused", "short connect_refused"]
-        );
+        assert_eq!(totals.failures.keys().collect::<Vec<_>>(), ["keepalive connect_refused", "short connect_refused"]);
         assert_eq!(totals.failed, totals.failures.values().sum::<u64>());
         assert_eq!(totals.keepalive_requests + totals.short_requests, 0);
     }

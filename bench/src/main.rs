@@ -61,12 +61,7 @@ fn run(args: &[String]) -> Result<bool, String> {
         "reload" => one(reload::measure),
         "respawn" => one(respawn::measure),
         "all" => {
-            let measurements = [
-                cpu::measure,
-                syscalls::measure,
-                reload::measure,
-                respawn::measure,
-            ];
+            let measurements = [cpu::measure, syscalls::measure, reload::measure, respawn::measure];
             // All of them, also after one that does not hold.
             let mut holds = true;
             for measure in measurements {
@@ -74,9 +69,6 @@ fn run(args: &[String]) -> Result<bool, String> {
             }
             Ok(holds)
         }
-        other => Err(format!(
-            "there is no measurement \"{other}\"\n\n{}",
-            options::USAGE
-        )),
+        other => Err(format!("there is no measurement \"{other}\"\n\n{}", options::USAGE)),
     }
 }

@@ -19,8 +19,7 @@ impl Memory {
     pub fn read(processes: &[Process]) -> Memory {
         let mut memory = Memory::default();
         for process in processes {
-            let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", process.id))
-                .unwrap_or_default();
+            let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", process.id)).unwrap_or_default();
             memory.rss_kib += field(&rollup, "Rss:");
             memory.pss_kib += field(&rollup, "Pss:");
             memory.descriptors += process.descriptors();
@@ -37,8 +36,7 @@ impl Memory {
 
 fn field(rollup: &str, name: &str) -> u64 {
     let line = rollup.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -47,15 +45,7 @@ mod tests {
 
     #[test]
     fn fields_are_found_by_their_whole_name() {
-        let rollup =
-            "7f00-7fff ---p [rollup]\nRss:   1200 kB\nPss:    800 kB\nPss_Dirty:  700 kB\n";
-        assert_eq!(
-            (
-                field(rollup, "Rss:"),
-                field(rollup, "Pss:"),
-                field(rollup, "Swap:")
-            ),
-            (1200, 800, 0)
-        );
+        let rollup = "7f00-7fff ---p [rollup]\nRss:   1200 kB\nPss:    800 kB\nPss_Dirty:  700 kB\n";
+        assert_eq!((field(rollup, "Rss:"), field(rollup, "Pss:"), field(rollup, "Swap:")), (1200, 800, 0));
     }
 }

@@ -80,9 +80,7 @@ impl Options {
         let mut more = Vec::new();
         let mut args = args.iter();
         while let Some(option) = args.next() {
-            let value = args
-                .next()
-                .ok_or_else(|| format!("{option} needs a value\n\n{USAGE}"))?;
+            let value = args.next().ok_or_else(|| format!("{option} needs a value\n\n{USAGE}"))?;
             let list = || value.split(',').map(str::to_owned).collect::<Vec<String>>();
             match option.as_str() {
                 "--nginx" => nginx = PathBuf::from(value),
@@ -94,10 +92,7 @@ impl Options {
                 "--servers" => options.chosen = Some(list()),
                 "--cases" => options.cases = Some(list()),
                 "--connections" => {
-                    options.connections = list()
-                        .iter()
-                        .map(|n| number(option, n))
-                        .collect::<Result<_, _>>()?;
+                    options.connections = list().iter().map(|n| number(option, n)).collect::<Result<_, _>>()?;
                 }
                 "--short-connections" => options.short_connections = number(option, value)?,
                 "--rounds" => options.rounds = number(option, value)?,
@@ -107,25 +102,17 @@ impl Options {
                 "--server-core" => options.server_core = core(option, value)?,
                 "--client-core" => options.client_core = core(option, value)?,
                 "--reloads" => options.reloads = number(option, value)?,
-                "--keepalive-clients" => {
-                    options.keepalive_clients = number(option, value)? as usize
-                }
+                "--keepalive-clients" => options.keepalive_clients = number(option, value)? as usize,
                 "--short-clients" => options.short_clients = number(option, value)? as usize,
                 "--results" => options.results = PathBuf::from(value),
                 other => return Err(format!("there is no option {other}\n\n{USAGE}")),
             }
         }
-        options
-            .programs
-            .push(Program::new("floor", Kind::Floor, Path::new("floor")));
-        options
-            .programs
-            .push(Program::new("nginx", Kind::Nginx, &nginx));
+        options.programs.push(Program::new("floor", Kind::Floor, Path::new("floor")));
+        options.programs.push(Program::new("nginx", Kind::Nginx, &nginx));
         options.programs.extend(gale_programs(&gale, &drivers));
         options.programs.push(Program::new("h2o", Kind::H2o, &h2o));
-        options
-            .programs
-            .push(Program::new("haproxy", Kind::Haproxy, &haproxy));
+        options.programs.push(Program::new("haproxy", Kind::Haproxy, &haproxy));
         options.programs.extend(more);
         Ok(options)
     }
@@ -136,9 +123,7 @@ impl Options {
         let default = default.map(|labels| labels.iter().map(|l| (*l).to_owned()).collect());
         let wanted: Option<Vec<String>> = self.chosen.clone().or(default);
         let is_wanted = |program: &&Program| {
-            wanted
-                .as_ref()
-                .is_none_or(|labels| labels.iter().any(|label| program.answers_to(label)))
+            wanted.as_ref().is_none_or(|labels| labels.iter().any(|label| program.answers_to(label)))
         };
         let mut servers = Vec::new();
         for program in self.programs.iter().filter(is_wanted) {
@@ -149,18 +134,13 @@ impl Options {
             }
         }
         if servers.is_empty() {
-            return Err(format!(
-                "there is no server to measure among {:?}",
-                wanted.unwrap_or_default()
-            ));
+            return Err(format!("there is no server to measure among {:?}", wanted.unwrap_or_default()));
         }
         Ok(servers)
     }
 
     pub fn has_case(&self, name: &str) -> bool {
-        self.cases
-            .as_ref()
-            .is_none_or(|cases| cases.iter().any(|case| case == name))
+        self.cases.as_ref().is_none_or(|cases| cases.iter().any(|case| case == name))
     }
 }
 
@@ -193,15 +173,11 @@ fn parse_server(text: &str) -> Result<Program, String> {
 }
 
 fn number(option: &str, text: &str) -> Result<u32, String> {
-    text.parse()
-        .ok()
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("{option} needs a number above 0, not \"{text}\""))
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("{option} needs a number above 0, not \"{text}\""))
 }
 
 fn core(option: &str, text: &str) -> Result<usize, String> {
-    text.parse()
-        .map_err(|_| format!("{option} needs the number of a core, not \"{text}\""))
+    text.parse().map_err(|_| format!("{option} needs the number of a core, not \"{text}\""))
 }
 
 #[cfg(test)]
@@ -209,36 +185,14 @@ mod tests {
     use super::*;
 
     fn parse(words: &[&str]) -> Result<Options, String> {
-        Options::parse(
-            &words
-                .iter()
-                .map(|word| word.to_string())
-                .collect::<Vec<_>>(),
-        )
+        Options::parse(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>())
     }
 
     #[test]
     fn the_floor_is_measured_first() {
-        let labels = |options: &Options| {
-            options
-                .programs
-                .iter()
-                .map(|p| p.label.clone())
-                .collect::<Vec<_>>()
-        };
+        let labels = |options: &Options| options.programs.iter().map(|p| p.label.clone()).collect::<Vec<_>>();
         let options = parse(&["--gale-use", "epoll,io_uring", "--server", "old=nginx:/n"]).unwrap();
-        assert_eq!(
-            labels(&options),
-            [
-                "floor",
-                "nginx",
-                "gale epoll",
-                "gale io_uring",
-                "h2o",
-                "haproxy",
-                "old"
-            ]
-        );
+        assert_eq!(labels(&options), ["floor", "nginx", "gale epoll", "gale io_uring", "h2o", "haproxy", "old"]);
     }
 
     #[test]
@@ -249,12 +203,7 @@ mod tests {
 
     #[test]
     fn wrong_options_are_refused() {
-        for words in [
-            &["--rounds"][..],
-            &["--rounds", "0"],
-            &["--server", "a=b"],
-            &["--fast", "1"],
-        ] {
+        for words in [&["--rounds"][..], &["--rounds", "0"], &["--server", "a=b"], &["--fast", "1"]] {
             assert!(parse(words).is_err(), "{words:?}");
         }
     }

@@ -43,11 +43,7 @@ impl Process {
 
     /// The children, in the order of their numbers.
     pub fn children(self) -> Vec<Process> {
-        all()
-            .into_iter()
-            .filter(|stat| stat.parent == self.id)
-            .map(|stat| stat.process)
-            .collect()
+        all().into_iter().filter(|stat| stat.parent == self.id).map(|stat| stat.process).collect()
     }
 
     /// Itself and everything below it that has not been orphaned.
@@ -57,11 +53,7 @@ impl Process {
         let mut next = 0;
         while next < tree.len() {
             let parent = tree[next].id;
-            tree.extend(
-                all.iter()
-                    .filter(|stat| stat.parent == parent)
-                    .map(|stat| stat.process),
-            );
+            tree.extend(all.iter().filter(|stat| stat.parent == parent).map(|stat| stat.process));
             next += 1;
         }
         tree
@@ -82,12 +74,7 @@ pub fn cpu_time(processes: &[Process]) -> Duration {
 pub fn ended_children_cpu_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = fields_after_name(&stat);
-    let ticks = |index: usize| {
-        fields
-            .get(index)
-            .and_then(|field| field.parse::<u64>().ok())
-            .unwrap_or(0)
-    };
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
     Duration::from_millis((ticks(13) + ticks(14)) * TICK_MS)
 }
 
@@ -102,23 +89,12 @@ impl CoreTime {
     pub fn read(core: usize) -> CoreTime {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let name = format!("cpu{core} ");
-        let line = stat
-            .lines()
-            .find(|line| line.starts_with(&name))
-            .unwrap_or("");
+        let line = stat.lines().find(|line| line.starts_with(&name)).unwrap_or("");
         // user nice system idle iowait irq softirq steal; the guest columns are contained in user.
-        let ticks: Vec<u64> = line
-            .split_whitespace()
-            .skip(1)
-            .take(8)
-            .filter_map(|t| t.parse().ok())
-            .collect();
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|t| t.parse().ok()).collect();
         let total = ticks.iter().sum();
         let idle = ticks.iter().skip(3).take(2).sum::<u64>();
-        CoreTime {
-            busy: total - idle,
-            total,
-        }
+        CoreTime { busy: total - idle, total }
     }
 
     /// Share of the time since `earlier` that the core was busy, with whatever: 0 to 1.
@@ -164,9 +140,7 @@ fn all() -> Vec<Stat> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
     };
-    let ids = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut all: Vec<Stat> = ids.filter_map(read_stat).filter(Stat::is_alive).collect();
     all.sort_by_key(|stat| stat.process);
     all
@@ -180,18 +154,12 @@ fn parse_stat(id: u32, text: &str) -> Option<Stat> {
     let fields = fields_after_name(text);
     let started = fields.get(19)?.parse().ok()?;
     let process = Process { id, started };
-    Some(Stat {
-        process,
-        parent: fields.get(1)?.parse().ok()?,
-        state: fields.first()?.chars().next()?,
-    })
+    Some(Stat { process, parent: fields.get(1)?.parse().ok()?, state: fields.first()?.chars().next()? })
 }
 
 /// The fields from the state (the third of proc(5)) on; the name before them may hold spaces and parentheses.
 fn fields_after_name(stat: &str) -> Vec<&str> {
-    stat.rfind(')').map_or(Vec::new(), |end| {
-        stat[end + 1..].split_whitespace().collect()
-    })
+    stat.rfind(')').map_or(Vec::new(), |end| stat[end + 1..].split_whitespace().collect())
 }
 
 #[cfg(test)]
@@ -202,25 +170,14 @@ mod tests {
     fn a_name_may_hold_anything() {
         let text = "7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 1 2 30 40 20 0 1 0 555 0";
         let stat = parse_stat(7, text).unwrap();
-        assert_eq!(
-            (stat.parent, stat.state, stat.process.started),
-            (3, 'S', 555)
-        );
+        assert_eq!((stat.parent, stat.state, stat.process.started), (3, 'S', 555));
     }
 
     #[test]
     fn a_child_is_found_in_the_tree_and_gone_after_it_ended() {
-        let mut child = Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let process = Process::find(child.id()).unwrap();
-        assert!(
-            Process::find(std::process::id())
-                .unwrap()
-                .tree()
-                .contains(&process)
-        );
+        assert!(Process::find(std::process::id()).unwrap().tree().contains(&process));
         drop(child.stdin.take());
         child.wait().unwrap();
         assert!(!process.is_alive());

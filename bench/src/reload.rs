@@ -63,39 +63,18 @@ pub fn measure(options: &Options) -> Measured {
         outcomes.push(measure_one(options, program)?);
     }
     let body: String = outcomes.iter().map(Outcome::markdown).collect();
-    let holds = outcomes
-        .iter()
-        .all(|outcome| outcome.checks.iter().all(|check| check.holds));
-    Ok((
-        Document::new(
-            "reload",
-            "Reloads in a row under load",
-            &programs,
-            &body,
-            &outcomes,
-        )?,
-        holds,
-    ))
+    let holds = outcomes.iter().all(|outcome| outcome.checks.iter().all(|check| check.holds));
+    Ok((Document::new("reload", "Reloads in a row under load", &programs, &body, &outcomes)?, holds))
 }
 
 fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
-    let setting = Setting {
-        is_short: false,
-        core: None,
-        floor_body_bytes: SMALL_BODY.len(),
-    };
+    let setting = Setting { is_short: false, core: None, floor_body_bytes: SMALL_BODY.len() };
     let server = program.start(setting)?;
-    let mut old_connection = Connection::open(&server.address)
-        .map_err(|failure| format!("first connection: {failure:?}"))?;
-    old_connection
-        .request("/return", false)
-        .map_err(|failure| format!("first request: {failure:?}"))?;
+    let mut old_connection =
+        Connection::open(&server.address).map_err(|failure| format!("first connection: {failure:?}"))?;
+    old_connection.request("/return", false).map_err(|failure| format!("first request: {failure:?}"))?;
 
-    let load = Load::start(
-        &server.address,
-        options.keepalive_clients,
-        options.short_clients,
-    );
+    let load = Load::start(&server.address, options.keepalive_clients, options.short_clients);
     warm_up(&server, &load)?;
     let memory_before = Memory::read(&server.root.tree());
     let begun = Instant::now();
@@ -108,31 +87,18 @@ fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> 
 
     let old_connection = match old_connection.request("/generation", false) {
         Ok(answer) if answer.body == course.done.to_string().as_bytes() => "works".to_owned(),
-        Ok(answer) => format!(
-            "answers {} {:?}",
-            answer.status,
-            String::from_utf8_lossy(&answer.body)
-        ),
+        Ok(answer) => format!("answers {} {:?}", answer.status, String::from_utf8_lossy(&answer.body)),
         Err(failure) => format!("{failure:?}"),
     };
     let memory_growth = memory_after.growth_since(&memory_before);
     let checks = vec![
-        Check {
-            what: "every reload took effect",
-            holds: course.done == options.reloads,
-        },
-        Check {
-            what: "no request failed",
-            holds: load.failed == 0 && course.failed_probes == 0,
-        },
+        Check { what: "every reload took effect", holds: course.done == options.reloads },
+        Check { what: "no request failed", holds: load.failed == 0 && course.failed_probes == 0 },
         Check {
             what: "the connection opened before the first reload works after the last",
             holds: old_connection == "works",
         },
-        Check {
-            what: "memory grew by less than 10 %",
-            holds: memory_growth < 0.10,
-        },
+        Check { what: "memory grew by less than 10 %", holds: memory_growth < 0.10 },
         Check {
             what: "no descriptor was left open",
             holds: memory_after.descriptors <= memory_before.descriptors + options.short_clients,
@@ -202,8 +168,7 @@ impl Course {
             }
             self.done = generation;
             if generation % stride == 0 {
-                self.memory
-                    .push((generation, Memory::read(&server.root.tree())));
+                self.memory.push((generation, Memory::read(&server.root.tree())));
                 eprintln!("  {generation} reloads");
             }
         }
@@ -222,10 +187,7 @@ impl Course {
                 }
             }
             if begun.elapsed() >= RELOAD_TIME_LIMIT {
-                return Err(format!(
-                    "no effect within {RELOAD_TIME_LIMIT:?}\n{}",
-                    server.error_log_end()
-                ));
+                return Err(format!("no effect within {RELOAD_TIME_LIMIT:?}\n{}", server.error_log_end()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -238,10 +200,7 @@ impl Course {
         let mut sorted = self.effects.clone();
         sorted.sort_by(f64::total_cmp);
         let p99 = sorted.get((sorted.len() * 99 / 100).min(sorted.len().saturating_sub(1)));
-        (
-            Spread::of(self.effects.iter().copied()),
-            p99.copied().unwrap_or(0.0),
-        )
+        (Spread::of(self.effects.iter().copied()), p99.copied().unwrap_or(0.0))
     }
 }
 
@@ -249,11 +208,7 @@ impl Outcome {
     fn markdown(&self) -> String {
         let mut text = format!("## {}\n\n", self.server);
         for check in &self.checks {
-            text.push_str(&format!(
-                "- {} {}\n",
-                if check.holds { "holds:" } else { "**fails:**" },
-                check.what
-            ));
+            text.push_str(&format!("- {} {}\n", if check.holds { "holds:" } else { "**fails:**" }, check.what));
         }
         if let Some(error) = &self.stopped_by {
             text.push_str(&format!("\nStopped early: {error}\n"));
@@ -289,18 +244,11 @@ impl Outcome {
             ]
         };
         let mut rows = vec![row("before".to_owned(), &self.memory_before)];
-        rows.extend(
-            self.memory_course
-                .iter()
-                .map(|(reloads, memory)| row(format!("{reloads} reloads"), memory)),
-        );
+        rows.extend(self.memory_course.iter().map(|(reloads, memory)| row(format!("{reloads} reloads"), memory)));
         rows.push(row("after, settled".to_owned(), &self.memory_after));
         text.push_str(&format!(
             "\n{}\nGrowth (PSS): {:.1} %\n\n",
-            report::table(
-                &["", "processes", "descriptors", "RSS KiB", "PSS KiB"],
-                &rows
-            ),
+            report::table(&["", "processes", "descriptors", "RSS KiB", "PSS KiB"], &rows),
             self.memory_growth * 100.0
         ));
         text

@@ -37,19 +37,11 @@ impl Document {
         for program in programs {
             let _ = writeln!(markdown, "- {}: {}", program.label, program.version);
         }
-        let servers: Vec<Value> = programs
-            .iter()
-            .map(|p| json!({ "label": p.label, "version": p.version }))
-            .collect();
-        let data =
-            json!({ "measurement": name, "machine": machine, "servers": servers, "data": data });
+        let servers: Vec<Value> = programs.iter().map(|p| json!({ "label": p.label, "version": p.version })).collect();
+        let data = json!({ "measurement": name, "machine": machine, "servers": servers, "data": data });
         markdown.push('\n');
         markdown.push_str(body);
-        Ok(Document {
-            name,
-            markdown,
-            data,
-        })
+        Ok(Document { name, markdown, data })
     }
 
     /// Prints the Markdown and writes both forms into `directory`.
@@ -74,17 +66,11 @@ struct Machine {
 
 impl Machine {
     fn read() -> Machine {
-        let date = Command::new("date")
-            .args(["-u", "+%Y-%m-%d %H:%M UTC"])
-            .output();
-        let when = date
-            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-            .unwrap_or_default();
+        let date = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]).output();
+        let when = date.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
-        let cpu = model
-            .and_then(|line| line.split_once(':'))
-            .map_or("unknown CPU", |(_, name)| name.trim());
+        let cpu = model.and_then(|line| line.split_once(':')).map_or("unknown CPU", |(_, name)| name.trim());
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Machine {
             when,
@@ -112,26 +98,14 @@ impl Spread {
             return Spread::default();
         };
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 {
-            sorted[middle]
-        } else {
-            (sorted[middle - 1] + sorted[middle]) / 2.0
-        };
-        Spread {
-            median,
-            least,
-            greatest,
-        }
+        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        Spread { median, least, greatest }
     }
 }
 
 /// A Markdown table; every row has as many cells as `header`.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut text = format!(
-        "| {} |\n|{}\n",
-        header.join(" | "),
-        "---|".repeat(header.len())
-    );
+    let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
     for row in rows {
         debug_assert_eq!(row.len(), header.len());
         let _ = writeln!(text, "| {} |", row.join(" | "));
@@ -146,14 +120,7 @@ mod tests {
     #[test]
     fn the_median_of_an_even_number_lies_between() {
         assert_eq!(Spread::of([3.0, 1.0, 2.0]).median, 2.0);
-        assert_eq!(
-            Spread::of([4.0, 1.0, 2.0, 3.0]),
-            Spread {
-                median: 2.5,
-                least: 1.0,
-                greatest: 4.0
-            }
-        );
+        assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]), Spread { median: 2.5, least: 1.0, greatest: 4.0 });
         assert_eq!(Spread::of([]), Spread::default());
     }
 }

@@ -47,36 +47,15 @@ pub fn measure(options: &Options) -> Measured {
         eprintln!("{}: {} kills", program.label, options.rounds);
         outcomes.push(measure_one(options, program)?);
     }
-    let holds = outcomes.iter().all(|o| {
-        o.kills
-            .iter()
-            .all(|kill| kill.served_ms <= SERVED_AGAIN_MAX_MS)
-    });
+    let holds = outcomes.iter().all(|o| o.kills.iter().all(|kill| kill.served_ms <= SERVED_AGAIN_MAX_MS));
     let body: String = outcomes.iter().map(Outcome::markdown).collect();
-    Ok((
-        Document::new(
-            "respawn",
-            "Worker process killed under load",
-            &programs,
-            &body,
-            &outcomes,
-        )?,
-        holds,
-    ))
+    Ok((Document::new("respawn", "Worker process killed under load", &programs, &body, &outcomes)?, holds))
 }
 
 fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
-    let setting = Setting {
-        is_short: false,
-        core: None,
-        floor_body_bytes: SMALL_BODY.len(),
-    };
+    let setting = Setting { is_short: false, core: None, floor_body_bytes: SMALL_BODY.len() };
     let server = program.start(setting)?;
-    let load = Load::start(
-        &server.address,
-        options.keepalive_clients,
-        options.short_clients,
-    );
+    let load = Load::start(&server.address, options.keepalive_clients, options.short_clients);
     let mut kills = Vec::new();
     for _ in 0..options.rounds {
         wait_for_answers(&server, &load, ANSWERS_BETWEEN)?;
@@ -88,11 +67,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> 
         eprintln!("  served again after {:.1} ms", kill.served_ms);
         kills.push(kill);
     }
-    Ok(Outcome {
-        server: program.label.clone(),
-        kills,
-        load: load.stop(),
-    })
+    Ok(Outcome { server: program.label.clone(), kills, load: load.stop() })
 }
 
 fn kill_worker(server: &Running) -> Result<Kill, String> {
@@ -103,11 +78,7 @@ fn kill_worker(server: &Running) -> Result<Kill, String> {
         if begun.elapsed() < RESPAWN_TIME_LIMIT {
             return Ok(());
         }
-        Err(format!(
-            "{}: {what} within {RESPAWN_TIME_LIMIT:?}\n{}",
-            server.label,
-            server.error_log_end()
-        ))
+        Err(format!("{}: {what} within {RESPAWN_TIME_LIMIT:?}\n{}", server.label, server.error_log_end()))
     };
     send_signal(worker, Signal::KILL)?;
     while worker.is_alive() {
@@ -116,36 +87,23 @@ fn kill_worker(server: &Running) -> Result<Kill, String> {
     }
     let gone_ms = elapsed_ms();
     let mut failed_probes = 0;
-    while load::request_once(&server.address, "/return", RESPAWN_TIME_LIMIT).as_deref()
-        != Ok(SMALL_BODY)
-    {
+    while load::request_once(&server.address, "/return", RESPAWN_TIME_LIMIT).as_deref() != Ok(SMALL_BODY) {
         within_limit("nobody is served")?;
         failed_probes += 1;
         std::thread::sleep(POLL_INTERVAL);
     }
-    Ok(Kill {
-        gone_ms,
-        served_ms: elapsed_ms(),
-        failed: 0,
-        failed_probes,
-    })
+    Ok(Kill { gone_ms, served_ms: elapsed_ms(), failed: 0, failed_probes })
 }
 
 /// The master's child that has worked most: helpers have done next to nothing.
 fn worker_of(server: &Running) -> Result<Process, String> {
     let children = server.root.children();
-    let worker = children
-        .into_iter()
-        .filter(|child| child.is_alive())
-        .max_by_key(|child| child.cpu_time());
+    let worker = children.into_iter().filter(|child| child.is_alive()).max_by_key(|child| child.cpu_time());
     worker.ok_or_else(|| format!("{} has no worker process", server.label))
 }
 
 fn wait_for_answers(server: &Running, load: &Load, answers: u64) -> Result<(), String> {
-    let (target, deadline) = (
-        load.answered() + answers,
-        Instant::now() + RESPAWN_TIME_LIMIT,
-    );
+    let (target, deadline) = (load.answered() + answers, Instant::now() + RESPAWN_TIME_LIMIT);
     while load.answered() < target {
         if Instant::now() >= deadline {
             return Err(format!(
@@ -176,13 +134,7 @@ impl Outcome {
                 ]
             })
             .collect();
-        let header = [
-            "kill",
-            "gone after ms",
-            "served again after ms",
-            "failed requests",
-            "failed probes",
-        ];
+        let header = ["kill", "gone after ms", "served again after ms", "failed requests", "failed probes"];
         let mut text = format!("## {}\n\n{}\n", self.server, report::table(&header, &rows));
         text.push_str(&format!(
             "Load: {} requests over kept-alive connections, {} over short ones, {} failed; longest answer {:.1} ms.\n\n",

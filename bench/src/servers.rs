@@ -99,24 +99,13 @@ impl Program {
         if self.binary.components().count() > 1 {
             // Not a name to be looked up in PATH; the servers run in other folders.
             let found = fs::canonicalize(&self.binary);
-            program.binary =
-                found.map_err(|error| format!("{}: {error}", self.binary.display()))?;
+            program.binary = found.map_err(|error| format!("{}: {error}", self.binary.display()))?;
         }
-        let option = if self.kind == Kind::H2o {
-            "--version"
-        } else {
-            "-v"
-        };
+        let option = if self.kind == Kind::H2o { "--version" } else { "-v" };
         let output = Command::new(&program.binary).arg(option).output();
         let output = output.map_err(|error| format!("{}: {error}", self.binary.display()))?;
-        let text =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        program.version = text
-            .lines()
-            .next()
-            .unwrap_or("says no version")
-            .trim()
-            .to_owned();
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        program.version = text.lines().next().unwrap_or("says no version").trim().to_owned();
         Ok(program)
     }
 
@@ -132,27 +121,15 @@ impl Program {
         let output = fs::File::create(directory.join("output")).map_err(fault)?;
         let mut command = self.command(&directory, port, setting);
         command.current_dir(&directory).stdin(Stdio::null());
-        command
-            .stdout(output.try_clone().map_err(fault)?)
-            .stderr(output);
+        command.stdout(output.try_clone().map_err(fault)?).stderr(output);
         let child = match setting.core {
             Some(core) => process::spawn_pinned(&mut command, core)?,
-            None => command
-                .spawn()
-                .map_err(|error| format!("{}: {error}", self.binary.display()))?,
+            None => command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?,
         };
-        let root =
-            Process::find(child.id()).ok_or_else(|| format!("{} ended at once", self.label))?;
+        let root = Process::find(child.id()).ok_or_else(|| format!("{} ended at once", self.label))?;
         let address = format!("127.0.0.1:{port}");
-        let mut running = Running {
-            label: self.label.clone(),
-            address,
-            root,
-            program: self.clone(),
-            directory,
-            port,
-            child,
-        };
+        let mut running =
+            Running { label: self.label.clone(), address, root, program: self.clone(), directory, port, child };
         running.wait_until_it_answers(setting)?;
         Ok(running)
     }
@@ -161,51 +138,27 @@ impl Program {
         let mut command = Command::new(&self.binary);
         match self.kind {
             Kind::Floor => {
-                let mode = if setting.is_short {
-                    "close"
-                } else {
-                    "keep-alive"
-                };
-                command.args([
-                    "floor",
-                    &port.to_string(),
-                    mode,
-                    &setting.floor_body_bytes.to_string(),
-                ]);
+                let mode = if setting.is_short { "close" } else { "keep-alive" };
+                command.args(["floor", &port.to_string(), mode, &setting.floor_body_bytes.to_string()]);
             }
             Kind::Nginx | Kind::Gale => {
-                command
-                    .arg("-p")
-                    .arg(directory)
-                    .arg("-c")
-                    .arg(directory.join("server.conf"));
+                command.arg("-p").arg(directory).arg("-c").arg(directory.join("server.conf"));
                 command.arg("-e").arg(directory.join("error.log"));
             }
             Kind::H2o => {
                 command.arg("-c").arg(directory.join("server.conf"));
             }
             Kind::Haproxy => {
-                command
-                    .arg("-db")
-                    .arg("-f")
-                    .arg(directory.join("server.conf"));
+                command.arg("-db").arg("-f").arg(directory.join("server.conf"));
             }
         }
         command
     }
 
     /// Replaces the configuration in one step, so that no reader sees half of it.
-    fn write_configuration(
-        &self,
-        directory: &Path,
-        port: u16,
-        generation: u32,
-    ) -> Result<(), String> {
+    fn write_configuration(&self, directory: &Path, port: u16, generation: u32) -> Result<(), String> {
         let text = self.configuration(directory, port, generation);
-        let (new, path) = (
-            directory.join("server.conf.new"),
-            directory.join("server.conf"),
-        );
+        let (new, path) = (directory.join("server.conf.new"), directory.join("server.conf"));
         fs::write(&new, text)
             .and_then(|()| fs::rename(&new, &path))
             .map_err(|error| format!("{}: {error}", path.display()))
@@ -218,15 +171,8 @@ impl Program {
             Kind::Floor => String::new(),
             Kind::Nginx | Kind::Gale => {
                 let user = if is_root { "user root;\n" } else { "" };
-                let driver = self
-                    .driver
-                    .as_ref()
-                    .map_or(String::new(), |driver| format!("use {driver}; "));
-                let cache = if self.open_file_cache {
-                    "    open_file_cache max=100;\n"
-                } else {
-                    ""
-                };
+                let driver = self.driver.as_ref().map_or(String::new(), |driver| format!("use {driver}; "));
+                let cache = if self.open_file_cache { "    open_file_cache max=100;\n" } else { "" };
                 format!(
                     "{user}daemon off;\nworker_processes 1;\npid {directory}/server.pid;\n\
                      error_log {directory}/error.log notice;\n\
@@ -266,8 +212,7 @@ impl Running {
 
     /// Writes the configuration with another number and tells the master.
     pub fn reload(&self, generation: u32) -> Result<(), String> {
-        self.program
-            .write_configuration(&self.directory, self.port, generation)?;
+        self.program.write_configuration(&self.directory, self.port, generation)?;
         send_signal(self.root, Signal::HUP)
     }
 
@@ -297,14 +242,8 @@ impl Running {
             }
             let ended = self.child.try_wait().ok().flatten();
             if ended.is_some() || Instant::now() >= deadline {
-                let how = ended.map_or("does not answer".to_owned(), |status| {
-                    format!("ended: {status}")
-                });
-                return Err(format!(
-                    "{} {how}; last answer {answer:?}\n{}",
-                    self.label,
-                    self.error_log_end()
-                ));
+                let how = ended.map_or("does not answer".to_owned(), |status| format!("ended: {status}"));
+                return Err(format!("{} {how}; last answer {answer:?}\n{}", self.label, self.error_log_end()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -340,20 +279,14 @@ pub fn send_signal(process: Process, signal: Signal) -> Result<(), String> {
 
 /// The content of `/file`: letters, so that a shifted or cut body is noticed.
 pub fn file_body() -> Vec<u8> {
-    (0..FILE_BYTES)
-        .map(|index| b'a' + (index % 23) as u8)
-        .collect()
+    (0..FILE_BYTES).map(|index| b'a' + (index % 23) as u8).collect()
 }
 
 fn fresh_directory(label: &str) -> Result<PathBuf, String> {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let label: String = label
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-        .collect();
-    let path =
-        std::env::temp_dir().join(format!("gale-bench-{}-{count}-{label}", std::process::id()));
+    let label: String = label.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let path = std::env::temp_dir().join(format!("gale-bench-{}-{count}-{label}", std::process::id()));
     fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(path)
 }
@@ -361,8 +294,5 @@ fn fresh_directory(label: &str) -> Result<PathBuf, String> {
 /// A port that nobody listens on now.
 fn free_port() -> Result<u16, String> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0");
-    listener
-        .and_then(|listener| listener.local_addr())
-        .map(|a| a.port())
-        .map_err(|error| format!("port: {error}"))
+    listener.and_then(|listener| listener.local_addr()).map(|a| a.port()).map_err(|error| format!("port: {error}"))
 }

@@ -48,33 +48,17 @@ pub fn measure(options: &Options) -> Measured {
         for program in case.programs(&programs) {
             rows.push(measure_one(options, &case, &program)?);
         }
-        tables.push(Table {
-            case: case.name,
-            title: case.title,
-            rows,
-        });
+        tables.push(Table { case: case.name, title: case.title, rows });
     }
     let body: String = tables.iter().map(Table::markdown).collect();
-    Ok((
-        Document::new(
-            "syscalls",
-            "System calls per request",
-            &programs,
-            &body,
-            &tables,
-        )?,
-        true,
-    ))
+    Ok((Document::new("syscalls", "System calls per request", &programs, &body, &tables)?, true))
 }
 
 fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Row, String> {
     let server = program.start(case.setting(options))?;
     let url = server.url(case.path);
     let run = case.run(&url, options.run_time, options);
-    wrk::run(&wrk::Run {
-        run_time: std::time::Duration::from_secs(1),
-        ..run.clone()
-    })?;
+    wrk::run(&wrk::Run { run_time: std::time::Duration::from_secs(1), ..run.clone() })?;
     let counted = count_with_perf(&server, &run);
     if let Err(error) = &counted {
         eprintln!("note: {}: without perf: {error}", server.label);
@@ -83,22 +67,13 @@ fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Row,
     let per_traced = |count: u64| count as f64 / traced.requests as f64;
     let row = Row {
         server: server.label.clone(),
-        per_request: counted
-            .as_ref()
-            .ok()
-            .map(|(count, figures)| *count as f64 / figures.requests as f64),
+        per_request: counted.as_ref().ok().map(|(count, figures)| *count as f64 / figures.requests as f64),
         per_request_traced: per_traced(calls.values().sum()),
         requests: counted.as_ref().map_or(0, |(_, figures)| figures.requests),
         requests_traced: traced.requests,
-        by_name: calls
-            .into_iter()
-            .map(|(name, count)| (name, per_traced(count)))
-            .collect(),
+        by_name: calls.into_iter().map(|(name, count)| (name, per_traced(count))).collect(),
     };
-    eprintln!(
-        "  {}: {:?} with perf, {:.2} with strace",
-        row.server, row.per_request, row.per_request_traced
-    );
+    eprintln!("  {}: {:?} with perf, {:.2} with strace", row.server, row.per_request, row.per_request_traced);
     Ok(row)
 }
 
@@ -107,9 +82,7 @@ fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Row,
 fn count_with_perf(server: &Running, run: &wrk::Run) -> Result<(u64, wrk::Figures), String> {
     let counts = std::env::temp_dir().join(format!("gale-bench-{}.perf", std::process::id()));
     let mut command = Command::new("perf");
-    command
-        .args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-o"])
-        .arg(&counts);
+    command.args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-o"]).arg(&counts);
     command.args(["-p", &ids_of(&server.root.tree()).join(","), "wrk"]);
     let figures = wrk::run_with(command, run);
     let text = fs::read_to_string(&counts).unwrap_or_default();
@@ -120,10 +93,7 @@ fn count_with_perf(server: &Running, run: &wrk::Run) -> Result<(u64, wrk::Figure
 }
 
 /// Calls by name during one run of wrk.
-fn trace(
-    server: &Running,
-    run: &wrk::Run,
-) -> Result<(BTreeMap<String, u64>, wrk::Figures), String> {
+fn trace(server: &Running, run: &wrk::Run) -> Result<(BTreeMap<String, u64>, wrk::Figures), String> {
     let summary = std::env::temp_dir().join(format!("gale-bench-{}.strace", std::process::id()));
     let ids = ids_of(&server.root.tree());
     let mut command = Command::new("strace");
@@ -131,20 +101,13 @@ fn trace(
     for id in &ids {
         command.args(["-p", id]);
     }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    let mut strace = command
-        .spawn()
-        .map_err(|error| format!("strace: {error}"))?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut strace = command.spawn().map_err(|error| format!("strace: {error}"))?;
     let mut messages = BufReader::new(strace.stderr.take().ok_or("strace: no messages")?);
     // One line per process once all of its threads are traced.
     for _ in &ids {
         let mut line = String::new();
-        messages
-            .read_line(&mut line)
-            .map_err(|error| format!("strace: {error}"))?;
+        messages.read_line(&mut line).map_err(|error| format!("strace: {error}"))?;
         if !line.contains("attached") {
             let _ = strace.wait();
             return Err(line);
@@ -153,8 +116,7 @@ fn trace(
     let figures = wrk::run(run);
     interrupt(&strace)?;
     // It detaches and says so; nobody else holds the pipe.
-    std::io::copy(&mut messages, &mut std::io::sink())
-        .map_err(|error| format!("strace: {error}"))?;
+    std::io::copy(&mut messages, &mut std::io::sink()).map_err(|error| format!("strace: {error}"))?;
     strace.wait().map_err(|error| format!("strace: {error}"))?;
     let text = fs::read_to_string(&summary).map_err(|error| format!("strace: {error}"))?;
     let _ = fs::remove_file(&summary);
@@ -173,10 +135,7 @@ fn parse_summary(text: &str) -> BTreeMap<String, u64> {
 }
 
 fn ids_of(processes: &[Process]) -> Vec<String> {
-    processes
-        .iter()
-        .map(|process| process.id.to_string())
-        .collect()
+    processes.iter().map(|process| process.id.to_string()).collect()
 }
 
 fn interrupt(child: &Child) -> Result<(), String> {
@@ -193,26 +152,12 @@ impl Table {
                 let mut names: Vec<(&String, &f64)> = row.by_name.iter().collect();
                 names.sort_by(|a, b| b.1.total_cmp(a.1));
                 let names = names.iter().filter(|(_, calls)| **calls >= 0.005);
-                let names: Vec<String> = names
-                    .map(|(name, calls)| format!("{name} {calls:.2}"))
-                    .collect();
-                let counted = row
-                    .per_request
-                    .map_or("–".to_owned(), |calls| format!("{calls:.2}"));
-                vec![
-                    row.server.clone(),
-                    counted,
-                    format!("{:.2}", row.per_request_traced),
-                    names.join(", "),
-                ]
+                let names: Vec<String> = names.map(|(name, calls)| format!("{name} {calls:.2}")).collect();
+                let counted = row.per_request.map_or("–".to_owned(), |calls| format!("{calls:.2}"));
+                vec![row.server.clone(), counted, format!("{:.2}", row.per_request_traced), names.join(", ")]
             })
             .collect();
-        let header = [
-            "server",
-            "per request (perf)",
-            "per request (strace)",
-            "by name (strace)",
-        ];
+        let header = ["server", "per request (perf)", "per request (strace)", "by name (strace)"];
         format!("## {}\n\n{}\n", self.title, report::table(&header, &rows))
     }
 }
@@ -230,12 +175,6 @@ mod tests {
             ------ ----------- ----------- --------- --------- ----------------\n\
             100.00    1.000000           4    220000     20000 total\n";
         let calls = parse_summary(text);
-        assert_eq!(
-            calls,
-            BTreeMap::from([
-                ("recvfrom".to_owned(), 120_000),
-                ("writev".to_owned(), 100_000)
-            ])
-        );
+        assert_eq!(calls, BTreeMap::from([("recvfrom".to_owned(), 120_000), ("writev".to_owned(), 100_000)]));
     }
 }

@@ -33,9 +33,7 @@ pub struct Figures {
 impl Figures {
     /// How long the run lasted, as wrk itself counts it.
     pub fn duration(&self) -> Duration {
-        Duration::from_secs_f64(
-            self.requests as f64 / self.requests_per_second.max(f64::MIN_POSITIVE),
-        )
+        Duration::from_secs_f64(self.requests as f64 / self.requests_per_second.max(f64::MIN_POSITIVE))
     }
 }
 
@@ -47,31 +45,19 @@ pub fn run(run: &Run) -> Result<(Figures, Duration), String> {
 /// The same with a command that ends in wrk: `perf stat … wrk`. The CPU time is then that of both.
 pub fn run_with(mut command: Command, run: &Run) -> Result<(Figures, Duration), String> {
     command.args(["-t1", "--latency"]);
-    command
-        .arg(format!("-c{}", run.connections))
-        .arg(format!("-d{}s", run.run_time.as_secs()));
+    command.arg(format!("-c{}", run.connections)).arg(format!("-d{}s", run.run_time.as_secs()));
     if run.is_short {
         command.args(["-H", "Connection: close"]);
     }
-    command
-        .arg(run.url)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.arg(run.url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let before = process::ended_children_cpu_time();
     let child = process::spawn_pinned(&mut command, run.core)?;
-    let output = child
-        .wait_with_output()
-        .map_err(|error| format!("wrk: {error}"))?;
+    let output = child.wait_with_output().map_err(|error| format!("wrk: {error}"))?;
     let cpu_time = process::ended_children_cpu_time() - before;
     let text = String::from_utf8_lossy(&output.stdout);
     match parse(&text) {
         Some(figures) if output.status.success() => Ok((figures, cpu_time)),
-        _ => Err(format!(
-            "wrk {}: {text}{}",
-            run.url,
-            String::from_utf8_lossy(&output.stderr)
-        )),
+        _ => Err(format!("wrk {}: {text}{}", run.url, String::from_utf8_lossy(&output.stderr))),
     }
 }
 
@@ -83,9 +69,7 @@ fn parse(text: &str) -> Option<Figures> {
         } else if let Some(rate) = line.strip_prefix("Requests/sec:") {
             figures.requests_per_second = rate.trim().parse().ok()?;
         } else if let Some(errors) = line.strip_prefix("Socket errors:") {
-            let counts = errors
-                .split(|c: char| !c.is_ascii_digit())
-                .filter_map(|n| n.parse::<u64>().ok());
+            let counts = errors.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u64>().ok());
             figures.errors += counts.sum::<u64>();
         } else if let Some(count) = line.strip_prefix("Non-2xx or 3xx responses:") {
             figures.errors += count.trim().parse::<u64>().ok()?;
@@ -100,17 +84,9 @@ fn parse(text: &str) -> Option<Figures> {
 
 /// wrk prints `us`, `ms`, `s`, `m` or `h`.
 fn microseconds(text: &str) -> Option<f64> {
-    const UNITS: [(&str, f64); 5] = [
-        ("us", 1.0),
-        ("ms", 1e3),
-        ("s", 1e6),
-        ("m", 60e6),
-        ("h", 3600e6),
-    ];
+    const UNITS: [(&str, f64); 5] = [("us", 1.0), ("ms", 1e3), ("s", 1e6), ("m", 60e6), ("h", 3600e6)];
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = UNITS
-        .iter()
-        .find(|(name, _)| *name == &text[digits.len()..])?;
+    let unit = UNITS.iter().find(|(name, _)| *name == &text[digits.len()..])?;
     Some(digits.parse::<f64>().ok()? * unit.1)
 }
 
@@ -126,22 +102,13 @@ mod tests {
             Non-2xx or 3xx responses: 2\nRequests/sec: 200000.00\nTransfer/sec:     30.00MB\n";
         let figures = parse(text).unwrap();
         assert_eq!((figures.requests, figures.errors), (800_000, 6));
-        assert_eq!(
-            (figures.latency_p50_us, figures.latency_p99_us),
-            (640.0, 1500.0)
-        );
+        assert_eq!((figures.latency_p50_us, figures.latency_p99_us), (640.0, 1500.0));
         assert_eq!(figures.duration(), Duration::from_secs(4));
     }
 
     #[test]
     fn a_run_without_requests_is_no_run() {
-        assert_eq!(
-            parse("unable to connect to 127.0.0.1:1 Connection refused\n"),
-            None
-        );
-        assert_eq!(
-            parse("  0 requests in 4.00s, 0.00B read\nRequests/sec:      0.00\n"),
-            None
-        );
+        assert_eq!(parse("unable to connect to 127.0.0.1:1 Connection refused\n"), None);
+        assert_eq!(parse("  0 requests in 4.00s, 0.00B read\nRequests/sec:      0.00\n"), None);
     }
 }

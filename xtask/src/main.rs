@@ -42,21 +42,9 @@ fn main() -> ExitCode {
 /// The measurements are a program of their own, compiled with optimisation: this one is not.
 fn bench(args: &[String]) -> ExitCode {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let run = [
-        "run",
-        "--quiet",
-        "--release",
-        "--package",
-        "gale-bench",
-        "--",
-    ];
+    let run = ["run", "--quiet", "--release", "--package", "gale-bench", "--"];
     match Command::new(cargo).args(run).args(args).status() {
-        Ok(status) => ExitCode::from(
-            status
-                .code()
-                .and_then(|code| u8::try_from(code).ok())
-                .unwrap_or(2),
-        ),
+        Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
         Err(error) => {
             eprintln!("xtask bench: cargo: {error}");
             ExitCode::from(2)

@@ -52,9 +52,7 @@ impl Histogram {
     /// A copy of the counts for reading. What is recorded meanwhile may be missing from it in part.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
-            counts: Box::new(std::array::from_fn(|index| {
-                self.buckets[index].load(Relaxed)
-            })),
+            counts: Box::new(std::array::from_fn(|index| self.buckets[index].load(Relaxed))),
             sum_ns: self.sum_ns.load(Relaxed),
             max_ns: self.max_ns.load(Relaxed),
         }
@@ -78,11 +76,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// A snapshot without values, to [`add`](Self::add) others to.
     pub fn empty() -> Self {
-        Snapshot {
-            counts: Box::new([0; BUCKETS]),
-            sum_ns: 0,
-            max_ns: 0,
-        }
+        Snapshot { counts: Box::new([0; BUCKETS]), sum_ns: 0, max_ns: 0 }
     }
 
     /// Adds the values of another histogram, for example of another worker.
@@ -96,9 +90,7 @@ impl Snapshot {
 
     /// How many values were recorded.
     pub fn count(&self) -> u64 {
-        self.counts
-            .iter()
-            .fold(0, |total, &count| total.saturating_add(count))
+        self.counts.iter().fold(0, |total, &count| total.saturating_add(count))
     }
 
     /// The sum of all values.
@@ -134,11 +126,7 @@ impl Snapshot {
 
     /// The buckets that hold values: the largest duration that belongs to each, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
-        let filled = self
-            .counts
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count > 0);
+        let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         filled.map(|(index, &count)| (Duration::from_nanos(last_of_bucket(index)), count))
     }
 }
@@ -212,14 +200,8 @@ mod tests {
         let mut sum = Snapshot::empty();
         sum.add(&one.snapshot());
         sum.add(&two.snapshot());
-        assert_eq!(
-            (sum.count(), sum.sum(), sum.max().as_nanos()),
-            (2, Duration::from_nanos(1_010), 1_000)
-        );
-        assert_eq!(
-            sum.buckets().map(|(_, count)| count).collect::<Vec<_>>(),
-            [1, 1]
-        );
+        assert_eq!((sum.count(), sum.sum(), sum.max().as_nanos()), (2, Duration::from_nanos(1_010), 1_000));
+        assert_eq!(sum.buckets().map(|(_, count)| count).collect::<Vec<_>>(), [1, 1]);
     }
 
     proptest! {

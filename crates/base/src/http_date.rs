@@ -33,16 +33,11 @@ pub fn format(seconds: u64) -> [u8; LENGTH] {
 /// Reads an HTTP date: IMF-fixdate (`Sun, 06 Nov 1994 08:49:37 GMT`), RFC 850 (`Sunday, 06-Nov-94 08:49:37 GMT`) or
 /// asctime (`Sun Nov  6 08:49:37 1994`). Seconds since 1970; `None` if it is none of them.
 pub fn parse(text: &[u8]) -> Option<u64> {
-    let weekday = text
-        .iter()
-        .take_while(|byte| byte.is_ascii_alphabetic())
-        .count();
+    let weekday = text.iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
     if !(3..=9).contains(&weekday) {
         return None;
     }
-    let mut cursor = Cursor {
-        rest: &text[weekday..],
-    };
+    let mut cursor = Cursor { rest: &text[weekday..] };
     let (date, second_of_day) = match cursor.byte()? {
         b',' => cursor.date_after_comma()?,
         b' ' => cursor.asctime()?,
@@ -52,11 +47,9 @@ pub fn parse(text: &[u8]) -> Option<u64> {
     Some(days_until(&date)? * 86_400 + second_of_day)
 }
 
-const WEEKDAYS_FROM_THURSDAY: [&[u8; 3]; 7] =
-    [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"];
-const MONTHS: [&[u8; 3]; 12] = [
-    b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec",
-];
+const WEEKDAYS_FROM_THURSDAY: [&[u8; 3]; 7] = [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"];
+const MONTHS: [&[u8; 3]; 12] =
+    [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
 /// A day of the proleptic Gregorian calendar; month and day count from 1.
 struct Date {
@@ -77,21 +70,13 @@ impl Cursor<'_> {
             b' ' => {
                 let month = self.month()?;
                 self.expect(b' ')?;
-                Date {
-                    year: self.digits(4)?,
-                    month,
-                    day,
-                }
+                Date { year: self.digits(4)?, month, day }
             }
             b'-' => {
                 let month = self.month()?;
                 self.expect(b'-')?;
                 let year = self.digits(2)?;
-                Date {
-                    year: if year < 70 { 2000 + year } else { 1900 + year },
-                    month,
-                    day,
-                }
+                Date { year: if year < 70 { 2000 + year } else { 1900 + year }, month, day }
             }
             _ => return None,
         };
@@ -113,14 +98,7 @@ impl Cursor<'_> {
         self.expect(b' ')?;
         let second_of_day = self.second_of_day()?;
         self.expect(b' ')?;
-        Some((
-            Date {
-                year: self.digits(4)?,
-                month,
-                day,
-            },
-            second_of_day,
-        ))
+        Some((Date { year: self.digits(4)?, month, day }, second_of_day))
     }
 
     fn second_of_day(&mut self) -> Option<u64> {
@@ -135,10 +113,7 @@ impl Cursor<'_> {
     fn month(&mut self) -> Option<u64> {
         let (name, rest) = self.rest.split_first_chunk::<3>()?;
         self.rest = rest;
-        MONTHS
-            .iter()
-            .position(|month| *month == name)
-            .map(|index| index as u64 + 1)
+        MONTHS.iter().position(|month| *month == name).map(|index| index as u64 + 1)
     }
 
     fn digits(&mut self, count: usize) -> Option<u64> {
@@ -160,8 +135,7 @@ impl Cursor<'_> {
 
 /// Days from 1970-01-01 to the date, or `None` if it lies before or does not exist.
 fn days_until(date: &Date) -> Option<u64> {
-    let is_leap = date.year.is_multiple_of(4)
-        && (!date.year.is_multiple_of(100) || date.year.is_multiple_of(400));
+    let is_leap = date.year.is_multiple_of(4) && (!date.year.is_multiple_of(100) || date.year.is_multiple_of(400));
     let days_in_month = match date.month {
         4 | 6 | 9 | 11 => 30,
         2 => 28 + u64::from(is_leap),
@@ -220,21 +194,11 @@ mod tests {
 
     #[test]
     fn reads_the_three_forms() {
-        for text in [
-            "Sun, 06 Nov 1994 08:49:37 GMT",
-            "Sunday, 06-Nov-94 08:49:37 GMT",
-            "Sun Nov  6 08:49:37 1994",
-        ] {
+        for text in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
             assert_eq!(parse(text.as_bytes()), Some(NOVEMBER_1994), "{text}");
         }
-        assert_eq!(
-            parse(b"Mon Nov 28 08:49:37 1994"),
-            Some(NOVEMBER_1994 + 22 * 86_400)
-        );
-        assert_eq!(
-            parse(b"Friday, 01-Jan-38 00:00:00 GMT"),
-            Some(2_145_916_800)
-        );
+        assert_eq!(parse(b"Mon Nov 28 08:49:37 1994"), Some(NOVEMBER_1994 + 22 * 86_400));
+        assert_eq!(parse(b"Friday, 01-Jan-38 00:00:00 GMT"), Some(2_145_916_800));
     }
 
     #[test]

@@ -37,17 +37,8 @@ const ROOT: usize = 0;
 impl<T> PrefixTree<T> {
     /// An empty tree.
     pub fn new() -> Self {
-        let root = Node {
-            label: Box::default(),
-            key_bytes: 0,
-            parent: ROOT,
-            children: Vec::new(),
-            value: None,
-        };
-        PrefixTree {
-            nodes: vec![root],
-            values: 0,
-        }
+        let root = Node { label: Box::default(), key_bytes: 0, parent: ROOT, children: Vec::new(), value: None };
+        PrefixTree { nodes: vec![root], values: 0 }
     }
 
     /// The number of prefixes in the tree.
@@ -71,11 +62,7 @@ impl<T> PrefixTree<T> {
     /// The value of exactly this prefix.
     pub fn get(&self, prefix: &[u8]) -> Option<&T> {
         let node = &self.nodes[self.deepest(prefix)];
-        if node.key_bytes == prefix.len() {
-            node.value.as_ref()
-        } else {
-            None
-        }
+        if node.key_bytes == prefix.len() { node.value.as_ref() } else { None }
     }
 
     /// The value of the longest prefix of `text`, and that prefix's length in bytes.
@@ -85,10 +72,7 @@ impl<T> PrefixTree<T> {
 
     /// The values of all prefixes of `text` with their lengths in bytes, from the longest to the shortest.
     pub fn prefixes(&self, text: &[u8]) -> Prefixes<'_, T> {
-        Prefixes {
-            tree: self,
-            next: Some(self.deepest(text)),
-        }
+        Prefixes { tree: self, next: Some(self.deepest(text)) }
     }
 
     /// The deepest node whose whole key begins the text.
@@ -114,9 +98,7 @@ impl<T> PrefixTree<T> {
         let Some(&first) = rest.first() else {
             return Err(0);
         };
-        self.nodes[node]
-            .children
-            .binary_search_by_key(&first, |&child| self.nodes[child].label[0])
+        self.nodes[node].children.binary_search_by_key(&first, |&child| self.nodes[child].label[0])
     }
 
     /// The node of exactly this key, made if need be.
@@ -130,19 +112,12 @@ impl<T> PrefixTree<T> {
             Err(slot) => self.add_leaf(current, slot, rest),
             Ok(slot) => {
                 let child = self.nodes[current].children[slot];
-                let shared = self.nodes[child]
-                    .label
-                    .iter()
-                    .zip(rest)
-                    .take_while(|(a, b)| a == b)
-                    .count();
+                let shared = self.nodes[child].label.iter().zip(rest).take_while(|(a, b)| a == b).count();
                 let middle = self.split(child, slot, shared);
                 if shared == rest.len() {
                     return middle;
                 }
-                let slot = self
-                    .child(middle, &rest[shared..])
-                    .unwrap_or_else(|slot| slot);
+                let slot = self.child(middle, &rest[shared..]).unwrap_or_else(|slot| slot);
                 self.add_leaf(middle, slot, &rest[shared..])
             }
         }
@@ -151,13 +126,7 @@ impl<T> PrefixTree<T> {
     fn add_leaf(&mut self, parent: usize, slot: usize, label: &[u8]) -> usize {
         let leaf = self.nodes.len();
         let key_bytes = self.nodes[parent].key_bytes + label.len();
-        self.nodes.push(Node {
-            label: label.into(),
-            key_bytes,
-            parent,
-            children: Vec::new(),
-            value: None,
-        });
+        self.nodes.push(Node { label: label.into(), key_bytes, parent, children: Vec::new(), value: None });
         self.nodes[parent].children.insert(slot, leaf);
         leaf
     }
@@ -170,13 +139,7 @@ impl<T> PrefixTree<T> {
         let (head, tail): (Box<[u8]>, Box<[u8]>) = (head.into(), tail.into());
         debug_assert!(!head.is_empty() && !tail.is_empty());
         let key_bytes = self.nodes[child].key_bytes - tail.len();
-        self.nodes.push(Node {
-            label: head,
-            key_bytes,
-            parent,
-            children: vec![child],
-            value: None,
-        });
+        self.nodes.push(Node { label: head, key_bytes, parent, children: vec![child], value: None });
         self.nodes[child].label = tail;
         self.nodes[child].parent = middle;
         self.nodes[parent].children[slot] = middle;
@@ -239,21 +202,14 @@ mod tests {
             ("/images/icons/a.png", "/images/icons/"),
         ] {
             let (found, length) = tree.longest_prefix(text.as_bytes()).unwrap();
-            assert_eq!(
-                (found.as_str(), length),
-                (expected, expected.len()),
-                "{text}"
-            );
+            assert_eq!((found.as_str(), length), (expected, expected.len()), "{text}");
         }
     }
 
     #[test]
     fn all_prefixes_come_from_longest_to_shortest() {
         let tree = tree(&["", "/a", "/ab", "/abcd", "/b"]);
-        let found: Vec<_> = tree
-            .prefixes(b"/abcde")
-            .map(|(value, length)| (value.as_str(), length))
-            .collect();
+        let found: Vec<_> = tree.prefixes(b"/abcde").map(|(value, length)| (value.as_str(), length)).collect();
         assert_eq!(found, [("/abcd", 5), ("/ab", 3), ("/a", 2), ("", 0)]);
     }
 

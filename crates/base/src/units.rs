@@ -14,8 +14,7 @@ pub fn parse_number(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
-    text.iter()
-        .try_fold(0, |value, &byte| push_digit(value, byte))
+    text.iter().try_fold(0, |value, &byte| push_digit(value, byte))
 }
 
 /// Parses decimal digits with an optional leading `-`.
@@ -111,16 +110,8 @@ enum Step {
 /// The time in units of the resolution.
 fn parse_time_in(text: &[u8], resolution: Resolution) -> Option<u64> {
     // Months and years would suggest a precision that milliseconds do not have; nginx refuses them there.
-    let mut step = if resolution == Resolution::Seconds {
-        Step::Start
-    } else {
-        Step::Month
-    };
-    let per_second = if resolution == Resolution::Seconds {
-        1
-    } else {
-        1000
-    };
+    let mut step = if resolution == Resolution::Seconds { Step::Start } else { Step::Month };
+    let per_second = if resolution == Resolution::Seconds { 1 } else { 1000 };
     let (mut total, mut value, mut any_digit) = (0u64, 0u64, false);
     let mut rest = text;
 
@@ -148,11 +139,7 @@ fn parse_time_in(text: &[u8], resolution: Resolution) -> Option<u64> {
             return None;
         }
         step = next;
-        let scale = if is_millisecond {
-            1
-        } else {
-            seconds * per_second
-        };
+        let scale = if is_millisecond { 1 } else { seconds * per_second };
         total = within_bounds(total.checked_add(value.checked_mul(scale)?)?)?;
         value = 0;
         if is_millisecond {
@@ -191,17 +178,7 @@ mod tests {
         assert_eq!(parse_number(b"0"), Some(0));
         assert_eq!(parse_number(b"0042"), Some(42));
         assert_eq!(parse_number(b"9223372036854775807"), Some(NUMBER_MAX));
-        for wrong in [
-            "",
-            "-1",
-            "+1",
-            " 1",
-            "1 ",
-            "1.5",
-            "0x10",
-            "9223372036854775808",
-            "99999999999999999999999",
-        ] {
+        for wrong in ["", "-1", "+1", " 1", "1 ", "1.5", "0x10", "9223372036854775808", "99999999999999999999999"] {
             assert_eq!(parse_number(wrong.as_bytes()), None, "{wrong:?}");
         }
     }
@@ -222,17 +199,7 @@ mod tests {
         assert_eq!(parse_size(b"4K"), Some(4096));
         assert_eq!(parse_size(b"1m"), Some(1 << 20));
         assert_eq!(parse_size(b"8M"), Some(8 << 20));
-        for wrong in [
-            "",
-            "k",
-            "1g",
-            "1G",
-            "1kk",
-            "1 k",
-            "-1k",
-            "9007199254740992k",
-            "1b",
-        ] {
+        for wrong in ["", "k", "1g", "1G", "1kk", "1 k", "-1k", "9007199254740992k", "1b"] {
             assert_eq!(parse_size(wrong.as_bytes()), None, "{wrong:?}");
         }
     }

@@ -103,10 +103,7 @@ impl Diagnostic {
 
     /// With a second place.
     pub fn related(mut self, text: impl Into<String>, span: Span) -> Self {
-        self.related = Some(Related {
-            text: text.into(),
-            span,
-        });
+        self.related = Some(Related { text: text.into(), span });
         self
     }
 
@@ -125,17 +122,9 @@ impl Diagnostic {
         if let Some(span) = self.span.filter(|span| sources.knows(*span)) {
             out.push_str(&excerpt(sources, span));
         }
-        if let Some(related) = self
-            .related
-            .as_ref()
-            .filter(|related| sources.knows(related.span))
-        {
+        if let Some(related) = self.related.as_ref().filter(|related| sources.knows(related.span)) {
             let place = sources.place(related.span);
-            out.push_str(&format!(
-                "note: {} in {}\n",
-                printable(&related.text),
-                printable(&place)
-            ));
+            out.push_str(&format!("note: {} in {}\n", printable(&related.text), printable(&place)));
         }
         if let Some(hint) = &self.hint {
             out.push_str(&format!("hint: {}\n", printable(hint)));
@@ -144,13 +133,7 @@ impl Diagnostic {
     }
 
     fn new(severity: Severity, message: impl Into<String>) -> Self {
-        Diagnostic {
-            severity,
-            message: message.into(),
-            span: None,
-            related: None,
-            hint: None,
-        }
+        Diagnostic { severity, message: message.into(), span: None, related: None, hint: None }
     }
 }
 
@@ -192,18 +175,12 @@ impl Diagnostics {
 
     /// The first error, the one that nginx would have stopped at.
     pub fn first_error(&self) -> Option<&Diagnostic> {
-        self.kept
-            .iter()
-            .find(|diagnostic| diagnostic.severity == Severity::Emerg)
+        self.kept.iter().find(|diagnostic| diagnostic.severity == Severity::Emerg)
     }
 
     /// Everything that was kept, rendered, and how many more errors there were.
     pub fn render(&self, sources: &Sources, program: &str) -> String {
-        let mut out: String = self
-            .kept
-            .iter()
-            .map(|diagnostic| diagnostic.render(sources, program))
-            .collect();
+        let mut out: String = self.kept.iter().map(|diagnostic| diagnostic.render(sources, program)).collect();
         let more = self.errors.saturating_sub(ERRORS_MAX);
         if more > 0 {
             out.push_str(&format!("{program}: {more} more errors are not shown\n"));
@@ -217,11 +194,7 @@ impl Reporter for Diagnostics {
         if self.kept.contains(&diagnostic) {
             return;
         }
-        let count = if diagnostic.severity == Severity::Emerg {
-            &mut self.errors
-        } else {
-            &mut self.milder
-        };
+        let count = if diagnostic.severity == Severity::Emerg { &mut self.errors } else { &mut self.milder };
         *count += 1;
         if *count <= ERRORS_MAX {
             self.kept.push(diagnostic);
@@ -240,15 +213,7 @@ impl<'d> IntoIterator for &'d Diagnostics {
 
 /// Keeps a message on one line and a terminal sane.
 fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            if c.is_control() {
-                c.escape_default().collect()
-            } else {
-                vec![c]
-            }
-        })
-        .collect()
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// The source line of the span's first byte and the line with the carets, or nothing if that line is blank.
@@ -258,12 +223,8 @@ fn excerpt(sources: &Sources, span: Span) -> String {
     if line.trim().is_empty() {
         return String::new();
     }
-    let from = (span.start as usize)
-        .saturating_sub(line_start)
-        .min(line.len());
-    let to = (span.end as usize)
-        .saturating_sub(line_start)
-        .clamp(from, line.len());
+    let from = (span.start as usize).saturating_sub(line_start).min(line.len());
+    let to = (span.end as usize).saturating_sub(line_start).clamp(from, line.len());
 
     let before = shown(&line[..from]);
     let marked = shown(&line[from..to]);
@@ -272,48 +233,22 @@ fn excerpt(sources: &Sources, span: Span) -> String {
     let before_shown = tail(&before, EXCERPT_MAX / 2);
     let marked_shown = &marked[..marked.len().min(EXCERPT_MAX / 2)];
     let room = EXCERPT_MAX - before_shown.len() - marked_shown.len();
-    let after_shown = if marked_shown.len() < marked.len() {
-        &[]
-    } else {
-        &after[..after.len().min(room)]
-    };
+    let after_shown = if marked_shown.len() < marked.len() { &[] } else { &after[..after.len().min(room)] };
 
     let is_cut = |whole: &[char], part: &[char]| if part.len() < whole.len() { "…" } else { "" };
     let left = is_cut(&before, before_shown);
-    let right = if marked_shown.len() < marked.len() {
-        "…"
-    } else {
-        is_cut(&after, after_shown)
-    };
-    let text: String = [before_shown, marked_shown, after_shown]
-        .concat()
-        .into_iter()
-        .collect();
+    let right = if marked_shown.len() < marked.len() { "…" } else { is_cut(&after, after_shown) };
+    let text: String = [before_shown, marked_shown, after_shown].concat().into_iter().collect();
     // Tabs stay tabs, so that the carets stand under their text whatever a tab's width is.
-    let padding: String = before_shown
-        .iter()
-        .map(|&c| if c == '\t' { '\t' } else { ' ' })
-        .collect();
+    let padding: String = before_shown.iter().map(|&c| if c == '\t' { '\t' } else { ' ' }).collect();
     let padding = format!("{}{padding}", if left.is_empty() { "" } else { " " });
     let carets = "^".repeat(marked_shown.len().max(1));
-    format!(
-        "{INDENT}{left}{}{right}\n{INDENT}{padding}{carets}\n",
-        text.trim_end()
-    )
+    format!("{INDENT}{left}{}{right}\n{INDENT}{padding}{carets}\n", text.trim_end())
 }
 
 /// The characters of a piece of a line, one per column: bytes that are no UTF-8 and control characters become `�`.
 fn shown(bytes: &[u8]) -> Vec<char> {
-    bytes
-        .chars()
-        .map(|c| {
-            if c.is_control() && c != '\t' {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
-        })
-        .collect()
+    bytes.chars().map(|c| if c.is_control() && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 fn tail(chars: &[char], count: usize) -> &[char] {
@@ -329,9 +264,7 @@ mod tests {
     fn rendered(text: &[u8], start: u32, end: u32) -> String {
         let mut sources = Sources::new();
         let source = sources.add_file(Path::new("/etc/gale/gale.conf"), text.to_vec());
-        Diagnostic::emerg("wrong")
-            .at(Span { source, start, end })
-            .render(&sources, "gale")
+        Diagnostic::emerg("wrong").at(Span { source, start, end }).render(&sources, "gale")
     }
 
     #[test]
@@ -339,14 +272,8 @@ mod tests {
         let mut sources = Sources::new();
         let text = b"server {\n    lissten 80;\n}\n";
         let source = sources.add_file(Path::new("/etc/gale/gale.conf"), text.to_vec());
-        let span = Span {
-            source,
-            start: 13,
-            end: 20,
-        };
-        let error = Diagnostic::emerg("unknown directive \"lissten\"")
-            .at(span)
-            .hint("did you mean \"listen\"?");
+        let span = Span { source, start: 13, end: 20 };
+        let error = Diagnostic::emerg("unknown directive \"lissten\"").at(span).hint("did you mean \"listen\"?");
         assert_eq!(
             error.render(&sources, "gale"),
             "gale: [emerg] unknown directive \"lissten\" in /etc/gale/gale.conf:2\n\
@@ -373,8 +300,7 @@ mod tests {
             "gale: [emerg] wrong in /etc/gale/gale.conf:1\n    root /häuser/x;\n                 ^\n"
         );
         assert!(
-            rendered(b"root \xff\xfe\x1b[0m;", 5, 7)
-                .contains("\n    root \u{fffd}\u{fffd}\u{fffd}[0m;\n         ^^\n")
+            rendered(b"root \xff\xfe\x1b[0m;", 5, 7).contains("\n    root \u{fffd}\u{fffd}\u{fffd}[0m;\n         ^^\n")
         );
     }
 
@@ -388,18 +314,9 @@ mod tests {
 
     #[test]
     fn the_end_of_a_file_has_a_caret_or_no_excerpt() {
-        assert_eq!(
-            rendered(b"a", 1, 1),
-            "gale: [emerg] wrong in /etc/gale/gale.conf:1\n    a\n     ^\n"
-        );
-        assert_eq!(
-            rendered(b"a\n", 2, 2),
-            "gale: [emerg] wrong in /etc/gale/gale.conf:2\n"
-        );
-        assert_eq!(
-            rendered(b"", 0, 0),
-            "gale: [emerg] wrong in /etc/gale/gale.conf:1\n"
-        );
+        assert_eq!(rendered(b"a", 1, 1), "gale: [emerg] wrong in /etc/gale/gale.conf:1\n    a\n     ^\n");
+        assert_eq!(rendered(b"a\n", 2, 2), "gale: [emerg] wrong in /etc/gale/gale.conf:2\n");
+        assert_eq!(rendered(b"", 0, 0), "gale: [emerg] wrong in /etc/gale/gale.conf:1\n");
     }
 
     #[test]
@@ -409,19 +326,8 @@ mod tests {
         text.extend(vec![b'b'; 100_000]);
         let out = rendered(&text, 1_001, 1_005);
         let lines: Vec<_> = out.lines().collect();
-        assert!(
-            lines[1].starts_with("    …aaa") && lines[1].ends_with("bbb…"),
-            "{}",
-            lines[1]
-        );
-        assert_eq!(
-            lines[1]
-                .chars()
-                .skip_while(|&c| c != 'H')
-                .take(4)
-                .collect::<String>(),
-            "HERE"
-        );
+        assert!(lines[1].starts_with("    …aaa") && lines[1].ends_with("bbb…"), "{}", lines[1]);
+        assert_eq!(lines[1].chars().skip_while(|&c| c != 'H').take(4).collect::<String>(), "HERE");
         let here = lines[1].chars().position(|c| c == 'H');
         assert_eq!(lines[2].chars().position(|c| c == '^'), here);
         assert!(out.len() < 500);
@@ -431,32 +337,14 @@ mod tests {
     fn a_note_names_the_second_place() {
         let mut sources = Sources::new();
         let source = sources.add_file(Path::new("a.conf"), b"a;\na;\n".to_vec());
-        let (first, second) = (
-            Span {
-                source,
-                start: 0,
-                end: 1,
-            },
-            Span {
-                source,
-                start: 3,
-                end: 4,
-            },
-        );
-        let error = Diagnostic::emerg("\"a\" directive is duplicate")
-            .at(second)
-            .related("first set", first);
-        assert!(
-            error
-                .render(&sources, "gale")
-                .ends_with("    a;\n    ^\nnote: first set in a.conf:1\n")
-        );
+        let (first, second) = (Span { source, start: 0, end: 1 }, Span { source, start: 3, end: 4 });
+        let error = Diagnostic::emerg("\"a\" directive is duplicate").at(second).related("first set", first);
+        assert!(error.render(&sources, "gale").ends_with("    a;\n    ^\nnote: first set in a.conf:1\n"));
     }
 
     #[test]
     fn a_message_stays_on_one_line() {
-        let text =
-            Diagnostic::warn("unknown directive \"a\nb\x1b\"").render(&Sources::new(), "gale");
+        let text = Diagnostic::warn("unknown directive \"a\nb\x1b\"").render(&Sources::new(), "gale");
         assert_eq!(text, "gale: [warn] unknown directive \"a\\nb\\u{1b}\"\n");
     }
 
@@ -470,10 +358,7 @@ mod tests {
         all.report(Diagnostic::warn("careful"));
         assert_eq!(all.iter().count(), ERRORS_MAX + 1);
         assert_eq!(all.first_error().unwrap().message, "error 0");
-        assert!(
-            all.render(&Sources::new(), "gale")
-                .ends_with("gale: 5 more errors are not shown\n")
-        );
+        assert!(all.render(&Sources::new(), "gale").ends_with("gale: 5 more errors are not shown\n"));
     }
 
     proptest! {

@@ -99,10 +99,7 @@ impl Place {
 
     /// The contexts' names as nginx's documentation writes them, in its order.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
-        PLACE_NAMES
-            .iter()
-            .filter(move |(place, _)| self.contains(*place))
-            .map(|(_, name)| *name)
+        PLACE_NAMES.iter().filter(move |(place, _)| self.contains(*place)).map(|(_, name)| *name)
     }
 }
 
@@ -172,9 +169,7 @@ impl Takes {
         match self {
             Takes::Flag => count == 1,
             Takes::Exactly(wanted) => count == usize::from(wanted),
-            Takes::Between(least, most) => {
-                (usize::from(least)..=usize::from(most)).contains(&count)
-            }
+            Takes::Between(least, most) => (usize::from(least)..=usize::from(most)).contains(&count),
             Takes::OneOf(counts) => counts.iter().any(|&wanted| usize::from(wanted) == count),
             Takes::AtLeast(least) => count >= usize::from(least),
         }
@@ -222,30 +217,18 @@ mod tests {
         assert!(place.contains(Place::HTTP) && !place.contains(Place::HTTP | Place::LOCATION));
         assert!(place.is_subset(Place::ANYWHERE) && !Place::ANYWHERE.is_subset(place));
         assert!(place.overlaps(Place::ANYWHERE) && !place.overlaps(Place::MAIN));
-        assert_eq!(
-            PLACE_NAMES
-                .iter()
-                .fold(Place::NOWHERE, |all, (place, _)| all | *place),
-            Place::ANY
-        );
+        assert_eq!(PLACE_NAMES.iter().fold(Place::NOWHERE, |all, (place, _)| all | *place), Place::ANY);
     }
 
     #[test]
     fn places_are_named_as_the_documentation_names_them() {
-        assert_eq!(
-            Place::ANYWHERE.or(Place::IF_IN_LOCATION).to_string(),
-            "http, server, location, if in location"
-        );
+        assert_eq!(Place::ANYWHERE.or(Place::IF_IN_LOCATION).to_string(), "http, server, location, if in location");
         assert_eq!(Place::ANY.to_string(), "any");
     }
 
     #[test]
     fn arguments_are_counted() {
-        let right = |takes: Takes| {
-            (0..5)
-                .filter(|&count| takes.accepts(count))
-                .collect::<Vec<_>>()
-        };
+        let right = |takes: Takes| (0..5).filter(|&count| takes.accepts(count)).collect::<Vec<_>>();
         assert_eq!(right(Takes::Flag), [1]);
         assert_eq!(right(Takes::Exactly(0)), [0]);
         assert_eq!(right(Takes::Between(1, 3)), [1, 2, 3]);

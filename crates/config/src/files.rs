@@ -60,20 +60,13 @@ impl MemoryFiles {
 
 impl Files for MemoryFiles {
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
-        self.files
-            .get(path)
-            .cloned()
-            .ok_or_else(|| io::Error::from_raw_os_error(NO_SUCH_FILE))
+        self.files.get(path).cloned().ok_or_else(|| io::Error::from_raw_os_error(NO_SUCH_FILE))
     }
 
     fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>> {
         let pattern = pattern.as_os_str().as_bytes();
-        let mut found: Vec<_> = self
-            .files
-            .keys()
-            .filter(|path| glob::matches_path(pattern, bytes(path)))
-            .cloned()
-            .collect();
+        let mut found: Vec<_> =
+            self.files.keys().filter(|path| glob::matches_path(pattern, bytes(path))).cloned().collect();
         found.sort_by(|one, two| bytes(one).cmp(bytes(two)));
         Ok(found)
     }

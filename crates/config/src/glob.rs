@@ -30,46 +30,30 @@ pub fn expand(pattern: &Path) -> io::Result<Vec<PathBuf>> {
         let is_last = components.peek().is_none();
         let mut next = Vec::new();
         for base in &found {
-            let base = if is_first {
-                base.clone()
-            } else {
-                [base, &b"/"[..]].concat()
-            };
+            let base = if is_first { base.clone() } else { [base, &b"/"[..]].concat() };
             if is_pattern(component) {
                 list_matching(&base, component, &mut next);
             } else {
                 let path = [&base[..], &unescaped(component)].concat();
                 // What wildcards found exists; what follows them may not.
-                if !is_last
-                    || Path::new(OsStr::from_bytes(&path))
-                        .symlink_metadata()
-                        .is_ok()
-                {
+                if !is_last || Path::new(OsStr::from_bytes(&path)).symlink_metadata().is_ok() {
                     next.push(path);
                 }
             }
             if next.len() > PATHS_MAX {
-                return Err(io::Error::other(format!(
-                    "more than {PATHS_MAX} paths match"
-                )));
+                return Err(io::Error::other(format!("more than {PATHS_MAX} paths match")));
             }
         }
         found = next;
         is_first = false;
     }
     found.sort();
-    Ok(found
-        .iter()
-        .map(|path| PathBuf::from(OsStr::from_bytes(path)))
-        .collect())
+    Ok(found.iter().map(|path| PathBuf::from(OsStr::from_bytes(path))).collect())
 }
 
 /// Whether a whole path matches a whole pattern, component by component.
 pub fn matches_path(pattern: &[u8], path: &[u8]) -> bool {
-    let (mut patterns, mut names) = (
-        pattern.split(|&byte| byte == b'/'),
-        path.split(|&byte| byte == b'/'),
-    );
+    let (mut patterns, mut names) = (pattern.split(|&byte| byte == b'/'), path.split(|&byte| byte == b'/'));
     loop {
         match (patterns.next(), names.next()) {
             (None, None) => return true,
@@ -112,11 +96,7 @@ fn list_matching(base: &[u8], component: &[u8], found: &mut Vec<Vec<u8>>) {
     };
     let names = entries.flatten().map(|entry| entry.file_name());
     let matching = names.filter(|name| matches_name(component, name.as_bytes()));
-    found.extend(
-        matching
-            .take(PATHS_MAX + 1)
-            .map(|name| [base, name.as_bytes()].concat()),
-    );
+    found.extend(matching.take(PATHS_MAX + 1).map(|name| [base, name.as_bytes()].concat()));
 }
 
 /// Whether the next element of a pattern, not a `*`, matches the byte: how many bytes of the pattern it takes.
@@ -136,17 +116,9 @@ fn matches_one(pattern: &[u8], byte: u8) -> Option<usize> {
 /// The index of the `]` that closes the class which `pattern` begins with.
 fn class_end(pattern: &[u8]) -> Option<usize> {
     // A `]` right after the opening (or its `!`) is a member.
-    let first = if matches!(pattern.get(1), Some(b'!' | b'^')) {
-        2
-    } else {
-        1
-    };
+    let first = if matches!(pattern.get(1), Some(b'!' | b'^')) { 2 } else { 1 };
     let after_first = first + 1;
-    pattern
-        .get(after_first..)?
-        .iter()
-        .position(|&byte| byte == b']')
-        .map(|index| index + after_first)
+    pattern.get(after_first..)?.iter().position(|&byte| byte == b']').map(|index| index + after_first)
 }
 
 fn class_contains(class: &[u8], byte: u8) -> bool {
@@ -235,29 +207,14 @@ mod tests {
     #[test]
     fn the_disk_answers_sorted_and_without_hidden_names() {
         let root = std::env::temp_dir().join(format!("gale-config-glob-{}", std::process::id()));
-        for name in [
-            "b/2.conf",
-            "b/10.conf",
-            "a/1.conf",
-            "a/.hidden.conf",
-            "a/1.conf.bak",
-        ] {
+        for name in ["b/2.conf", "b/10.conf", "a/1.conf", "a/.hidden.conf", "a/1.conf.bak"] {
             let path = root.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
         let found = |pattern: &str| {
             let paths = expand(&root.join(pattern)).unwrap();
-            paths
-                .iter()
-                .map(|path| {
-                    path.strip_prefix(&root)
-                        .unwrap()
-                        .to_str()
-                        .unwrap()
-                        .to_owned()
-                })
-                .collect::<Vec<_>>()
+            paths.iter().map(|path| path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(found("*/*.conf"), ["a/1.conf", "b/10.conf", "b/2.conf"]);
         assert_eq!(found("[b]/?.conf"), ["b/2.conf"]);

@@ -88,13 +88,7 @@ impl<'t> Lexer<'t> {
     /// Only the first 4 GiB of a text are read; [`Sources`](crate::Sources) hold no longer ones.
     pub fn new(source: SourceId, text: &'t [u8], word_bytes_max: usize) -> Self {
         let text = &text[..text.len().min(crate::source::SOURCE_BYTES_MAX)];
-        Lexer {
-            source,
-            text,
-            at: 0,
-            word_bytes_max,
-            starts_line: true,
-        }
+        Lexer { source, text, at: 0, word_bytes_max, starts_line: true }
     }
 
     /// The next token; [`Token::End`] again and again at the end.
@@ -151,10 +145,7 @@ impl<'t> Lexer<'t> {
         let word = self.word(start..at, self.span(opening, at + 1), true);
         match self.text.get(at + 1) {
             None | Some(b' ' | b'\t' | b'\r' | b'\n' | b';' | b'{' | b')') => Ok(Token::Word(word)),
-            Some(&byte) => Err(LexError::AfterQuote {
-                byte,
-                span: self.span(at + 1, at + 2),
-            }),
+            Some(&byte) => Err(LexError::AfterQuote { byte, span: self.span(at + 1, at + 2) }),
         }
     }
 
@@ -172,57 +163,31 @@ impl<'t> Lexer<'t> {
             }
             at += if byte == b'\\' { 2 } else { 1 };
         }
-        Ok(Token::Word(self.word(
-            start..at,
-            self.span(start, at),
-            false,
-        )))
+        Ok(Token::Word(self.word(start..at, self.span(start, at), false)))
     }
 
     /// The byte at `at` of a word that is spelled from `start` on; `opening` is its quote, or `start` again.
-    fn byte_of_word(
-        &self,
-        opening: usize,
-        start: usize,
-        at: usize,
-        quote: Option<u8>,
-    ) -> Result<u8, LexError> {
+    fn byte_of_word(&self, opening: usize, start: usize, at: usize, quote: Option<u8>) -> Result<u8, LexError> {
         if at - start > self.word_bytes_max && start + self.word_bytes_max + 1 < self.text.len() {
             let beginning = self.text[start..start + 10].into();
-            return Err(LexError::TooLong {
-                beginning,
-                start: self.span(opening, start + 10),
-                quote,
-            });
+            return Err(LexError::TooLong { beginning, start: self.span(opening, start + 10), quote });
         }
-        self.text
-            .get(at)
-            .copied()
-            .ok_or_else(|| LexError::UnfinishedWord {
-                start: self.span(opening, opening + 1),
-                end: self.span(self.text.len(), self.text.len()),
-                quoted: quote.is_some(),
-            })
+        self.text.get(at).copied().ok_or_else(|| LexError::UnfinishedWord {
+            start: self.span(opening, opening + 1),
+            end: self.span(self.text.len(), self.text.len()),
+            quoted: quote.is_some(),
+        })
     }
 
     fn word(&mut self, spelling: std::ops::Range<usize>, span: Span, quoted: bool) -> Word {
         self.at = span.end as usize;
         let starts_line = std::mem::replace(&mut self.starts_line, false);
-        Word {
-            text: unescape(&self.text[spelling]),
-            span,
-            quoted,
-            starts_line,
-        }
+        Word { text: unescape(&self.text[spelling]), span, quoted, starts_line }
     }
 
     fn span(&self, start: usize, end: usize) -> Span {
         // The text was cut to what 32 bits can count.
-        Span {
-            source: self.source,
-            start: start as u32,
-            end: end as u32,
-        }
+        Span { source: self.source, start: start as u32, end: end as u32 }
     }
 }
 
@@ -285,20 +250,11 @@ pub(crate) fn words(text: &[u8]) -> Result<Vec<Word>, Diagnostic> {
     let words: Option<Vec<Word>> = tokens
         .into_iter()
         .filter(|token| !matches!(token, Token::End(_)))
-        .map(|token| {
-            if let Token::Word(word) = token {
-                Some(word)
-            } else {
-                None
-            }
-        })
+        .map(|token| if let Token::Word(word) = token { Some(word) } else { None })
         .collect();
-    words.filter(|_| error.is_none()).ok_or_else(|| {
-        Diagnostic::emerg(format!(
-            "\"{}\" is not a list of words",
-            text.trim().as_bstr()
-        ))
-    })
+    words
+        .filter(|_| error.is_none())
+        .ok_or_else(|| Diagnostic::emerg(format!("\"{}\" is not a list of words", text.trim().as_bstr())))
 }
 
 fn unescape(spelling: &[u8]) -> BString {
@@ -310,11 +266,7 @@ fn unescape(spelling: &[u8]) -> BString {
     loop {
         rest = match rest {
             [] => return out.into(),
-            [
-                b'\\',
-                escaped @ (b'"' | b'\'' | b'\\' | b't' | b'r' | b'n'),
-                tail @ ..,
-            ] => {
+            [b'\\', escaped @ (b'"' | b'\'' | b'\\' | b't' | b'r' | b'n'), tail @ ..] => {
                 out.push(match escaped {
                     b't' => b'\t',
                     b'r' => b'\r',
@@ -346,13 +298,7 @@ mod tests {
             Token::BlockEnd(_) => Some("}".into()),
             Token::End(_) => None,
         });
-        let error = error.map(|error| {
-            format!("{error:?}")
-                .split(' ')
-                .next()
-                .unwrap_or_default()
-                .to_owned()
-        });
+        let error = error.map(|error| format!("{error:?}").split(' ').next().unwrap_or_default().to_owned());
         shown.chain(error).collect()
     }
 
@@ -367,10 +313,7 @@ mod tests {
     fn words_end_with_blanks_semicolons_and_opening_braces() {
         assert_eq!(tokens(b"listen 80;"), ["listen", "80", ";"]);
         assert_eq!(tokens(b"a\tb\rc\nd;"), ["a", "b", "c", "d", ";"]);
-        assert_eq!(
-            tokens(b"http{server{}}"),
-            ["http", "{", "server", "{", "}", "}"]
-        );
+        assert_eq!(tokens(b"http{server{}}"), ["http", "{", "server", "{", "}", "}"]);
     }
 
     #[test]
@@ -388,10 +331,7 @@ mod tests {
 
     #[test]
     fn quotes_hold_blanks_and_punctuation() {
-        assert_eq!(
-            tokens(b"a 'b c;{}#' \"d\n e\";"),
-            ["a", "b c;{}#", "d\n e", ";"]
-        );
+        assert_eq!(tokens(b"a 'b c;{}#' \"d\n e\";"), ["a", "b c;{}#", "d\n e", ";"]);
         assert_eq!(tokens(b"a '' \"\";"), ["a", "", "", ";"]);
         assert_eq!(tokens(b"a '\"' \"'\";"), ["a", "\"", "'", ";"]);
     }
@@ -414,14 +354,8 @@ mod tests {
 
     #[test]
     fn escapes_are_the_same_in_quotes_and_outside() {
-        assert_eq!(
-            tokens(br#"a\"b a\'b a\\b a\tb a\rb a\nb;"#),
-            ["a\"b", "a'b", "a\\b", "a\tb", "a\rb", "a\nb", ";"]
-        );
-        assert_eq!(
-            tokens(br#""a\"b" 'a\'b' "a\\" "a\nb";"#),
-            ["a\"b", "a'b", "a\\", "a\nb", ";"]
-        );
+        assert_eq!(tokens(br#"a\"b a\'b a\\b a\tb a\rb a\nb;"#), ["a\"b", "a'b", "a\\b", "a\tb", "a\rb", "a\nb", ";"]);
+        assert_eq!(tokens(br#""a\"b" 'a\'b' "a\\" "a\nb";"#), ["a\"b", "a'b", "a\\", "a\nb", ";"]);
     }
 
     #[test]
@@ -453,13 +387,7 @@ mod tests {
 
     #[test]
     fn a_text_that_ends_within_a_word_is_unfinished() {
-        for (text, quoted) in [
-            ("a", false),
-            ("'a", true),
-            ("a\\", false),
-            ("\"a\\\"", true),
-            ("$", false),
-        ] {
+        for (text, quoted) in [("a", false), ("'a", true), ("a\\", false), ("\"a\\\"", true), ("$", false)] {
             let (_, error) = lex(text.as_bytes());
             let at_end = matches!(&error, Some(LexError::UnfinishedWord { end, quoted: q, .. })
                 if *q == quoted && end.start as usize == text.len());
@@ -470,28 +398,16 @@ mod tests {
 
     #[test]
     fn a_word_has_room_for_4095_bytes() {
-        let spell = |before: &str, length: usize, after: &str| {
-            format!("{before}{}{after}", "x".repeat(length))
-        };
-        assert_eq!(
-            word(spell("", WORD_BYTES_MAX, ";;").as_bytes()).text.len(),
-            WORD_BYTES_MAX
-        );
-        assert_eq!(
-            word(spell("'", WORD_BYTES_MAX, "';").as_bytes()).text.len(),
-            WORD_BYTES_MAX
-        );
+        let spell = |before: &str, length: usize, after: &str| format!("{before}{}{after}", "x".repeat(length));
+        assert_eq!(word(spell("", WORD_BYTES_MAX, ";;").as_bytes()).text.len(), WORD_BYTES_MAX);
+        assert_eq!(word(spell("'", WORD_BYTES_MAX, "';").as_bytes()).text.len(), WORD_BYTES_MAX);
         for (text, quote) in [
             (spell("", WORD_BYTES_MAX + 1, ";"), None),
             (spell("'", WORD_BYTES_MAX + 1, "';"), Some(b'\'')),
             (spell("\"", 10_000, ""), Some(b'"')),
         ] {
             match lex(text.as_bytes()).1 {
-                Some(LexError::TooLong {
-                    beginning,
-                    start,
-                    quote: found,
-                }) => {
+                Some(LexError::TooLong { beginning, start, quote: found }) => {
                     assert_eq!((beginning.len(), start.start, found), (10, 0, quote));
                 }
                 other => panic!("{other:?}"),
@@ -504,38 +420,15 @@ mod tests {
     #[test]
     fn a_word_knows_its_spelling_and_whether_it_starts_a_line() {
         let (tokens, _) = lex(b"a 'b'\n  c d;");
-        let words: Vec<_> = tokens
-            .iter()
-            .filter_map(|t| {
-                if let Token::Word(w) = t {
-                    Some(w)
-                } else {
-                    None
-                }
-            })
-            .collect();
-        let shape: Vec<_> = words
-            .iter()
-            .map(|w| (w.span.start, w.span.end, w.quoted, w.starts_line))
-            .collect();
-        assert_eq!(
-            shape,
-            [
-                (0, 1, false, true),
-                (2, 5, true, false),
-                (8, 9, false, true),
-                (10, 11, false, false)
-            ]
-        );
+        let words: Vec<_> = tokens.iter().filter_map(|t| if let Token::Word(w) = t { Some(w) } else { None }).collect();
+        let shape: Vec<_> = words.iter().map(|w| (w.span.start, w.span.end, w.quoted, w.starts_line)).collect();
+        assert_eq!(shape, [(0, 1, false, true), (2, 5, true, false), (8, 9, false, true), (10, 11, false, false)]);
     }
 
     fn span(token: &Token) -> Span {
         match token {
             Token::Word(word) => word.span,
-            Token::Semicolon(span)
-            | Token::BlockStart(span)
-            | Token::BlockEnd(span)
-            | Token::End(span) => *span,
+            Token::Semicolon(span) | Token::BlockStart(span) | Token::BlockEnd(span) | Token::End(span) => *span,
         }
     }
 
@@ -576,15 +469,10 @@ mod tests {
         let mut at = 0;
         for token in &tokens {
             let span = span(token);
-            prop_assert!(
-                at <= span.start && span.start <= span.end && span.end as usize <= text.len()
-            );
+            prop_assert!(at <= span.start && span.start <= span.end && span.end as usize <= text.len());
             at = span.end;
         }
-        prop_assert_eq!(
-            error.is_none(),
-            matches!(tokens.last(), Some(Token::End(_)))
-        );
+        prop_assert_eq!(error.is_none(), matches!(tokens.last(), Some(Token::End(_))));
         Ok(())
     }
 }

@@ -44,36 +44,20 @@ pub struct Parsed {
 ///
 /// # Errors
 /// If the file itself cannot be read. Every later error is in [`Parsed::errors`].
-pub fn parse(
-    sources: &mut Sources,
-    files: &mut dyn Files,
-    path: &Path,
-    prefix: &Path,
-) -> Result<Parsed, Diagnostic> {
+pub fn parse(sources: &mut Sources, files: &mut dyn Files, path: &Path, prefix: &Path) -> Result<Parsed, Diagnostic> {
     let mut parser = Parser::new(sources, files, prefix);
     let source = parser.read(path)?;
     Ok(parser.parse_all(source, Text::File))
 }
 
 /// Parses a configuration that is held in memory. Messages call it `label`.
-pub fn parse_text(
-    sources: &mut Sources,
-    files: &mut dyn Files,
-    label: &str,
-    text: Vec<u8>,
-    prefix: &Path,
-) -> Parsed {
+pub fn parse_text(sources: &mut Sources, files: &mut dyn Files, label: &str, text: Vec<u8>, prefix: &Path) -> Parsed {
     let source = sources.add_text(label, text);
     Parser::new(sources, files, prefix).parse_all(source, Text::File)
 }
 
 /// Parses the value of the `-g` option: simple directives without blocks.
-pub fn parse_parameter(
-    sources: &mut Sources,
-    files: &mut dyn Files,
-    text: Vec<u8>,
-    prefix: &Path,
-) -> Parsed {
+pub fn parse_parameter(sources: &mut Sources, files: &mut dyn Files, text: Vec<u8>, prefix: &Path) -> Parsed {
     let source = sources.add_text("command line", text);
     Parser::new(sources, files, prefix).parse_all(source, Text::Parameter)
 }
@@ -105,36 +89,19 @@ impl<'p> Parser<'p> {
     fn new(sources: &'p mut Sources, files: &'p mut dyn Files, prefix: &'p Path) -> Self {
         let errors = Diagnostics::new();
         let open_files = Vec::new();
-        Parser {
-            sources,
-            files,
-            prefix,
-            errors,
-            open_files,
-            block_depth: 0,
-            includes: 0,
-            bytes: 0,
-            words: 0,
-        }
+        Parser { sources, files, prefix, errors, open_files, block_depth: 0, includes: 0, bytes: 0, words: 0 }
     }
 
     fn parse_all(mut self, source: SourceId, text: Text) -> Parsed {
         let mut statements = Vec::new();
         self.parse_source(source, text, &mut statements);
-        Parsed {
-            statements,
-            errors: self.errors,
-        }
+        Parsed { statements, errors: self.errors }
     }
 
     /// Parses one text. Its blocks end where it ends, so an error in it leaves the including text intact.
     fn parse_source(&mut self, source: SourceId, text: Text, out: &mut Vec<Statement>) {
         let bytes = self.sources.get(source).text().clone();
-        let word_bytes_max = if text == Text::File {
-            WORD_BYTES_MAX
-        } else {
-            SOURCE_BYTES_MAX
-        };
+        let word_bytes_max = if text == Text::File { WORD_BYTES_MAX } else { SOURCE_BYTES_MAX };
         let mut lexer = Lexer::new(source, &bytes, word_bytes_max);
         self.open_files.push(source);
         // The error, if any, stands in the tree already.
@@ -181,21 +148,12 @@ impl<'p> Parser<'p> {
                     return Err(self.stop(out, words, |_| unexpected("{", span).hint(hint)));
                 }
                 Token::BlockStart(span) => {
-                    self.block_statement(
-                        lexer,
-                        text,
-                        Head::new(std::mem::take(&mut words)),
-                        span,
-                        out,
-                    )?;
+                    self.block_statement(lexer, text, Head::new(std::mem::take(&mut words)), span, out)?;
                 }
                 Token::BlockEnd(span) if !words.is_empty() => {
                     return Err(self.stop(out, words, |words| {
-                        let last = words
-                            .last()
-                            .map_or_else(Default::default, |word| word.text.clone());
-                        unexpected("}", span)
-                            .hint(format!("a \";\" seems to be missing after \"{last}\""))
+                        let last = words.last().map_or_else(Default::default, |word| word.text.clone());
+                        unexpected("}", span).hint(format!("a \";\" seems to be missing after \"{last}\""))
                     }));
                 }
                 Token::BlockEnd(span) if opening.is_some() => return Ok(Some(span)),
@@ -207,11 +165,8 @@ impl<'p> Parser<'p> {
                     (None, None) => return Ok(None),
                     (None, Some(head)) => {
                         let begins = format!("the block of \"{}\" begins", head.name.text);
-                        let error =
-                            Diagnostic::emerg("unexpected end of file, expecting \"}\"").at(end);
-                        return Err(
-                            self.stop(out, words, |_| error.related(begins, head.name.span))
-                        );
+                        let error = Diagnostic::emerg("unexpected end of file, expecting \"}\"").at(end);
+                        return Err(self.stop(out, words, |_| error.related(begins, head.name.span)));
                     }
                     (Some(_), _) => {
                         return Err(self.stop(out, words, |words| unfinished(text, end, words)));
@@ -242,15 +197,11 @@ impl<'p> Parser<'p> {
     ) -> Result<(), Stop> {
         if text == Text::Parameter {
             let message = "block directives are not supported in -g option";
-            return Err(self.stop(out, head.into_words(), |_| {
-                Diagnostic::emerg(message).at(brace)
-            }));
+            return Err(self.stop(out, head.into_words(), |_| Diagnostic::emerg(message).at(brace)));
         }
         if self.block_depth >= BLOCK_DEPTH_MAX {
             let message = format!("blocks are nested deeper than {BLOCK_DEPTH_MAX} levels");
-            return Err(self.stop(out, head.into_words(), |_| {
-                Diagnostic::emerg(message).at(brace)
-            }));
+            return Err(self.stop(out, head.into_words(), |_| Diagnostic::emerg(message).at(brace)));
         }
         let mut block = Vec::new();
         self.block_depth += 1;
@@ -272,11 +223,7 @@ impl<'p> Parser<'p> {
             Ok(vec![full])
         } else {
             self.files.glob(&full).map_err(|error| {
-                let message = format!(
-                    "glob() \"{}\" failed {}",
-                    full.display(),
-                    OsErrorText(&error)
-                );
+                let message = format!("glob() \"{}\" failed {}", full.display(), OsErrorText(&error));
                 Diagnostic::emerg(message).at(path.span)
             })
         };
@@ -292,21 +239,10 @@ impl<'p> Parser<'p> {
         }
     }
 
-    fn include_file(
-        &mut self,
-        path: &Path,
-        span: Span,
-        out: &mut Vec<Statement>,
-    ) -> Result<(), Diagnostic> {
-        if self
-            .open_files
-            .iter()
-            .any(|&open| self.sources.get(open).path() == Some(path))
-        {
+    fn include_file(&mut self, path: &Path, span: Span, out: &mut Vec<Statement>) -> Result<(), Diagnostic> {
+        if self.open_files.iter().any(|&open| self.sources.get(open).path() == Some(path)) {
             let message = format!("\"{}\" includes itself", path.display());
-            return Err(Diagnostic::emerg(message)
-                .at(span)
-                .hint("the file is being read already"));
+            return Err(Diagnostic::emerg(message).at(span).hint("the file is being read already"));
         }
         if self.open_files.len() > INCLUDE_DEPTH_MAX {
             let message = format!("files are included deeper than {INCLUDE_DEPTH_MAX} levels");
@@ -331,11 +267,7 @@ impl<'p> Parser<'p> {
                     // A directory can be opened; nginx fails on it at the first read.
                     let is_directory = error.kind() == std::io::ErrorKind::IsADirectory;
                     let call = if is_directory { "pread()" } else { "open()" };
-                    Diagnostic::emerg(format!(
-                        "{call} \"{}\" failed {}",
-                        path.display(),
-                        OsErrorText(&error)
-                    ))
+                    Diagnostic::emerg(format!("{call} \"{}\" failed {}", path.display(), OsErrorText(&error)))
                 })?;
                 if text.len() > BYTES_MAX {
                     return Err(too_many_bytes());
@@ -343,23 +275,12 @@ impl<'p> Parser<'p> {
                 self.sources.add_file(path, text)
             }
         };
-        self.bytes = self
-            .bytes
-            .saturating_add(self.sources.get(source).text().len());
-        if self.bytes > BYTES_MAX {
-            Err(too_many_bytes())
-        } else {
-            Ok(source)
-        }
+        self.bytes = self.bytes.saturating_add(self.sources.get(source).text().len());
+        if self.bytes > BYTES_MAX { Err(too_many_bytes()) } else { Ok(source) }
     }
 
     /// Records an error after which the text makes no sense.
-    fn stop(
-        &mut self,
-        out: &mut Vec<Statement>,
-        words: Vec<Word>,
-        error: impl FnOnce(&[Word]) -> Diagnostic,
-    ) -> Stop {
+    fn stop(&mut self, out: &mut Vec<Statement>, words: Vec<Word>, error: impl FnOnce(&[Word]) -> Diagnostic) -> Stop {
         let error = error(&words);
         self.broken(out, words, error);
         Stop
@@ -404,18 +325,8 @@ impl Head {
     }
 
     fn into_statement(self) -> Statement {
-        let span = self
-            .args
-            .last()
-            .map_or(self.name.span, |last| self.name.span.to(last.span));
-        Statement {
-            name: self.name,
-            args: self.args,
-            block: None,
-            span,
-            block_end: None,
-            broken: None,
-        }
+        let span = self.args.last().map_or(self.name.span, |last| self.name.span.to(last.span));
+        Statement { name: self.name, args: self.args, block: None, span, block_end: None, broken: None }
     }
 }
 
@@ -428,9 +339,7 @@ fn at_last(words: &[Word], message: String) -> Diagnostic {
 }
 
 fn too_many_bytes() -> Diagnostic {
-    Diagnostic::emerg(format!(
-        "the configuration is longer than {BYTES_MAX} bytes"
-    ))
+    Diagnostic::emerg(format!("the configuration is longer than {BYTES_MAX} bytes"))
 }
 
 /// The text ended within a statement, whose finished words these are.
@@ -450,27 +359,17 @@ fn lex_diagnostic(error: &LexError, text: Text, words: &[Word]) -> Diagnostic {
     match error {
         LexError::AfterQuote { byte, span } => unexpected(&[*byte].as_bstr().to_string(), *span)
             .hint("a closing quote must be followed by a blank, \";\" or \"{\""),
-        LexError::UnfinishedWord {
-            start,
-            end,
-            quoted: true,
-        } => unfinished(text, *end, words).related("the open quote begins", *start),
-        LexError::UnfinishedWord { end, .. } => unfinished(text, *end, words),
-        LexError::TooLong {
-            start,
-            quote: Some(quote),
-            ..
-        } => {
-            let quote = char::from(*quote);
-            Diagnostic::emerg(format!(
-                "too long parameter, probably missing terminating \"{quote}\" character"
-            ))
-            .at(*start)
+        LexError::UnfinishedWord { start, end, quoted: true } => {
+            unfinished(text, *end, words).related("the open quote begins", *start)
         }
-        LexError::TooLong {
-            start,
-            beginning,
-            quote: None,
-        } => Diagnostic::emerg(format!("too long parameter \"{beginning}...\" started")).at(*start),
+        LexError::UnfinishedWord { end, .. } => unfinished(text, *end, words),
+        LexError::TooLong { start, quote: Some(quote), .. } => {
+            let quote = char::from(*quote);
+            Diagnostic::emerg(format!("too long parameter, probably missing terminating \"{quote}\" character"))
+                .at(*start)
+        }
+        LexError::TooLong { start, beginning, quote: None } => {
+            Diagnostic::emerg(format!("too long parameter \"{beginning}...\" started")).at(*start)
+        }
     }
 }

@@ -21,9 +21,7 @@ impl<T> Setting<T> {
 
     /// Set to a value that stands in no text.
     pub const fn of(value: T) -> Self {
-        Setting {
-            state: Some((value, None)),
-        }
+        Setting { state: Some((value, None)) }
     }
 
     /// The value.
@@ -33,8 +31,7 @@ impl<T> Setting<T> {
     /// should have been used.
     #[track_caller]
     pub fn get(&self) -> &T {
-        self.get_opt()
-            .expect("a setting is read before it is finished, or has no default")
+        self.get_opt().expect("a setting is read before it is finished, or has no default")
     }
 
     /// The value, if it is set.
@@ -93,11 +90,7 @@ mod tests {
     use super::*;
     use crate::source::SourceId;
 
-    const SPAN: Span = Span {
-        source: SourceId(0),
-        start: 1,
-        end: 2,
-    };
+    const SPAN: Span = Span { source: SourceId(0), start: 1, end: 2 };
 
     #[test]
     fn an_unset_one_takes_the_parents_value_and_place() {

@@ -29,14 +29,7 @@ pub struct Span {
 impl Span {
     /// From the start of this one to the end of `last`, if both lie in the same source; otherwise just this one.
     pub fn to(self, last: Span) -> Span {
-        if self.source == last.source {
-            Span {
-                end: last.end.max(self.end),
-                ..self
-            }
-        } else {
-            self
-        }
+        if self.source == last.source { Span { end: last.end.max(self.end), ..self } } else { self }
     }
 }
 
@@ -89,21 +82,14 @@ impl Source {
         let before = &self.text[..(offset as usize).min(self.text.len())];
         let line_start = before.rfind_byte(b'\n').map_or(0, |newline| newline + 1);
         let newlines = memchr::memchr_iter(b'\n', before).count();
-        Position {
-            line: newlines as u32 + 1,
-            column: (before.len() - line_start) as u32 + 1,
-        }
+        Position { line: newlines as u32 + 1, column: (before.len() - line_start) as u32 + 1 }
     }
 
     /// The bytes of the line that the byte stands in, without its end (LF or CR LF), and where that line starts.
     pub(crate) fn line_around(&self, offset: u32) -> (&[u8], usize) {
         let offset = (offset as usize).min(self.text.len());
-        let start = self.text[..offset]
-            .rfind_byte(b'\n')
-            .map_or(0, |newline| newline + 1);
-        let end = self.text[offset..]
-            .find_byte(b'\n')
-            .map_or(self.text.len(), |newline| offset + newline);
+        let start = self.text[..offset].rfind_byte(b'\n').map_or(0, |newline| newline + 1);
+        let end = self.text[offset..].find_byte(b'\n').map_or(self.text.len(), |newline| offset + newline);
         let line = &self.text[start..end];
         (line.strip_suffix(b"\r").unwrap_or(line), start)
     }
@@ -158,10 +144,7 @@ impl Sources {
 
     /// All sources in the order of reading.
     pub fn iter(&self) -> impl Iterator<Item = (SourceId, &Source)> {
-        self.sources
-            .iter()
-            .enumerate()
-            .map(|(index, source)| (SourceId(index as u32), source))
+        self.sources.iter().enumerate().map(|(index, source)| (SourceId(index as u32), source))
     }
 
     /// Whether the span lies in one of these sources; that of a default value does not.
@@ -201,15 +184,9 @@ impl Sources {
     }
 
     fn add(&mut self, name: Name, text: Vec<u8>) -> SourceId {
-        assert!(
-            text.len() <= SOURCE_BYTES_MAX,
-            "a source is longer than a span can count"
-        );
+        assert!(text.len() <= SOURCE_BYTES_MAX, "a source is longer than a span can count");
         let id = SourceId(u32::try_from(self.sources.len()).expect("fewer sources than 2^32"));
-        self.sources.push(Source {
-            name,
-            text: text.into(),
-        });
+        self.sources.push(Source { name, text: text.into() });
         id
     }
 }
@@ -222,27 +199,14 @@ mod tests {
     fn lines_and_columns_begin_with_one() {
         let mut sources = Sources::new();
         let source = sources.add_file(Path::new("a.conf"), b"one\ntwo three\r\n".to_vec());
-        let at = |start| {
-            sources.position(Span {
-                source,
-                start,
-                end: start,
-            })
-        };
+        let at = |start| sources.position(Span { source, start, end: start });
         assert_eq!(at(0), Position { line: 1, column: 1 });
         assert_eq!(at(3), Position { line: 1, column: 4 });
         assert_eq!(at(4), Position { line: 2, column: 1 });
         assert_eq!(at(8), Position { line: 2, column: 5 });
         assert_eq!(at(15), Position { line: 3, column: 1 });
         assert_eq!(at(u32::MAX), Position { line: 3, column: 1 });
-        assert_eq!(
-            sources.text(Span {
-                source,
-                start: 8,
-                end: 13
-            }),
-            "three"
-        );
+        assert_eq!(sources.text(Span { source, start: 8, end: 13 }), "three");
     }
 
     #[test]
@@ -259,13 +223,6 @@ mod tests {
     fn a_text_that_is_no_file_has_no_line() {
         let mut sources = Sources::new();
         let source = sources.add_text("command line", b"\n\nx".to_vec());
-        assert_eq!(
-            sources.place(Span {
-                source,
-                start: 2,
-                end: 3
-            }),
-            "command line"
-        );
+        assert_eq!(sources.place(Span { source, start: 2, end: 3 }), "command line");
     }
 }

@@ -57,25 +57,9 @@ impl Statement {
     /// A statement that stands in no text, such as the default of a directive. Its spans lie in no
     /// source, so a message about it has no place.
     pub fn synthetic(name: &str, args: Vec<Word>) -> Statement {
-        let span = Span {
-            source: SourceId(u32::MAX),
-            start: 0,
-            end: 0,
-        };
-        let name = Word {
-            text: name.into(),
-            span,
-            quoted: false,
-            starts_line: true,
-        };
-        Statement {
-            name,
-            args,
-            block: None,
-            span,
-            block_end: None,
-            broken: None,
-        }
+        let span = Span { source: SourceId(u32::MAX), start: 0, end: 0 };
+        let name = Word { text: name.into(), span, quoted: false, starts_line: true };
+        Statement { name, args, block: None, span, block_end: None, broken: None }
     }
 
     /// An error at the directive's name; the message in nginx's words without ` in FILE:LINE`.

@@ -30,12 +30,7 @@ pub trait Store<Cx>: Sync {
     ///
     /// # Panics
     /// If `conf` is not of [`conf_type`](Self::conf_type).
-    fn apply(
-        &self,
-        conf: &mut dyn Any,
-        cx: &mut Cx,
-        statement: &Statement,
-    ) -> Result<(), Diagnostic>;
+    fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic>;
 
     /// Gives the child the parent's value if it has none of its own.
     fn inherit(&self, _child: &mut dyn Any, _parent: &dyn Any) {}
@@ -44,25 +39,13 @@ pub trait Store<Cx>: Sync {
     ///
     /// # Panics
     /// If the default does not parse: [`Tables::problems`](crate::Tables::problems) finds that in a test.
-    fn finish(
-        &self,
-        _conf: &mut dyn Any,
-        _cx: &mut Cx,
-        _name: &'static str,
-        _default: &'static str,
-    ) {
-    }
+    fn finish(&self, _conf: &mut dyn Any, _cx: &mut Cx, _name: &'static str, _default: &'static str) {}
 
     /// Parses the default without storing it.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
-    fn check_default(
-        &self,
-        _cx: &mut Cx,
-        _name: &'static str,
-        _default: &'static str,
-    ) -> Result<(), Diagnostic> {
+    fn check_default(&self, _cx: &mut Cx, _name: &'static str, _default: &'static str) -> Result<(), Diagnostic> {
         Ok(())
     }
 }
@@ -126,17 +109,8 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for One<C, T> {
         TypeId::of::<C>()
     }
 
-    fn apply(
-        &self,
-        conf: &mut dyn Any,
-        _: &mut Cx,
-        statement: &Statement,
-    ) -> Result<(), Diagnostic> {
-        set_once(
-            (self.slot.write)(conf_of(conf, statement)),
-            statement,
-            self.parse,
-        )
+    fn apply(&self, conf: &mut dyn Any, _: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        set_once((self.slot.write)(conf_of(conf, statement)), statement, self.parse)
     }
 
     fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
@@ -151,12 +125,7 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for One<C, T> {
         }
     }
 
-    fn check_default(
-        &self,
-        _: &mut Cx,
-        name: &'static str,
-        default: &'static str,
-    ) -> Result<(), Diagnostic> {
+    fn check_default(&self, _: &mut Cx, name: &'static str, default: &'static str) -> Result<(), Diagnostic> {
         try_default(name, default, self.parse)
     }
 }
@@ -166,17 +135,8 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for OneWith<C, T, Cx> {
         TypeId::of::<C>()
     }
 
-    fn apply(
-        &self,
-        conf: &mut dyn Any,
-        cx: &mut Cx,
-        statement: &Statement,
-    ) -> Result<(), Diagnostic> {
-        set_once(
-            (self.slot.write)(conf_of(conf, statement)),
-            statement,
-            |statement| (self.parse)(cx, statement),
-        )
+    fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        set_once((self.slot.write)(conf_of(conf, statement)), statement, |statement| (self.parse)(cx, statement))
     }
 
     fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
@@ -187,19 +147,11 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for OneWith<C, T, Cx> {
         if let Some(setting) = self.slot.unset(conf)
             && !default.is_empty()
         {
-            setting.set(
-                parse_default(name, default, |statement| (self.parse)(cx, statement)),
-                None,
-            );
+            setting.set(parse_default(name, default, |statement| (self.parse)(cx, statement)), None);
         }
     }
 
-    fn check_default(
-        &self,
-        cx: &mut Cx,
-        name: &'static str,
-        default: &'static str,
-    ) -> Result<(), Diagnostic> {
+    fn check_default(&self, cx: &mut Cx, name: &'static str, default: &'static str) -> Result<(), Diagnostic> {
         try_default(name, default, |statement| (self.parse)(cx, statement))
     }
 }
@@ -209,17 +161,8 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for Many<C, T> {
         TypeId::of::<C>()
     }
 
-    fn apply(
-        &self,
-        conf: &mut dyn Any,
-        _: &mut Cx,
-        statement: &Statement,
-    ) -> Result<(), Diagnostic> {
-        append(
-            (self.slot.write)(conf_of(conf, statement)),
-            statement,
-            self.parse,
-        )
+    fn apply(&self, conf: &mut dyn Any, _: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        append((self.slot.write)(conf_of(conf, statement)), statement, self.parse)
     }
 
     fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
@@ -232,12 +175,7 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for Many<C, T> {
         }
     }
 
-    fn check_default(
-        &self,
-        _: &mut Cx,
-        name: &'static str,
-        default: &'static str,
-    ) -> Result<(), Diagnostic> {
+    fn check_default(&self, _: &mut Cx, name: &'static str, default: &'static str) -> Result<(), Diagnostic> {
         try_default(name, default, self.parse)
     }
 }
@@ -247,17 +185,8 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for ManyWith<C, T, Cx> {
         TypeId::of::<C>()
     }
 
-    fn apply(
-        &self,
-        conf: &mut dyn Any,
-        cx: &mut Cx,
-        statement: &Statement,
-    ) -> Result<(), Diagnostic> {
-        append(
-            (self.slot.write)(conf_of(conf, statement)),
-            statement,
-            |statement| (self.parse)(cx, statement),
-        )
+    fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        append((self.slot.write)(conf_of(conf, statement)), statement, |statement| (self.parse)(cx, statement))
     }
 
     fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
@@ -266,19 +195,11 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for ManyWith<C, T, Cx> {
 
     fn finish(&self, conf: &mut dyn Any, cx: &mut Cx, name: &'static str, default: &'static str) {
         if let Some(setting) = self.slot.unset(conf) {
-            setting.set(
-                default_list(name, default, |statement| (self.parse)(cx, statement)),
-                None,
-            );
+            setting.set(default_list(name, default, |statement| (self.parse)(cx, statement)), None);
         }
     }
 
-    fn check_default(
-        &self,
-        cx: &mut Cx,
-        name: &'static str,
-        default: &'static str,
-    ) -> Result<(), Diagnostic> {
+    fn check_default(&self, cx: &mut Cx, name: &'static str, default: &'static str) -> Result<(), Diagnostic> {
         try_default(name, default, |statement| (self.parse)(cx, statement))
     }
 }
@@ -288,12 +209,7 @@ impl<C: Any, Cx> Store<Cx> for Custom<C, Cx> {
         TypeId::of::<C>()
     }
 
-    fn apply(
-        &self,
-        conf: &mut dyn Any,
-        cx: &mut Cx,
-        statement: &Statement,
-    ) -> Result<(), Diagnostic> {
+    fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
         (self.0)(conf_of(conf, statement), cx, statement)
     }
 }
@@ -304,20 +220,14 @@ impl<Cx: Reporter> Store<Cx> for Inert {
     }
 
     fn apply(&self, _: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
-        let message = format!(
-            "\"{}\" directive is accepted but has no effect",
-            statement.name.text
-        );
+        let message = format!("\"{}\" directive is accepted but has no effect", statement.name.text);
         cx.report(Diagnostic::warn(message).at(statement.name.span));
         Ok(())
     }
 }
 
 /// The statement that a default stands for: the same words that a person would write.
-pub(crate) fn default_statement(
-    name: &str,
-    default: &'static str,
-) -> Result<Statement, Diagnostic> {
+pub(crate) fn default_statement(name: &str, default: &'static str) -> Result<Statement, Diagnostic> {
     let mut args = lexer::words(default.as_bytes())?;
     let mut statement = Statement::synthetic(name, Vec::new());
     for word in &mut args {
@@ -329,25 +239,21 @@ pub(crate) fn default_statement(
 
 impl<C: Any, T: Clone> Slot<C, T> {
     fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
-        if let (Some(child), Some(parent)) = (child.downcast_mut::<C>(), parent.downcast_ref::<C>())
-        {
+        if let (Some(child), Some(parent)) = (child.downcast_mut::<C>(), parent.downcast_ref::<C>()) {
             (self.write)(child).inherit((self.read)(parent));
         }
     }
 
     /// The setting, if the conf is the right one and the setting is still unset.
     fn unset<'c>(&self, conf: &'c mut dyn Any) -> Option<&'c mut Setting<T>> {
-        conf.downcast_mut::<C>()
-            .map(self.write)
-            .filter(|setting| !setting.is_set())
+        conf.downcast_mut::<C>().map(self.write).filter(|setting| !setting.is_set())
     }
 }
 
 fn conf_of<'c, C: Any>(conf: &'c mut dyn Any, statement: &Statement) -> &'c mut C {
     let wanted = type_name::<C>();
     let name = &statement.name.text;
-    conf.downcast_mut()
-        .unwrap_or_else(|| panic!("directive \"{name}\" was given another conf than {wanted}"))
+    conf.downcast_mut().unwrap_or_else(|| panic!("directive \"{name}\" was given another conf than {wanted}"))
 }
 
 fn set_once<T>(
@@ -384,26 +290,13 @@ fn default_list<T>(
     default: &'static str,
     parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
 ) -> Vec<T> {
-    if default.is_empty() {
-        Vec::new()
-    } else {
-        vec![parse_default(name, default, parse)]
-    }
+    if default.is_empty() { Vec::new() } else { vec![parse_default(name, default, parse)] }
 }
 
-fn parse_default<T>(
-    name: &str,
-    default: &'static str,
-    parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>,
-) -> T {
+fn parse_default<T>(name: &str, default: &'static str, parse: impl FnOnce(&Statement) -> Result<T, Diagnostic>) -> T {
     default_statement(name, default)
         .and_then(|statement| parse(&statement))
-        .unwrap_or_else(|error| {
-            panic!(
-                "the default \"{default}\" of \"{name}\" does not parse: {}",
-                error.message
-            )
-        })
+        .unwrap_or_else(|error| panic!("the default \"{default}\" of \"{name}\" does not parse: {}", error.message))
 }
 
 fn try_default<T>(
@@ -414,7 +307,5 @@ fn try_default<T>(
     if default.is_empty() {
         return Ok(());
     }
-    default_statement(name, default)
-        .and_then(|statement| parse(&statement))
-        .map(|_| ())
+    default_statement(name, default).and_then(|statement| parse(&statement)).map(|_| ())
 }

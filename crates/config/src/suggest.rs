@@ -14,9 +14,7 @@ pub fn nearest<'c>(wrong: &[u8], candidates: impl IntoIterator<Item = &'c str>) 
     let farthest = (wrong.len() / 3).max(1);
     candidates
         .into_iter()
-        .filter(|candidate| {
-            candidate.len() <= NAME_BYTES_MAX && candidate.len().abs_diff(wrong.len()) <= farthest
-        })
+        .filter(|candidate| candidate.len() <= NAME_BYTES_MAX && candidate.len().abs_diff(wrong.len()) <= farthest)
         .map(|candidate| (distance(wrong, candidate.as_bytes()), candidate))
         .filter(|(distance, candidate)| *distance <= farthest && *distance < candidate.len())
         .min_by_key(|(distance, _)| *distance)
@@ -27,18 +25,12 @@ pub fn nearest<'c>(wrong: &[u8], candidates: impl IntoIterator<Item = &'c str>) 
 /// case of letters does not count as an edit.
 pub fn distance(one: &[u8], two: &[u8]) -> usize {
     // Three rows of the table of distances between beginnings; `rows[2]` is the one being filled.
-    let mut rows = [
-        vec![0; two.len() + 1],
-        (0..=two.len()).collect(),
-        vec![0; two.len() + 1],
-    ];
+    let mut rows = [vec![0; two.len() + 1], (0..=two.len()).collect(), vec![0; two.len() + 1]];
     for i in 1..=one.len() {
         rows[2][0] = i;
         for j in 1..=two.len() {
             let replaced = usize::from(!same(one[i - 1], two[j - 1]));
-            let mut least = (rows[1][j - 1] + replaced)
-                .min(rows[1][j] + 1)
-                .min(rows[2][j - 1] + 1);
+            let mut least = (rows[1][j - 1] + replaced).min(rows[1][j] + 1).min(rows[2][j - 1] + 1);
             if i > 1 && j > 1 && same(one[i - 1], two[j - 2]) && same(one[i - 2], two[j - 1]) {
                 least = least.min(rows[0][j - 2] + 1);
             }
@@ -69,11 +61,7 @@ mod tests {
             ("", "abc", 3),
             ("kitten", "sitting", 3),
         ] {
-            assert_eq!(
-                distance(one.as_bytes(), two.as_bytes()),
-                edits,
-                "{one} {two}"
-            );
+            assert_eq!(distance(one.as_bytes(), two.as_bytes()), edits, "{one} {two}");
         }
     }
 

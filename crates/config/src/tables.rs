@@ -36,10 +36,7 @@ impl<Cx> Copy for Found<Cx> {}
 
 impl<Cx> std::fmt::Debug for Found<Cx> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Found")
-            .field("owner", &self.owner)
-            .field("directive", self.directive)
-            .finish()
+        f.debug_struct("Found").field("owner", &self.owner).field("directive", self.directive).finish()
     }
 }
 
@@ -59,9 +56,7 @@ impl<Cx> Tables<Cx> {
         let mut rows: BTreeMap<&'static str, Vec<Found<Cx>>> = BTreeMap::new();
         for (owner, directives) in modules {
             for directive in directives {
-                rows.entry(directive.name)
-                    .or_default()
-                    .push(Found { owner, directive });
+                rows.entry(directive.name).or_default().push(Found { owner, directive });
             }
         }
         Tables { rows, nginx_names }
@@ -80,9 +75,7 @@ impl<Cx> Tables<Cx> {
         if name == INCLUDE.as_bytes() {
             return Err(self.misshapen_include(statement));
         }
-        let rows = std::str::from_utf8(name)
-            .ok()
-            .and_then(|name| self.rows.get(name));
+        let rows = std::str::from_utf8(name).ok().and_then(|name| self.rows.get(name));
         let Some(rows) = rows else {
             return Err(self.unknown(statement, place));
         };
@@ -105,10 +98,7 @@ impl<Cx> Tables<Cx> {
 
     /// The names that nginx has and these tables do not, in the order of the list.
     pub fn missing(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.nginx_names
-            .iter()
-            .copied()
-            .filter(|name| !self.contains(name))
+        self.nginx_names.iter().copied().filter(|name| !self.contains(name))
     }
 
     /// What is wrong with the tables themselves, one line each; a test asserts that it is nothing.
@@ -130,16 +120,11 @@ impl<Cx> Tables<Cx> {
             }
             match store::default_statement(name, directive.default) {
                 Ok(statement) if !directive.takes.accepts(statement.args.len()) => {
-                    problems.push(format!(
-                        "{name}: the default has a wrong number of arguments"
-                    ));
+                    problems.push(format!("{name}: the default has a wrong number of arguments"));
                 }
                 _ => {
                     if let Err(error) = directive.store.check_default(cx, name, directive.default) {
-                        problems.push(format!(
-                            "{name}: the default does not parse: {}",
-                            error.message
-                        ));
+                        problems.push(format!("{name}: the default does not parse: {}", error.message));
                     }
                 }
             }
@@ -160,20 +145,12 @@ impl<Cx> Tables<Cx> {
         let name: &[u8] = &statement.name.text;
         let error = statement.error(format!("unknown directive \"{}\"", statement.name.text));
         if name.starts_with(BYTE_ORDER_MARK) {
-            return error
-                .hint("the file begins with a byte order mark; save it as UTF-8 without one");
+            return error.hint("the file begins with a byte order mark; save it as UTF-8 without one");
         }
-        if self
-            .nginx_names
-            .iter()
-            .any(|known| known.as_bytes() == name)
-        {
+        if self.nginx_names.iter().any(|known| known.as_bytes() == name) {
             return error.hint("nginx has this directive, Gale does not have it yet");
         }
-        let here = self
-            .iter()
-            .map(|row| row.directive)
-            .filter(|row| row.place.overlaps(place));
+        let here = self.iter().map(|row| row.directive).filter(|row| row.place.overlaps(place));
         let nearest = suggest::nearest(name, here.map(|row| row.name))
             .or_else(|| suggest::nearest(name, self.rows.keys().copied()))
             .or_else(|| suggest::nearest(name, self.nginx_names.iter().copied()));
@@ -191,25 +168,16 @@ impl<Cx> Tables<Cx> {
         }
     }
 
-    fn check_shape(
-        &self,
-        statement: &Statement,
-        body: Body,
-        takes: Takes,
-    ) -> Result<(), Diagnostic> {
+    fn check_shape(&self, statement: &Statement, body: Body, takes: Takes) -> Result<(), Diagnostic> {
         let name = &statement.name.text;
         let error = match (body, &statement.block) {
             (Body::None, Some(_)) => statement
                 .error(format!("directive \"{name}\" is not terminated by \";\""))
                 .hint(format!("\"{name}\" takes no block")),
-            (Body::Block, None) => {
-                statement.error(format!("directive \"{name}\" has no opening \"{{\""))
-            }
+            (Body::Block, None) => statement.error(format!("directive \"{name}\" has no opening \"{{\"")),
             _ if takes.accepts(statement.args.len()) => return Ok(()),
             _ => statement
-                .error(format!(
-                    "invalid number of arguments in \"{name}\" directive"
-                ))
+                .error(format!("invalid number of arguments in \"{name}\" directive"))
                 .hint(format!("\"{name}\" takes {takes}")),
         };
         Err(match self.forgotten_semicolon(statement) {
@@ -220,25 +188,14 @@ impl<Cx> Tables<Cx> {
 
     /// An argument that starts a line and is the name of a directive is most likely the next directive.
     fn forgotten_semicolon(&self, statement: &Statement) -> Option<String> {
-        let is_directive =
-            |text: &[u8]| std::str::from_utf8(text).is_ok_and(|name| self.contains(name));
-        let next = statement
-            .args
-            .iter()
-            .find(|arg| arg.starts_line && !arg.quoted && is_directive(&arg.text))?;
-        Some(format!(
-            "a \";\" seems to be missing before \"{}\"",
-            next.text
-        ))
+        let is_directive = |text: &[u8]| std::str::from_utf8(text).is_ok_and(|name| self.contains(name));
+        let next = statement.args.iter().find(|arg| arg.starts_line && !arg.quoted && is_directive(&arg.text))?;
+        Some(format!("a \";\" seems to be missing before \"{}\"", next.text))
     }
 }
 
 fn not_allowed_here<Cx>(statement: &Statement, rows: &[Found<Cx>]) -> Diagnostic {
-    let places = rows
-        .iter()
-        .fold(Place::NOWHERE, |all, row| all | row.directive.place);
+    let places = rows.iter().fold(Place::NOWHERE, |all, row| all | row.directive.place);
     let name = &statement.name.text;
-    statement
-        .directive_error("is not allowed here")
-        .hint(format!("\"{name}\" is allowed in: {places}"))
+    statement.directive_error("is not allowed here").hint(format!("\"{name}\" is allowed in: {places}"))
 }

@@ -32,22 +32,12 @@ pub fn flag(statement: &Statement) -> Result<bool, Diagnostic> {
 
 /// A number without a sign.
 pub fn number(statement: &Statement) -> Result<u64, Diagnostic> {
-    parsed(
-        statement,
-        units::parse_number,
-        "invalid number",
-        "a number is written in decimal digits only",
-    )
+    parsed(statement, units::parse_number, "invalid number", "a number is written in decimal digits only")
 }
 
 /// A number, possibly negative.
 pub fn signed_number(statement: &Statement) -> Result<i64, Diagnostic> {
-    parsed(
-        statement,
-        units::parse_signed_number,
-        "invalid number",
-        "a number is written in decimal digits only",
-    )
+    parsed(statement, units::parse_signed_number, "invalid number", "a number is written in decimal digits only")
 }
 
 /// A number without a sign that lies between two bounds, both included. Without an upper bound pass [`u64::MAX`].
@@ -65,22 +55,12 @@ pub fn number_between(statement: &Statement, least: u64, most: u64) -> Result<u6
 
 /// A size in bytes: `4096`, `4k`, `1m`.
 pub fn size(statement: &Statement) -> Result<u64, Diagnostic> {
-    parsed(
-        statement,
-        units::parse_size,
-        "invalid value",
-        "a size is a number, possibly with k or m: 8k",
-    )
+    parsed(statement, units::parse_size, "invalid value", "a size is a number, possibly with k or m: 8k")
 }
 
 /// A file size or offset in bytes: as [`size`], and `1g`.
 pub fn offset(statement: &Statement) -> Result<u64, Diagnostic> {
-    parsed(
-        statement,
-        units::parse_offset,
-        "invalid value",
-        "a size is a number, possibly with k, m or g: 10m",
-    )
+    parsed(statement, units::parse_offset, "invalid value", "a size is a number, possibly with k, m or g: 10m")
 }
 
 /// A time with a resolution of milliseconds: `500ms`, `1m 30s`; seconds without a unit.
@@ -111,35 +91,19 @@ pub fn buffers(statement: &Statement) -> Result<(u64, u64), Diagnostic> {
     let (count, size) = (argument(statement, 0)?, argument(statement, 1)?);
     let invalid = |word: &Word| {
         let hint = "a number of buffers and the size of each: 8 4k";
-        statement
-            .directive_error("invalid value")
-            .at(word.span)
-            .hint(hint)
+        statement.directive_error("invalid value").at(word.span).hint(hint)
     };
-    let positive = |value: Option<u64>, word| {
-        value
-            .filter(|&value| value > 0)
-            .ok_or_else(|| invalid(word))
-    };
-    Ok((
-        positive(units::parse_number(count), count)?,
-        positive(units::parse_size(size), size)?,
-    ))
+    let positive = |value: Option<u64>, word| value.filter(|&value| value > 0).ok_or_else(|| invalid(word));
+    Ok((positive(units::parse_number(count), count)?, positive(units::parse_size(size), size)?))
 }
 
 /// A key and a value, from two arguments.
 pub fn key_value(statement: &Statement) -> Result<(BString, BString), Diagnostic> {
-    Ok((
-        argument(statement, 0)?.text.clone(),
-        argument(statement, 1)?.text.clone(),
-    ))
+    Ok((argument(statement, 0)?.text.clone(), argument(statement, 1)?.text.clone()))
 }
 
 /// One of several words, in any case.
-pub fn enumeration<T: Clone>(
-    statement: &Statement,
-    choices: &[(&str, T)],
-) -> Result<T, Diagnostic> {
+pub fn enumeration<T: Clone>(statement: &Statement, choices: &[(&str, T)]) -> Result<T, Diagnostic> {
     choice(argument(statement, 0)?, choices)
 }
 
@@ -153,9 +117,7 @@ pub fn bitmask(
     for word in &statement.args {
         let bits = choice(word, choices)?;
         if mask & bits != 0 {
-            reporter.report(
-                Diagnostic::warn(format!("duplicate value \"{}\"", word.text)).at(word.span),
-            );
+            reporter.report(Diagnostic::warn(format!("duplicate value \"{}\"", word.text)).at(word.span));
         }
         mask |= bits;
     }
@@ -167,18 +129,11 @@ pub fn bitmask(
 /// # Errors
 /// `invalid value "WORD"`, and a hint that lists the choices.
 pub fn choice<T: Clone>(word: &Word, choices: &[(&str, T)]) -> Result<T, Diagnostic> {
-    let found = choices
-        .iter()
-        .find(|(name, _)| word.text.eq_ignore_ascii_case(name.as_bytes()));
+    let found = choices.iter().find(|(name, _)| word.text.eq_ignore_ascii_case(name.as_bytes()));
     found.map(|(_, value)| value.clone()).ok_or_else(|| {
-        let names: Vec<_> = choices
-            .iter()
-            .map(|(name, _)| format!("\"{name}\""))
-            .collect();
+        let names: Vec<_> = choices.iter().map(|(name, _)| format!("\"{name}\"")).collect();
         let message = format!("invalid value \"{}\"", word.text);
-        Diagnostic::emerg(message)
-            .at(word.span)
-            .hint(format!("it must be {}", alternatives(&names)))
+        Diagnostic::emerg(message).at(word.span).hint(format!("it must be {}", alternatives(&names)))
     })
 }
 
@@ -187,20 +142,13 @@ pub fn choice<T: Clone>(word: &Word, choices: &[(&str, T)]) -> Result<T, Diagnos
 /// # Errors
 /// `invalid number of arguments` if there are fewer.
 pub fn argument(statement: &Statement, index: usize) -> Result<&Word, Diagnostic> {
-    statement.args.get(index).ok_or_else(|| {
-        statement.error(format!(
-            "invalid number of arguments in \"{}\" directive",
-            statement.name.text
-        ))
-    })
+    statement
+        .args
+        .get(index)
+        .ok_or_else(|| statement.error(format!("invalid number of arguments in \"{}\" directive", statement.name.text)))
 }
 
-fn parsed<T>(
-    statement: &Statement,
-    parse: fn(&[u8]) -> Option<T>,
-    what: &str,
-    hint: &str,
-) -> Result<T, Diagnostic> {
+fn parsed<T>(statement: &Statement, parse: fn(&[u8]) -> Option<T>, what: &str, hint: &str) -> Result<T, Diagnostic> {
     let word = argument(statement, 0)?;
     parse(&word.text).ok_or_else(|| statement.directive_error(what).at(word.span).hint(hint))
 }
@@ -225,10 +173,7 @@ mod tests {
     }
 
     /// The value, or the message.
-    fn value<T>(
-        parse: impl Fn(&Statement) -> Result<T, Diagnostic>,
-        args: &str,
-    ) -> Result<T, String> {
+    fn value<T>(parse: impl Fn(&Statement) -> Result<T, Diagnostic>, args: &str) -> Result<T, String> {
         parse(&statement("it", args)).map_err(|error| error.message)
     }
 
@@ -243,61 +188,34 @@ mod tests {
     #[test]
     fn numbers() {
         assert_eq!(value(number, "10"), Ok(10));
-        assert_eq!(
-            value(number, "-1"),
-            Err("\"it\" directive invalid number".to_owned())
-        );
-        assert_eq!(
-            value(number, "10s"),
-            Err("\"it\" directive invalid number".to_owned())
-        );
+        assert_eq!(value(number, "-1"), Err("\"it\" directive invalid number".to_owned()));
+        assert_eq!(value(number, "10s"), Err("\"it\" directive invalid number".to_owned()));
         assert_eq!(value(signed_number, "-5"), Ok(-5));
-        assert_eq!(
-            value(signed_number, "5-"),
-            Err("\"it\" directive invalid number".to_owned())
-        );
+        assert_eq!(value(signed_number, "5-"), Err("\"it\" directive invalid number".to_owned()));
     }
 
     #[test]
     fn numbers_within_bounds() {
         assert_eq!(value(|s| number_between(s, 1, 9), "9"), Ok(9));
-        assert_eq!(
-            value(|s| number_between(s, 1, 9), "10"),
-            Err("value must be between 1 and 9".to_owned())
-        );
+        assert_eq!(value(|s| number_between(s, 1, 9), "10"), Err("value must be between 1 and 9".to_owned()));
         let message = "value must be equal to or greater than 1";
-        assert_eq!(
-            value(|s| number_between(s, 1, u64::MAX), "0"),
-            Err(message.to_owned())
-        );
+        assert_eq!(value(|s| number_between(s, 1, u64::MAX), "0"), Err(message.to_owned()));
     }
 
     #[test]
     fn sizes_and_offsets() {
         assert_eq!(value(size, "8k"), Ok(8192));
-        assert_eq!(
-            value(size, "1g"),
-            Err("\"it\" directive invalid value".to_owned())
-        );
+        assert_eq!(value(size, "1g"), Err("\"it\" directive invalid value".to_owned()));
         assert_eq!(value(offset, "1g"), Ok(1 << 30));
-        assert_eq!(
-            value(offset, "-1"),
-            Err("\"it\" directive invalid value".to_owned())
-        );
+        assert_eq!(value(offset, "-1"), Err("\"it\" directive invalid value".to_owned()));
     }
 
     #[test]
     fn times() {
         assert_eq!(value(time_ms, "'1h 30m'"), Ok(Duration::from_secs(5400)));
-        assert_eq!(
-            value(time_ms, "5x"),
-            Err("\"it\" directive invalid value".to_owned())
-        );
+        assert_eq!(value(time_ms, "5x"), Err("\"it\" directive invalid value".to_owned()));
         assert_eq!(value(time_s, "1d"), Ok(Duration::from_secs(86_400)));
-        assert_eq!(
-            value(time_s, "1ms"),
-            Err("\"it\" directive invalid value".to_owned())
-        );
+        assert_eq!(value(time_s, "1ms"), Err("\"it\" directive invalid value".to_owned()));
     }
 
     #[test]
@@ -311,11 +229,7 @@ mod tests {
     fn buffers_are_a_number_and_a_size() {
         assert_eq!(value(buffers, "8 4k"), Ok((8, 4096)));
         for wrong in ["0 4k", "8 0", "x 4k", "8 4x"] {
-            assert_eq!(
-                value(buffers, wrong),
-                Err("\"it\" directive invalid value".to_owned()),
-                "{wrong}"
-            );
+            assert_eq!(value(buffers, wrong), Err("\"it\" directive invalid value".to_owned()), "{wrong}");
         }
     }
 
@@ -325,32 +239,15 @@ mod tests {
         assert_eq!(value(|s| enumeration(s, &choices), "EPOLL"), Ok(1));
         let error = enumeration(&statement("use", "kqueue"), &choices).unwrap_err();
         assert_eq!(error.message, "invalid value \"kqueue\"");
-        assert_eq!(
-            error.hint.as_deref(),
-            Some("it must be \"auto\", \"epoll\" or \"io_uring\"")
-        );
+        assert_eq!(error.hint.as_deref(), Some("it must be \"auto\", \"epoll\" or \"io_uring\""));
     }
 
     #[test]
     fn several_words_make_a_mask_and_repetition_is_warned_of() {
         let choices = [("error", 1), ("timeout", 2)];
         let mut reports = Diagnostics::new();
-        assert_eq!(
-            bitmask(
-                &statement("it", "error timeout error"),
-                &choices,
-                &mut reports
-            )
-            .unwrap(),
-            3
-        );
-        assert_eq!(
-            reports
-                .iter()
-                .map(|report| &report.message[..])
-                .collect::<Vec<_>>(),
-            ["duplicate value \"error\""]
-        );
+        assert_eq!(bitmask(&statement("it", "error timeout error"), &choices, &mut reports).unwrap(), 3);
+        assert_eq!(reports.iter().map(|report| &report.message[..]).collect::<Vec<_>>(), ["duplicate value \"error\""]);
         assert!(!reports.has_errors());
         assert!(bitmask(&statement("it", "error x"), &choices, &mut reports).is_err());
     }

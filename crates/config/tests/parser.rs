@@ -23,9 +23,7 @@ fn shown(statements: &[Statement]) -> String {
             if statement.broken.is_some() {
                 return "!".to_owned();
             }
-            let words = std::iter::once(&statement.name)
-                .chain(&statement.args)
-                .map(|word| word.text.to_string());
+            let words = std::iter::once(&statement.name).chain(&statement.args).map(|word| word.text.to_string());
             let words = words.collect::<Vec<_>>().join(" ");
             match &statement.block {
                 None => format!("{words};"),
@@ -46,20 +44,13 @@ fn main_file(text: impl Into<Vec<u8>>) -> MemoryFiles {
 /// The errors without source lines and hints.
 fn first_lines(files: MemoryFiles) -> Vec<String> {
     let (parsed, sources) = parsed(files);
-    parsed
-        .errors
-        .iter()
-        .map(|error| error.line(&sources))
-        .collect()
+    parsed.errors.iter().map(|error| error.line(&sources)).collect()
 }
 
 #[test]
 fn simple_and_block_directives() {
     let text = "user www;\nevents { }\nhttp {\n  server { listen 80; }\n  server { }\n}\n";
-    assert_eq!(
-        tree(main_file(text)),
-        "user www;events{}http{server{listen 80;}server{}}"
-    );
+    assert_eq!(tree(main_file(text)), "user www;events{}http{server{listen 80;}server{}}");
 }
 
 #[test]
@@ -82,17 +73,8 @@ fn a_statement_knows_where_it_stands() {
     assert_eq!(sources.text(listen.span), "listen 'a b'  80");
     assert_eq!(sources.text(listen.args[0].span), "'a b'");
     assert_eq!(sources.place(listen.span), "/etc/gale/gale.conf:2");
-    assert_eq!(
-        sources.place(http.block_end.unwrap()),
-        "/etc/gale/gale.conf:3"
-    );
-    assert_eq!(
-        (
-            sources.position(listen.args[1].span).line,
-            sources.position(listen.args[1].span).column
-        ),
-        (2, 19)
-    );
+    assert_eq!(sources.place(http.block_end.unwrap()), "/etc/gale/gale.conf:3");
+    assert_eq!((sources.position(listen.args[1].span).line, sources.position(listen.args[1].span).column), (2, 19));
 }
 
 #[test]
@@ -117,8 +99,7 @@ fn includes_of_absolute_names_and_patterns() {
 
 #[test]
 fn a_file_included_twice_is_kept_once() {
-    let (parsed, sources) =
-        parsed(main_file("include a.conf; b { include a.conf; }").with("/etc/gale/a.conf", "a;"));
+    let (parsed, sources) = parsed(main_file("include a.conf; b { include a.conf; }").with("/etc/gale/a.conf", "a;"));
     assert_eq!(shown(&parsed.statements), "a;b{a;}");
     assert_eq!(sources.len(), 2);
 }
@@ -133,17 +114,8 @@ fn an_include_of_another_shape_is_left_to_the_tables() {
 
 #[test]
 fn a_missing_file_is_named_as_nginx_names_it() {
-    let error = parse(
-        &mut Sources::new(),
-        &mut MemoryFiles::new(),
-        Path::new(MAIN),
-        Path::new(PREFIX),
-    )
-    .unwrap_err();
-    assert_eq!(
-        error.message,
-        "open() \"/etc/gale/gale.conf\" failed (2: No such file or directory)"
-    );
+    let error = parse(&mut Sources::new(), &mut MemoryFiles::new(), Path::new(MAIN), Path::new(PREFIX)).unwrap_err();
+    assert_eq!(error.message, "open() \"/etc/gale/gale.conf\" failed (2: No such file or directory)");
     assert_eq!(
         first_lines(main_file("a;\ninclude none.conf;\ninclude neither.conf;")),
         [
@@ -157,35 +129,17 @@ fn a_missing_file_is_named_as_nginx_names_it() {
 fn every_syntax_error_has_nginxs_words() {
     let long = "x".repeat(5_000);
     for (text, line) in [
-        (
-            "a;\nb",
-            "unexpected end of file, expecting \";\" or \"}\" in /etc/gale/gale.conf:2",
-        ),
-        (
-            "a;\nb c\n",
-            "unexpected end of file, expecting \";\" or \"}\" in /etc/gale/gale.conf:3",
-        ),
-        (
-            "a 'b;\nc;\n",
-            "unexpected end of file, expecting \";\" or \"}\" in /etc/gale/gale.conf:3",
-        ),
-        (
-            "a {\n b;\n",
-            "unexpected end of file, expecting \"}\" in /etc/gale/gale.conf:3",
-        ),
+        ("a;\nb", "unexpected end of file, expecting \";\" or \"}\" in /etc/gale/gale.conf:2"),
+        ("a;\nb c\n", "unexpected end of file, expecting \";\" or \"}\" in /etc/gale/gale.conf:3"),
+        ("a 'b;\nc;\n", "unexpected end of file, expecting \";\" or \"}\" in /etc/gale/gale.conf:3"),
+        ("a {\n b;\n", "unexpected end of file, expecting \"}\" in /etc/gale/gale.conf:3"),
         ("a;\n}\n", "unexpected \"}\" in /etc/gale/gale.conf:2"),
         ("a {\n b\n}\n", "unexpected \"}\" in /etc/gale/gale.conf:3"),
         ("a;\n;\n", "unexpected \";\" in /etc/gale/gale.conf:2"),
         ("\n{ }\n", "unexpected \"{\" in /etc/gale/gale.conf:2"),
         ("a 'b'c;\n", "unexpected \"c\" in /etc/gale/gale.conf:1"),
-        (
-            "a {\n b \"c\"}\n",
-            "unexpected \"}\" in /etc/gale/gale.conf:2",
-        ),
-        (
-            &format!("a;\nb {long};\n"),
-            "too long parameter \"xxxxxxxxxx...\" started in /etc/gale/gale.conf:2",
-        ),
+        ("a {\n b \"c\"}\n", "unexpected \"}\" in /etc/gale/gale.conf:2"),
+        (&format!("a;\nb {long};\n"), "too long parameter \"xxxxxxxxxx...\" started in /etc/gale/gale.conf:2"),
         (
             &format!("a;\nb '{long}';\n"),
             "too long parameter, probably missing terminating \"'\" character in /etc/gale/gale.conf:2",
@@ -250,10 +204,7 @@ fn a_file_that_includes_itself_is_refused() {
         ["\"/etc/gale/gale.conf\" includes itself in /etc/gale/gale.conf:1"]
     );
     let circle = main_file("include a.conf;").with("/etc/gale/a.conf", "\ninclude gale.conf; a;");
-    assert_eq!(
-        first_lines(circle),
-        ["\"/etc/gale/gale.conf\" includes itself in /etc/gale/a.conf:2"]
-    );
+    assert_eq!(first_lines(circle), ["\"/etc/gale/gale.conf\" includes itself in /etc/gale/a.conf:2"]);
 }
 
 #[test]
@@ -261,40 +212,24 @@ fn includes_have_a_depth() {
     let chain = |length: usize| {
         (0..length)
             .fold(main_file("include 0;"), |files, number| {
-                files.with(
-                    format!("/etc/gale/{number}"),
-                    format!("a; include {};", number + 1),
-                )
+                files.with(format!("/etc/gale/{number}"), format!("a; include {};", number + 1))
             })
             .with(format!("/etc/gale/{length}"), "end;")
     };
     assert_eq!(first_lines(chain(INCLUDE_DEPTH_MAX - 1)), [""; 0]);
     let errors = first_lines(chain(INCLUDE_DEPTH_MAX));
-    assert_eq!(
-        errors,
-        [format!(
-            "files are included deeper than 32 levels in /etc/gale/{}:1",
-            INCLUDE_DEPTH_MAX - 1
-        )]
-    );
+    assert_eq!(errors, [format!("files are included deeper than 32 levels in /etc/gale/{}:1", INCLUDE_DEPTH_MAX - 1)]);
 }
 
 #[test]
 fn files_that_include_each_other_twice_over_come_to_an_end() {
     let files = (0..30).fold(main_file("include 0;"), |files, number| {
         let next = number + 1;
-        files.with(
-            format!("/etc/gale/{number}"),
-            format!("include {next}; include {next};"),
-        )
+        files.with(format!("/etc/gale/{number}"), format!("include {next}; include {next};"))
     });
     let files = files.with("/etc/gale/30", "end;");
     let errors = first_lines(files);
-    assert!(
-        errors[0].starts_with("files are included more than 65536 times in /etc/gale/"),
-        "{}",
-        errors[0]
-    );
+    assert!(errors[0].starts_with("files are included more than 65536 times in /etc/gale/"), "{}", errors[0]);
 }
 
 #[test]
@@ -314,26 +249,12 @@ fn the_command_line_takes_simple_directives_only() {
         let mut files = MemoryFiles::new().with("/etc/gale/a.conf", "a {}");
         let parsed = parse_parameter(&mut sources, &mut files, text.into(), Path::new(PREFIX));
         let errors = parsed.errors.iter().map(|error| error.line(&sources));
-        std::iter::once(shown(&parsed.statements))
-            .chain(errors)
-            .collect::<Vec<_>>()
+        std::iter::once(shown(&parsed.statements)).chain(errors).collect::<Vec<_>>()
     };
     assert_eq!(lines("daemon off; pid x;"), ["daemon off;pid x;"]);
     assert_eq!(lines("include a.conf;"), ["a{}"]);
-    assert_eq!(
-        lines("daemon off"),
-        [
-            "!",
-            "unexpected end of parameter, expecting \";\" in command line"
-        ]
-    );
-    assert_eq!(
-        lines("http {}"),
-        [
-            "!",
-            "block directives are not supported in -g option in command line"
-        ]
-    );
+    assert_eq!(lines("daemon off"), ["!", "unexpected end of parameter, expecting \";\" in command line"]);
+    assert_eq!(lines("http {}"), ["!", "block directives are not supported in -g option in command line"]);
     assert_eq!(lines("}"), ["!", "unexpected \"}\" in command line"]);
     assert_eq!(lines(&format!("a {};", "x".repeat(5_000))).len(), 1);
 }
@@ -341,13 +262,7 @@ fn the_command_line_takes_simple_directives_only() {
 #[test]
 fn a_text_in_memory_may_have_blocks() {
     let mut sources = Sources::new();
-    let parsed = parse_text(
-        &mut sources,
-        &mut MemoryFiles::new(),
-        "built-in",
-        b"a { b; }".to_vec(),
-        Path::new("/"),
-    );
+    let parsed = parse_text(&mut sources, &mut MemoryFiles::new(), "built-in", b"a { b; }".to_vec(), Path::new("/"));
     assert_eq!(shown(&parsed.statements), "a{b;}");
 }
 

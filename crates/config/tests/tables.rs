@@ -3,8 +3,8 @@
 use bstr::BString;
 use gale_config::values::{flag, size, string, time_ms};
 use gale_config::{
-    Body, Custom, Diagnostic, Diagnostics, Directive, Inert, Many, ManyWith, MemoryFiles, One,
-    OneWith, Place, Reporter, Setting, Sources, Statement, Tables, Takes, parse_text, slot,
+    Body, Custom, Diagnostic, Diagnostics, Directive, Inert, Many, ManyWith, MemoryFiles, One, OneWith, Place,
+    Reporter, Setting, Sources, Statement, Tables, Takes, parse_text, slot,
 };
 use std::any::Any;
 use std::path::Path;
@@ -52,81 +52,17 @@ const fn row(
     default: &'static str,
     store: &'static dyn gale_config::Store<Builder>,
 ) -> Directive<Builder> {
-    Directive {
-        name,
-        place: Place::ANYWHERE,
-        takes,
-        body: Body::None,
-        default,
-        about: "Something.",
-        store,
-    }
+    Directive { name, place: Place::ANYWHERE, takes, body: Body::None, default, about: "Something.", store }
 }
 
 const TOY: &[Directive<Builder>] = &[
-    row(
-        "sendfile",
-        Takes::Flag,
-        "off",
-        &One {
-            parse: flag,
-            slot: slot!(Conf, sendfile),
-        },
-    ),
-    row(
-        "buffer",
-        Takes::Exactly(1),
-        "8k",
-        &One {
-            parse: size,
-            slot: slot!(Conf, buffer),
-        },
-    ),
-    row(
-        "timeout",
-        Takes::Exactly(1),
-        "60s",
-        &One {
-            parse: time_ms,
-            slot: slot!(Conf, timeout),
-        },
-    ),
-    row(
-        "header",
-        Takes::Exactly(1),
-        "",
-        &Many {
-            parse: string,
-            slot: slot!(Conf, headers),
-        },
-    ),
-    row(
-        "counted",
-        Takes::Exactly(1),
-        "x",
-        &OneWith {
-            parse: count,
-            slot: slot!(Conf, counted),
-        },
-    ),
-    row(
-        "counts",
-        Takes::Exactly(1),
-        "x",
-        &ManyWith {
-            parse: count,
-            slot: slot!(Conf, counts),
-        },
-    ),
-    row(
-        "root",
-        Takes::Exactly(1),
-        "",
-        &One {
-            parse: string,
-            slot: slot!(Conf, root),
-        },
-    ),
+    row("sendfile", Takes::Flag, "off", &One { parse: flag, slot: slot!(Conf, sendfile) }),
+    row("buffer", Takes::Exactly(1), "8k", &One { parse: size, slot: slot!(Conf, buffer) }),
+    row("timeout", Takes::Exactly(1), "60s", &One { parse: time_ms, slot: slot!(Conf, timeout) }),
+    row("header", Takes::Exactly(1), "", &Many { parse: string, slot: slot!(Conf, headers) }),
+    row("counted", Takes::Exactly(1), "x", &OneWith { parse: count, slot: slot!(Conf, counted) }),
+    row("counts", Takes::Exactly(1), "x", &ManyWith { parse: count, slot: slot!(Conf, counts) }),
+    row("root", Takes::Exactly(1), "", &One { parse: string, slot: slot!(Conf, root) }),
     row("hash_size", Takes::Between(1, 2), "", &Inert),
     Directive {
         name: "server",
@@ -156,13 +92,7 @@ fn tables() -> Tables<Builder> {
 
 fn statements(text: &str) -> (Vec<Statement>, Sources) {
     let mut sources = Sources::new();
-    let parsed = parse_text(
-        &mut sources,
-        &mut MemoryFiles::new(),
-        "t.conf",
-        text.into(),
-        Path::new("/"),
-    );
+    let parsed = parse_text(&mut sources, &mut MemoryFiles::new(), "t.conf", text.into(), Path::new("/"));
     (parsed.statements, sources)
 }
 
@@ -181,8 +111,7 @@ fn inherit(child: &mut Conf, parent: &Conf) {
 
 fn finish(conf: &mut Conf) {
     let cx = &mut Builder::default();
-    TOY.iter()
-        .for_each(|row| row.store.finish(conf, cx, row.name, row.default));
+    TOY.iter().for_each(|row| row.store.finish(conf, cx, row.name, row.default));
 }
 
 /// The message and the hint of the refusal of a text's first statement.
@@ -194,28 +123,15 @@ fn refusal(text: &str, place: Place) -> (String, String) {
 #[test]
 fn written_values_are_stored_with_their_place() {
     let mut conf = Conf::default();
-    apply(
-        &mut conf,
-        &mut Builder::default(),
-        "sendfile on; buffer 1m;",
-    )
-    .unwrap();
+    apply(&mut conf, &mut Builder::default(), "sendfile on; buffer 1m;").unwrap();
     assert_eq!((*conf.sendfile.get(), *conf.buffer.get()), (true, 1 << 20));
-    assert_eq!(
-        conf.buffer.span().map(|span| (span.start, span.end)),
-        Some((13, 22))
-    );
+    assert_eq!(conf.buffer.span().map(|span| (span.start, span.end)), Some((13, 22)));
 }
 
 #[test]
 fn unset_values_are_inherited_then_take_the_default() {
     let (mut parent, mut child) = (Conf::default(), Conf::default());
-    apply(
-        &mut parent,
-        &mut Builder::default(),
-        "sendfile on; buffer 4k; header a; header b;",
-    )
-    .unwrap();
+    apply(&mut parent, &mut Builder::default(), "sendfile on; buffer 4k; header a; header b;").unwrap();
     apply(&mut child, &mut Builder::default(), "buffer 2k;").unwrap();
     inherit(&mut child, &parent);
     finish(&mut child);
@@ -242,21 +158,13 @@ fn a_list_is_inherited_only_by_a_block_that_has_none() {
 fn parsers_may_use_the_builder() {
     let (mut conf, mut cx) = (Conf::default(), Builder::default());
     apply(&mut conf, &mut cx, "counted a; counts b; counts c;").unwrap();
-    assert_eq!(
-        (*conf.counted.get(), conf.counts.get().clone(), cx.parsed),
-        (1, vec![2, 3], 3)
-    );
+    assert_eq!((*conf.counted.get(), conf.counts.get().clone(), cx.parsed), (1, vec![2, 3], 3));
 }
 
 #[test]
 fn a_custom_store_sees_the_block() {
     let mut conf = Conf::default();
-    apply(
-        &mut conf,
-        &mut Builder::default(),
-        "server { a; b; } server { c; }",
-    )
-    .unwrap();
+    apply(&mut conf, &mut Builder::default(), "server { a; b; } server { c; }").unwrap();
     assert_eq!(conf.blocks, 3);
 }
 
@@ -264,11 +172,7 @@ fn a_custom_store_sees_the_block() {
 fn a_duplicate_is_refused_with_the_first_place() {
     for text in ["sendfile on;\nsendfile x;", "counted a;\ncounted b;"] {
         let error = apply(&mut Conf::default(), &mut Builder::default(), text).unwrap_err();
-        assert!(
-            error.message.ends_with("\" directive is duplicate"),
-            "{}",
-            error.message
-        );
+        assert!(error.message.ends_with("\" directive is duplicate"), "{}", error.message);
         let first = error.related.unwrap();
         assert_eq!((&first.text[..], first.span.start), ("first set", 0));
     }
@@ -278,15 +182,8 @@ fn a_duplicate_is_refused_with_the_first_place() {
 fn an_inert_directive_is_accepted_with_a_warning() {
     let mut cx = Builder::default();
     apply(&mut Conf::default(), &mut cx, "hash_size 64;").unwrap();
-    let reports: Vec<_> = cx
-        .reports
-        .iter()
-        .map(|report| &report.message[..])
-        .collect();
-    assert_eq!(
-        reports,
-        ["\"hash_size\" directive is accepted but has no effect"]
-    );
+    let reports: Vec<_> = cx.reports.iter().map(|report| &report.message[..]).collect();
+    assert_eq!(reports, ["\"hash_size\" directive is accepted but has no effect"]);
     assert!(!cx.reports.has_errors());
 }
 
@@ -295,8 +192,7 @@ fn confs_of_another_type_are_left_alone() {
     let mut other = 5u8;
     for row in TOY {
         row.store.inherit(&mut other, &Conf::default());
-        row.store
-            .finish(&mut other, &mut Builder::default(), row.name, row.default);
+        row.store.finish(&mut other, &mut Builder::default(), row.name, row.default);
     }
     assert_eq!(other, 5);
     assert_eq!(TOY[0].store.conf_type(), Conf::default().type_id());
@@ -305,27 +201,15 @@ fn confs_of_another_type_are_left_alone() {
 #[test]
 fn unknown_directives_come_with_the_nearest_name() {
     let unknown = |name: &str| format!("unknown directive \"{name}\"");
-    assert_eq!(
-        refusal("sendfle on;", Place::HTTP),
-        (unknown("sendfle"), "did you mean \"sendfile\"?".into())
-    );
-    assert_eq!(
-        refusal("Server {}", Place::HTTP),
-        (unknown("Server"), "did you mean \"server\"?".into())
-    );
-    assert_eq!(
-        refusal("qwertz x;", Place::HTTP),
-        (unknown("qwertz"), String::new())
-    );
+    assert_eq!(refusal("sendfle on;", Place::HTTP), (unknown("sendfle"), "did you mean \"sendfile\"?".into()));
+    assert_eq!(refusal("Server {}", Place::HTTP), (unknown("Server"), "did you mean \"server\"?".into()));
+    assert_eq!(refusal("qwertz x;", Place::HTTP), (unknown("qwertz"), String::new()));
 }
 
 #[test]
 fn what_nginx_has_and_gale_not_is_said() {
     let hint = "nginx has this directive, Gale does not have it yet";
-    assert_eq!(
-        refusal("proxy_pass x;", Place::HTTP),
-        ("unknown directive \"proxy_pass\"".into(), hint.into())
-    );
+    assert_eq!(refusal("proxy_pass x;", Place::HTTP), ("unknown directive \"proxy_pass\"".into(), hint.into()));
     assert_eq!(tables().missing().collect::<Vec<_>>(), ["proxy_pass"]);
 }
 
@@ -345,29 +229,15 @@ fn a_directive_in_the_wrong_place_is_told_where_it_may_stand() {
             "\"sendfile\" is allowed in: http, server, location".into()
         )
     );
-    assert_eq!(
-        refusal("server {}", Place::LOCATION).1,
-        "\"server\" is allowed in: http, upstream"
-    );
+    assert_eq!(refusal("server {}", Place::LOCATION).1, "\"server\" is allowed in: http, upstream");
 }
 
 #[test]
 fn the_place_chooses_between_rows_of_one_name() {
-    let about = |text, place| {
-        tables()
-            .find(&statements(text).0[0], place)
-            .map(|found| found.directive.about)
-            .ok()
-    };
+    let about = |text, place| tables().find(&statements(text).0[0], place).map(|found| found.directive.about).ok();
     assert_eq!(about("server {}", Place::HTTP), Some("A server."));
     assert_eq!(about("server a;", Place::UPSTREAM), Some("A peer."));
-    assert_eq!(
-        tables()
-            .find(&statements("server {}").0[0], Place::HTTP)
-            .unwrap()
-            .owner,
-        7
-    );
+    assert_eq!(tables().find(&statements("server {}").0[0], Place::HTTP).unwrap().owner, 7);
 }
 
 #[test]
@@ -375,59 +245,26 @@ fn blocks_and_arguments_are_checked_in_nginxs_order() {
     for (text, message) in [
         ("server;", "directive \"server\" has no opening \"{\""),
         ("server a;", "directive \"server\" has no opening \"{\""),
-        (
-            "server a {}",
-            "invalid number of arguments in \"server\" directive",
-        ),
-        (
-            "sendfile {}",
-            "directive \"sendfile\" is not terminated by \";\"",
-        ),
-        (
-            "sendfile;",
-            "invalid number of arguments in \"sendfile\" directive",
-        ),
-        (
-            "sendfile on off;",
-            "invalid number of arguments in \"sendfile\" directive",
-        ),
-        (
-            "include;",
-            "invalid number of arguments in \"include\" directive",
-        ),
-        (
-            "include a b;",
-            "invalid number of arguments in \"include\" directive",
-        ),
-        (
-            "include a {}",
-            "directive \"include\" is not terminated by \";\"",
-        ),
+        ("server a {}", "invalid number of arguments in \"server\" directive"),
+        ("sendfile {}", "directive \"sendfile\" is not terminated by \";\""),
+        ("sendfile;", "invalid number of arguments in \"sendfile\" directive"),
+        ("sendfile on off;", "invalid number of arguments in \"sendfile\" directive"),
+        ("include;", "invalid number of arguments in \"include\" directive"),
+        ("include a b;", "invalid number of arguments in \"include\" directive"),
+        ("include a {}", "directive \"include\" is not terminated by \";\""),
     ] {
         assert_eq!(refusal(text, Place::HTTP).0, message, "{text}");
     }
-    assert_eq!(
-        refusal("sendfile;", Place::HTTP).1,
-        "\"sendfile\" takes \"on\" or \"off\""
-    );
-    assert_eq!(
-        refusal("hash_size;", Place::HTTP).1,
-        "\"hash_size\" takes 1 to 2 arguments"
-    );
+    assert_eq!(refusal("sendfile;", Place::HTTP).1, "\"sendfile\" takes \"on\" or \"off\"");
+    assert_eq!(refusal("hash_size;", Place::HTTP).1, "\"hash_size\" takes 1 to 2 arguments");
 }
 
 #[test]
 fn a_forgotten_semicolon_is_suspected() {
     let hint = "a \";\" seems to be missing before \"buffer\"";
     assert_eq!(refusal("sendfile on\nbuffer 4k;", Place::HTTP).1, hint);
-    assert_eq!(
-        refusal("root /a\nserver {}", Place::HTTP).1,
-        "a \";\" seems to be missing before \"server\""
-    );
-    assert_eq!(
-        refusal("sendfile on buffer 4k;", Place::HTTP).1,
-        "\"sendfile\" takes \"on\" or \"off\""
-    );
+    assert_eq!(refusal("root /a\nserver {}", Place::HTTP).1, "a \";\" seems to be missing before \"server\"");
+    assert_eq!(refusal("sendfile on buffer 4k;", Place::HTTP).1, "\"sendfile\" takes \"on\" or \"off\"");
 }
 
 #[test]
@@ -442,15 +279,7 @@ fn an_error_is_shown_with_line_caret_and_hint() {
     let mut sources = Sources::new();
     sources.add_file(Path::new("/etc/gale/gale.conf"), text.into());
     let row = tables().find(&statements[0], Place::HTTP).unwrap();
-    let error = row
-        .directive
-        .store
-        .apply(
-            &mut Conf::default(),
-            &mut Builder::default(),
-            &statements[0],
-        )
-        .unwrap_err();
+    let error = row.directive.store.apply(&mut Conf::default(), &mut Builder::default(), &statements[0]).unwrap_err();
     assert_eq!(
         error.render(&sources, "gale"),
         "gale: [emerg] invalid value \"yes\" in \"sendfile\" directive, it must be \"on\" or \"off\" \
@@ -466,33 +295,9 @@ fn the_tables_are_sound_and_every_default_parses() {
 #[test]
 fn unsound_tables_are_found_out() {
     const UNSOUND: &[Directive<Builder>] = &[
-        row(
-            "buffer",
-            Takes::Exactly(1),
-            "8x",
-            &One {
-                parse: size,
-                slot: slot!(Conf, buffer),
-            },
-        ),
-        row(
-            "timeout",
-            Takes::Exactly(1),
-            "1m 1s",
-            &One {
-                parse: time_ms,
-                slot: slot!(Conf, timeout),
-            },
-        ),
-        row(
-            "root",
-            Takes::Exactly(1),
-            "'open",
-            &One {
-                parse: string,
-                slot: slot!(Conf, root),
-            },
-        ),
+        row("buffer", Takes::Exactly(1), "8x", &One { parse: size, slot: slot!(Conf, buffer) }),
+        row("timeout", Takes::Exactly(1), "1m 1s", &One { parse: time_ms, slot: slot!(Conf, timeout) }),
+        row("root", Takes::Exactly(1), "'open", &One { parse: string, slot: slot!(Conf, root) }),
         row("twice", Takes::Flag, "", &Inert),
         row("twice", Takes::Flag, "", &Inert),
     ];
@@ -512,7 +317,5 @@ fn unsound_tables_are_found_out() {
 #[should_panic(expected = "was given another conf")]
 fn applying_to_another_conf_is_a_bug() {
     let (statements, _) = statements("sendfile on;");
-    let _ = TOY[0]
-        .store
-        .apply(&mut 5u8, &mut Builder::default(), &statements[0]);
+    let _ = TOY[0].store.apply(&mut 5u8, &mut Builder::default(), &statements[0]);
 }

@@ -17,7 +17,6 @@ pub mod nginx_names;
 pub mod process;
 pub mod serve;
 
-
 /// What the `Server` field says with `server_tokens off`.
 pub const SERVER: &[u8] = b"gale";
 

@@ -40,14 +40,8 @@ pub struct Module {
 
 impl Module {
     /// A module that does nothing: the base for struct update syntax.
-    pub const EMPTY: Module = Module {
-        name: "",
-        directives: &[],
-        conf: None,
-        variables: &[],
-        handlers: &[],
-        filters: &[],
-    };
+    pub const EMPTY: Module =
+        Module { name: "", directives: &[], conf: None, variables: &[], handlers: &[], filters: &[] };
 }
 
 /// How the settings of a module come to be and how a scope takes over what its
@@ -66,11 +60,7 @@ pub struct ConfType {
 impl ConfType {
     /// Settings of type `C` whose rows say everything about inheritance.
     pub const fn of<C: Any + Default + Send + Sync>() -> ConfType {
-        ConfType {
-            make: || Box::new(C::default()),
-            merge: |_, _, _| Ok(()),
-            complete_main: |_, _| Ok(()),
-        }
+        ConfType { make: || Box::new(C::default()), merge: |_, _, _| Ok(()), complete_main: |_, _| Ok(()) }
     }
 }
 

@@ -59,7 +59,9 @@ impl Program for Server {
         *self.texts.lock() = Some(texts);
         if let (Ok(built), Some(announce)) = (&built, &self.announce) {
             let addresses = built.configuration.http.iter().flat_map(|http| &http.addresses);
-            addresses.filter_map(|address| address.listener.local_address().ok()).for_each(|local| announce(local.to_string()));
+            addresses
+                .filter_map(|address| address.listener.local_address().ok())
+                .for_each(|local| announce(local.to_string()));
         }
         built
     }
@@ -92,7 +94,9 @@ impl Program for Server {
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_panics_to(&configuration);
         let mut serving = Serving { worker: None, accepting: Vec::new() };
-        serving.take_over(seat, &configuration).map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
+        serving
+            .take_over(seat, &configuration)
+            .map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
         Ok(serving)
     }
 
@@ -183,7 +187,11 @@ impl process::Worker for Serving {
         let removed = match self.take_over(seat, &configuration) {
             Ok(removed) => removed,
             Err(error) => {
-                configuration.error_log.write(Level::Alert, None, &format!("a new socket cannot be accepted from: {error}"));
+                configuration.error_log.write(
+                    Level::Alert,
+                    None,
+                    &format!("a new socket cannot be accepted from: {error}"),
+                );
                 Vec::new()
             }
         };

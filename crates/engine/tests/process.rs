@@ -20,30 +20,15 @@ use toy::Toy;
 const PLAIN: &str = "listen 127.0.0.1:0\nworkers 2\nanswer one";
 
 const TESTS: &[(&str, fn())] = &[
-    (
-        "a_server_starts_serves_and_stops",
-        a_server_starts_serves_and_stops,
-    ),
-    (
-        "a_reload_changes_every_loop_of_the_same_process",
-        a_reload_changes_every_loop_of_the_same_process,
-    ),
-    (
-        "a_connection_survives_reloads",
-        a_connection_survives_reloads,
-    ),
-    (
-        "a_bad_configuration_changes_nothing",
-        a_bad_configuration_changes_nothing,
-    ),
+    ("a_server_starts_serves_and_stops", a_server_starts_serves_and_stops),
+    ("a_reload_changes_every_loop_of_the_same_process", a_reload_changes_every_loop_of_the_same_process),
+    ("a_connection_survives_reloads", a_connection_survives_reloads),
+    ("a_bad_configuration_changes_nothing", a_bad_configuration_changes_nothing),
     (
         "a_configuration_that_only_the_worker_rejects_changes_nothing",
         a_configuration_that_only_the_worker_rejects_changes_nothing,
     ),
-    (
-        "signals_during_a_reload_are_taken_up_after_it",
-        signals_during_a_reload_are_taken_up_after_it,
-    ),
+    ("signals_during_a_reload_are_taken_up_after_it", signals_during_a_reload_are_taken_up_after_it),
     (
         "removed_listeners_are_closed_although_the_old_configuration_is_held",
         removed_listeners_are_closed_although_the_old_configuration_is_held,
@@ -53,64 +38,22 @@ const TESTS: &[(&str, fn())] = &[
         "reuseport_sockets_are_kept_when_there_are_fewer_workers",
         reuseport_sockets_are_kept_when_there_are_fewer_workers,
     ),
-    (
-        "a_killed_worker_is_replaced_on_the_same_sockets",
-        a_killed_worker_is_replaced_on_the_same_sockets,
-    ),
-    (
-        "a_worker_that_panics_is_replaced",
-        a_worker_that_panics_is_replaced,
-    ),
+    ("a_killed_worker_is_replaced_on_the_same_sockets", a_killed_worker_is_replaced_on_the_same_sockets),
+    ("a_worker_that_panics_is_replaced", a_worker_that_panics_is_replaced),
     ("quit_waits_for_connections", quit_waits_for_connections),
-    (
-        "quit_is_bounded_by_the_shutdown_timeout",
-        quit_is_bounded_by_the_shutdown_timeout,
-    ),
-    (
-        "a_stuck_loop_does_not_hold_up_a_fast_stop",
-        a_stuck_loop_does_not_hold_up_a_fast_stop,
-    ),
-    (
-        "logs_are_reopened_in_master_and_worker",
-        logs_are_reopened_in_master_and_worker,
-    ),
-    (
-        "three_hundred_descriptors_cross_the_link",
-        three_hundred_descriptors_cross_the_link,
-    ),
-    (
-        "a_worker_without_a_master_serves_until_signalled",
-        a_worker_without_a_master_serves_until_signalled,
-    ),
-    (
-        "the_daemon_answers_when_its_starter_has_returned",
-        the_daemon_answers_when_its_starter_has_returned,
-    ),
-    (
-        "a_start_that_fails_is_seen_on_the_terminal",
-        a_start_that_fails_is_seen_on_the_terminal,
-    ),
-    (
-        "without_a_master_one_process_does_everything",
-        without_a_master_one_process_does_everything,
-    ),
-    (
-        "a_new_binary_takes_over_the_sockets",
-        a_new_binary_takes_over_the_sockets,
-    ),
+    ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
+    ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
+    ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
+    ("three_hundred_descriptors_cross_the_link", three_hundred_descriptors_cross_the_link),
+    ("a_worker_without_a_master_serves_until_signalled", a_worker_without_a_master_serves_until_signalled),
+    ("the_daemon_answers_when_its_starter_has_returned", the_daemon_answers_when_its_starter_has_returned),
+    ("a_start_that_fails_is_seen_on_the_terminal", a_start_that_fails_is_seen_on_the_terminal),
+    ("without_a_master_one_process_does_everything", without_a_master_one_process_does_everything),
+    ("a_new_binary_takes_over_the_sockets", a_new_binary_takes_over_the_sockets),
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
-    (
-        "a_change_of_user_needs_a_new_process",
-        a_change_of_user_needs_a_new_process,
-    ),
-    (
-        "socket_files_are_removed_when_nobody_serves_them",
-        socket_files_are_removed_when_nobody_serves_them,
-    ),
-    (
-        "the_pid_file_is_judged_in_nginx_words",
-        the_pid_file_is_judged_in_nginx_words,
-    ),
+    ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
+    ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
+    ("the_pid_file_is_judged_in_nginx_words", the_pid_file_is_judged_in_nginx_words),
 ];
 
 fn main() -> ExitCode {
@@ -120,11 +63,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [toy, path] if toy == "--toy" => {
-            let request = BuildRequest {
-                program: "toy".into(),
-                configuration_path: path.into(),
-                ..BuildRequest::default()
-            };
+            let request =
+                BuildRequest { program: "toy".into(), configuration_path: path.into(), ..BuildRequest::default() };
             process::start(Toy, request)
         }
         _ => run_tests(&arguments),
@@ -133,15 +73,9 @@ fn main() -> ExitCode {
 
 /// As cargo's own harness, one after the other: `--list`, and words that select.
 fn run_tests(arguments: &[String]) -> ExitCode {
-    let words: Vec<&String> = arguments
-        .iter()
-        .filter(|argument| !argument.starts_with('-'))
-        .collect();
-    let selected = || {
-        TESTS
-            .iter()
-            .filter(|(name, _)| words.is_empty() || words.iter().any(|word| name.contains(*word)))
-    };
+    let words: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let selected =
+        || TESTS.iter().filter(|(name, _)| words.is_empty() || words.iter().any(|word| name.contains(*word)));
     if arguments.iter().any(|argument| argument == "--list") {
         selected().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
@@ -151,22 +85,10 @@ fn run_tests(arguments: &[String]) -> ExitCode {
         let begin = Instant::now();
         let passed = panic::catch_unwind(test).is_ok();
         failed += usize::from(!passed);
-        println!(
-            "test {name} ... {} ({} ms)",
-            if passed { "ok" } else { "FAILED" },
-            begin.elapsed().as_millis()
-        );
+        println!("test {name} ... {} ({} ms)", if passed { "ok" } else { "FAILED" }, begin.elapsed().as_millis());
     }
-    println!(
-        "\ntest result: {}. {failed} failed of {}",
-        if failed == 0 { "ok" } else { "FAILED" },
-        selected().count()
-    );
-    if failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    println!("\ntest result: {}. {failed} failed of {}", if failed == 0 { "ok" } else { "FAILED" }, selected().count());
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn a_server_starts_serves_and_stops() {
@@ -191,23 +113,16 @@ fn a_reload_changes_every_loop_of_the_same_process() {
     let addresses = server.addresses();
     for workers in [4, 1, 3] {
         let text = format!("workers {workers}");
-        server.reload(&format!(
-            "listen 127.0.0.1:0\nworkers {workers}\nanswer {text}"
-        ));
+        server.reload(&format!("listen 127.0.0.1:0\nworkers {workers}\nanswer {text}"));
         for _ in 0..20 {
             let after = server.ask();
-            assert_eq!(
-                (after.pid, after.text.as_str()),
-                (before.pid, text.as_str())
-            );
+            assert_eq!((after.pid, after.text.as_str()), (before.pid, text.as_str()));
             assert!(after.worker < workers);
         }
     }
     assert_eq!(server.addresses(), addresses);
     let us = std::process::id();
-    server.wait_logged(&format!(
-        "signal 1 (SIGHUP) received from {us}, reconfiguring"
-    ));
+    server.wait_logged(&format!("signal 1 (SIGHUP) received from {us}, reconfiguring"));
 }
 
 fn a_connection_survives_reloads() {
@@ -242,10 +157,7 @@ fn a_configuration_that_only_the_worker_rejects_changes_nothing() {
     server.reload("listen 127.0.0.1:0\nlisten_unix DIR/new.sock\nworker_panics\nanswer two");
     let after = server.ask();
     assert_eq!((after.pid, after.text.as_str()), (before.pid, "one"));
-    assert!(
-        !server.directory.join("new.sock").exists(),
-        "what the rejected one opened is gone"
-    );
+    assert!(!server.directory.join("new.sock").exists(), "what the rejected one opened is gone");
     server.wait_logged("internal error (panic)");
 }
 
@@ -274,8 +186,7 @@ fn removed_listeners_are_closed_although_the_old_configuration_is_held() {
 }
 
 fn an_old_configuration_expires() {
-    let mut server =
-        Server::start("listen 127.0.0.1:0\nshutdown_timeout 50\nworkers 1\nanswer one");
+    let mut server = Server::start("listen 127.0.0.1:0\nshutdown_timeout 50\nworkers 1\nanswer one");
     let mut holder = server.connect();
     assert_eq!(holder.say("hold"), "holding\n");
     server.reload("listen 127.0.0.1:0\nshutdown_timeout 50\nworkers 1\nanswer two");
@@ -287,11 +198,7 @@ fn reuseport_sockets_are_kept_when_there_are_fewer_workers() {
     let mut server = Server::start("reuseport 4\nworkers 4\nanswer one");
     server.reload("reuseport 1\nworkers 1\nanswer two");
     for _ in 0..40 {
-        assert_eq!(
-            server.ask().text,
-            "two",
-            "whichever socket the kernel chooses, somebody accepts"
-        );
+        assert_eq!(server.ask().text, "two", "whichever socket the kernel chooses, somebody accepts");
     }
     server.reload("reuseport 2\nworkers 2\nanswer three");
     for _ in 0..40 {
@@ -311,15 +218,9 @@ fn a_killed_worker_is_replaced_on_the_same_sockets() {
         let begin = Instant::now();
         let after = server.ask();
         assert_ne!(after.pid, before.pid);
-        assert_eq!(
-            after.text, "two",
-            "started from memory, not from the broken file"
-        );
+        assert_eq!(after.text, "two", "started from memory, not from the broken file");
         if round == 0 {
-            assert!(
-                begin.elapsed() < Duration::from_secs(1),
-                "at once the first time"
-            );
+            assert!(begin.elapsed() < Duration::from_secs(1), "at once the first time");
         }
     }
 }
@@ -368,10 +269,7 @@ fn a_stuck_loop_does_not_hold_up_a_fast_stop() {
 
 fn logs_are_reopened_in_master_and_worker() {
     let mut server = Server::start("listen 127.0.0.1:0\ntrace DIR/trace\nanswer one");
-    let (trace, rotated) = (
-        server.directory.join("trace"),
-        server.directory.join("trace.1"),
-    );
+    let (trace, rotated) = (server.directory.join("trace"), server.directory.join("trace.1"));
     server.connect().ask("before");
     fs::rename(&trace, &rotated).expect("rotated");
     server.connect().ask("between");
@@ -380,10 +278,7 @@ fn logs_are_reopened_in_master_and_worker() {
     // The order to the worker is on its way before this one, on the same link.
     server.reload("listen 127.0.0.1:0\ntrace DIR/trace\nanswer two");
     server.connect().ask("after");
-    assert_eq!(
-        fs::read_to_string(&rotated).expect("the old file"),
-        "before\nbetween\n"
-    );
+    assert_eq!(fs::read_to_string(&rotated).expect("the old file"), "before\nbetween\n");
     assert_eq!(fs::read_to_string(&trace).expect("the new file"), "after\n");
 }
 
@@ -422,18 +317,9 @@ fn the_daemon_answers_when_its_starter_has_returned() {
 fn a_start_that_fails_is_seen_on_the_terminal() {
     for (configuration, expected) in [
         ("lissten 80", "toy: [emerg] unknown directive \"lissten\""),
-        (
-            "listen 127.0.0.1:0\nstart_fails",
-            "toy: [emerg] told to fail",
-        ),
-        (
-            "listen 127.0.0.1:0\nstart_fails\ndaemon",
-            "toy: [emerg] told to fail",
-        ),
-        (
-            "listen 127.0.0.1:0\nstart_fails\nsingle",
-            "toy: [emerg] told to fail",
-        ),
+        ("listen 127.0.0.1:0\nstart_fails", "toy: [emerg] told to fail"),
+        ("listen 127.0.0.1:0\nstart_fails\ndaemon", "toy: [emerg] told to fail"),
+        ("listen 127.0.0.1:0\nstart_fails\nsingle", "toy: [emerg] told to fail"),
         (
             "listen 127.0.0.1:0\npid /no/such/directory/pid",
             "toy: [emerg] open() \"/no/such/directory/pid\" failed (2: No such file or directory)",
@@ -504,11 +390,7 @@ fn an_upgrade_can_be_taken_back() {
     rustix::process::kill_process(new, Signal::QUIT).expect("it runs");
     server.wait_logged(&format!("new binary process {new} exited with code 0"));
     let back = Client::connect(&address).ask("x");
-    assert_ne!(
-        back.pid,
-        old_worker.as_raw_pid(),
-        "the old master has a worker process again"
-    );
+    assert_ne!(back.pid, old_worker.as_raw_pid(), "the old master has a worker process again");
     server.wait_logged(&format!("start worker process {}", back.pid));
     assert_eq!(server.pid_in_file(), old);
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
@@ -524,19 +406,11 @@ fn a_change_of_user_needs_a_new_process() {
     let old = client.ask("x").pid;
     server.reload("listen 127.0.0.1:0\nuser daemon\nanswer two");
     // Until the old process has taken its order to drain, both accept.
-    let new = std::iter::repeat_with(|| server.ask())
-        .find(|answer| answer.pid != old)
-        .expect("endless");
+    let new = std::iter::repeat_with(|| server.ask()).find(|answer| answer.pid != old).expect("endless");
     assert_eq!(new.text, "two");
     let status = fs::read_to_string(format!("/proc/{}/status", new.pid)).expect("it runs");
-    let identity = status
-        .lines()
-        .find(|line| line.starts_with("Uid:"))
-        .expect("a user");
-    assert!(
-        !identity.split_whitespace().any(|word| word == "0"),
-        "{identity}"
-    );
+    let identity = status.lines().find(|line| line.starts_with("Uid:")).expect("a user");
+    assert!(!identity.split_whitespace().any(|word| word == "0"), "{identity}");
     assert_eq!(client.ask("x").pid, old, "the old one drains");
     drop(client);
     server.wait_logged(&format!("worker process {old} exited with code 0"));
@@ -545,8 +419,7 @@ fn a_change_of_user_needs_a_new_process() {
 }
 
 fn socket_files_are_removed_when_nobody_serves_them() {
-    let mut server =
-        Server::start("listen 127.0.0.1:0\nlisten_unix DIR/a\nlisten_unix DIR/b\nanswer one");
+    let mut server = Server::start("listen 127.0.0.1:0\nlisten_unix DIR/a\nlisten_unix DIR/b\nanswer one");
     let (first, second) = (server.directory.join("a"), server.directory.join("b"));
     assert!(UnixStream::connect(&first).is_ok() && UnixStream::connect(&second).is_ok());
     server.reload("listen 127.0.0.1:0\nlisten_unix DIR/b\nanswer two");
@@ -564,27 +437,13 @@ fn the_pid_file_is_judged_in_nginx_words() {
         if let Some(content) = content {
             fs::write(&path, content).expect("written");
         }
-        process::send_signal(&path, Command::Reload)
-            .expect_err("nobody there")
-            .to_string()
+        process::send_signal(&path, Command::Reload).expect_err("nobody there").to_string()
     };
     let name = path.display();
-    assert_eq!(
-        message(None),
-        format!("[error] open() \"{name}\" failed (2: No such file or directory)")
-    );
-    assert_eq!(
-        message(Some("")),
-        format!("[error] invalid PID number \"\" in \"{name}\"")
-    );
-    assert_eq!(
-        message(Some("12x\n")),
-        format!("[error] invalid PID number \"12x\" in \"{name}\"")
-    );
+    assert_eq!(message(None), format!("[error] open() \"{name}\" failed (2: No such file or directory)"));
+    assert_eq!(message(Some("")), format!("[error] invalid PID number \"\" in \"{name}\""));
+    assert_eq!(message(Some("12x\n")), format!("[error] invalid PID number \"12x\" in \"{name}\""));
     // Larger than any process number (PID_MAX_LIMIT).
-    assert_eq!(
-        message(Some("999999999\n")),
-        "[alert] kill(999999999, 1) failed (3: No such process)"
-    );
+    assert_eq!(message(Some("999999999\n")), "[alert] kill(999999999, 1) failed (3: No such process)");
     fs::remove_dir_all(directory).expect("removed");
 }

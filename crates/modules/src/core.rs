@@ -27,73 +27,128 @@ const WORKERS_MAX: u64 = 1024;
 
 const DIRECTIVES: &[Directive] = &[
     Directive {
-        name: "user", place: Place::MAIN, takes: Takes::Between(1, 2), body: Body::None, default: "",
+        name: "user",
+        place: Place::MAIN,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "",
         about: "The user, and the group, that the worker process runs as.",
         store: &One { parse: user, slot: slot!(MainSettings, user) },
     },
     Directive {
-        name: "worker_processes", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "1",
+        name: "worker_processes",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "1",
         about: "How many event loops there are: a number, or auto for one per processor.",
         store: &One { parse: worker_processes, slot: slot!(MainSettings, worker_processes) },
     },
     Directive {
-        name: "worker_rlimit_nofile", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "worker_rlimit_nofile",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "How many descriptors the worker process may have open.",
         store: &One { parse: values::number, slot: slot!(MainSettings, worker_rlimit_nofile) },
     },
     Directive {
-        name: "worker_rlimit_core", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "worker_rlimit_core",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "How large a core file of the worker process may be.",
         store: &One { parse: values::offset, slot: slot!(MainSettings, worker_rlimit_core) },
     },
     Directive {
-        name: "worker_priority", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "0",
+        name: "worker_priority",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
         about: "The worker process's nice value.",
         store: &One { parse: priority, slot: slot!(MainSettings, worker_priority) },
     },
     Directive {
-        name: "worker_shutdown_timeout", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "worker_shutdown_timeout",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "How long a graceful stop waits before it closes what is still open.",
         store: &One { parse: values::time_ms, slot: slot!(MainSettings, worker_shutdown_timeout) },
     },
     Directive {
-        name: "working_directory", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "working_directory",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "The directory that the worker process is in: where core files go.",
         store: &One { parse: values::path, slot: slot!(MainSettings, working_directory) },
     },
     Directive {
-        name: "env", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "env",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "An environment variable that the worker process keeps, or is given.",
         store: &Many { parse: environment, slot: slot!(MainSettings, env) },
     },
     Directive {
-        name: "daemon", place: Place::MAIN, takes: Takes::Flag, body: Body::None, default: "on",
+        name: "daemon",
+        place: Place::MAIN,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "on",
         about: "Whether the program leaves the terminal.",
         store: &One { parse: values::flag, slot: slot!(MainSettings, daemon) },
     },
     Directive {
-        name: "master_process", place: Place::MAIN, takes: Takes::Flag, body: Body::None, default: "on",
+        name: "master_process",
+        place: Place::MAIN,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "on",
         about: "Whether a master process supervises the worker process; off is for development.",
         store: &One { parse: values::flag, slot: slot!(MainSettings, master_process) },
     },
     Directive {
-        name: "pid", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "pid",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "The file that holds the master's process number.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, pid) },
     },
     Directive {
-        name: "lock_file", place: Place::MAIN, takes: Takes::Exactly(1), body: Body::None, default: "",
+        name: "lock_file",
+        place: Place::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
         about: "A prefix for lock files where nginx needs any; Gale's workers are threads and need none.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, lock_file) },
     },
     Directive {
         name: "error_log",
-        place: Place::MAIN, takes: Takes::AtLeast(1), body: Body::None, default: "",
+        place: Place::MAIN,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "",
         about: "Where messages go, and from which level on; may be repeated.",
         store: &ManyWith { parse: error_log, slot: slot!(MainSettings, error_log) },
     },
     Directive {
-        name: "thread_pool", place: Place::MAIN, takes: Takes::Between(2, 3), body: Body::None, default: "",
+        name: "thread_pool",
+        place: Place::MAIN,
+        takes: Takes::Between(2, 3),
+        body: Body::None,
+        default: "",
         about: "A named pool of threads for work that may wait.",
         store: &Many { parse: thread_pool, slot: slot!(MainSettings, thread_pool) },
     },
@@ -151,10 +206,9 @@ fn worker_processes(statement: &Statement) -> Result<usize, Diagnostic> {
 
 fn priority(statement: &Statement) -> Result<i32, Diagnostic> {
     let value = values::signed_number(statement)?;
-    i32::try_from(value)
-        .ok()
-        .filter(|value| (-20..=19).contains(value))
-        .ok_or_else(|| statement.error(format!("invalid number \"{value}\"")).hint("a nice value lies between -20 and 19"))
+    i32::try_from(value).ok().filter(|value| (-20..=19).contains(value)).ok_or_else(|| {
+        statement.error(format!("invalid number \"{value}\"")).hint("a nice value lies between -20 and 19")
+    })
 }
 
 fn environment(statement: &Statement) -> Result<EnvironmentEntry, Diagnostic> {
@@ -191,16 +245,8 @@ pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<(Level,
 }
 
 fn log_level(word: &Word) -> Result<Level, Diagnostic> {
-    const LEVELS: [Level; 8] = [
-        Level::Emerg,
-        Level::Alert,
-        Level::Crit,
-        Level::Error,
-        Level::Warn,
-        Level::Notice,
-        Level::Info,
-        Level::Debug,
-    ];
+    const LEVELS: [Level; 8] =
+        [Level::Emerg, Level::Alert, Level::Crit, Level::Error, Level::Warn, Level::Notice, Level::Info, Level::Debug];
     // nginx's debug_http and the like choose a part of what debug writes.
     if word.text.starts_with(b"debug_") {
         return Ok(Level::Debug);

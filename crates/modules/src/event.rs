@@ -9,41 +9,61 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
-    name: "event",
-    directives: DIRECTIVES,
-    conf: Some(ConfType::of::<EventsSettings>()),
-    ..Module::EMPTY
-};
+pub const MODULE: Module =
+    Module { name: "event", directives: DIRECTIVES, conf: Some(ConfType::of::<EventsSettings>()), ..Module::EMPTY };
 
 const DIRECTIVES: &[Directive] = &[
     Directive {
-        name: "events", place: Place::MAIN, takes: Takes::Exactly(0), body: Body::Block, default: "",
+        name: "events",
+        place: Place::MAIN,
+        takes: Takes::Exactly(0),
+        body: Body::Block,
+        default: "",
         about: "How connections are handled.",
         store: &Custom(events),
     },
     Directive {
-        name: "worker_connections", place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "512",
+        name: "worker_connections",
+        place: Place::EVENTS,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "512",
         about: "How many connections a worker has at most.",
         store: &One { parse: connections, slot: slot!(EventsSettings, worker_connections) },
     },
     Directive {
-        name: "use", place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "auto",
+        name: "use",
+        place: Place::EVENTS,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "auto",
         about: "Which interface of the kernel tells of events: epoll, io_uring, or auto for the best there is.",
         store: &One { parse: driver, slot: slot!(EventsSettings, driver) },
     },
     Directive {
-        name: "multi_accept", place: Place::EVENTS, takes: Takes::Flag, body: Body::None, default: "off",
+        name: "multi_accept",
+        place: Place::EVENTS,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
         about: "Whether a worker accepts all waiting connections at once.",
         store: &One { parse: values::flag, slot: slot!(EventsSettings, multi_accept) },
     },
     Directive {
-        name: "accept_mutex", place: Place::EVENTS, takes: Takes::Flag, body: Body::None, default: "off",
+        name: "accept_mutex",
+        place: Place::EVENTS,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
         about: "Whether workers take turns accepting.",
         store: &One { parse: values::flag, slot: slot!(EventsSettings, accept_mutex) },
     },
     Directive {
-        name: "accept_mutex_delay", place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "500ms",
+        name: "accept_mutex_delay",
+        place: Place::EVENTS,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "500ms",
         about: "How long a worker waits before it tries to take its turn again.",
         store: &One { parse: values::time_ms, slot: slot!(EventsSettings, accept_mutex_delay) },
     },
@@ -53,7 +73,15 @@ const DIRECTIVES: &[Directive] = &[
 ];
 
 const fn inert(name: &'static str, about: &'static str) -> Directive {
-    Directive { name, place: Place::EVENTS, takes: Takes::Exactly(1), body: Body::None, default: "", about, store: &Inert }
+    Directive {
+        name,
+        place: Place::EVENTS,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
+        about,
+        store: &Inert,
+    }
 }
 
 fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -66,9 +94,10 @@ fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<()
 
 fn connections(statement: &Statement) -> Result<usize, Diagnostic> {
     let number = values::number(statement)?;
-    usize::try_from(number).ok().filter(|&number| number > 0).ok_or_else(|| {
-        Diagnostic::emerg(format!("invalid number \"{number}\"")).at(statement.args[0].span)
-    })
+    usize::try_from(number)
+        .ok()
+        .filter(|&number| number > 0)
+        .ok_or_else(|| Diagnostic::emerg(format!("invalid number \"{number}\"")).at(statement.args[0].span))
 }
 
 fn driver(statement: &Statement) -> Result<DriverChoice, Diagnostic> {

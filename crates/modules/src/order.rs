@@ -28,7 +28,6 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (Phase::PreContent, &[&try_files::MODULE]),
     (Phase::Content, &[&index::MODULE, &static_files::MODULE]),
-    
 ];
 
 /// Response filters: the first sees the response as its handler made it.

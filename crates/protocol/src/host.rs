@@ -63,20 +63,13 @@ pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHos
             (close + 1, &text[close + 1..])
         }
         Some(_) => {
-            let end = text
-                .iter()
-                .position(|&byte| byte == b':')
-                .unwrap_or(text.len());
+            let end = text.iter().position(|&byte| byte == b':').unwrap_or(text.len());
             (end, &text[end..])
         }
     };
     let mut name = &text[..name_length];
     let literal = name.first() == Some(&b'[');
-    let lowercase = if literal {
-        check_name(&name[1..name_length - 1], LITERAL)?
-    } else {
-        check_name(name, NAME)?
-    };
+    let lowercase = if literal { check_name(&name[1..name_length - 1], LITERAL)? } else { check_name(name, NAME)? };
     if !literal && name.last() == Some(&b'.') {
         name = &name[..name_length - 1];
     }
@@ -88,11 +81,7 @@ pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHos
         [b':', digits @ ..] => Some(parse_port(digits)?),
         _ => return Err(InvalidHost),
     };
-    Ok(Authority {
-        name: Range32::new(range.start(), range.start() + name.len()),
-        port,
-        lowercase,
-    })
+    Ok(Authority { name: Range32::new(range.start(), range.start() + name.len()), port, lowercase })
 }
 
 /// Checks the characters of a name; answers whether it is free of capitals.
@@ -120,10 +109,7 @@ fn parse_port(digits: &[u8]) -> Result<u16, InvalidHost> {
         if digit > 9 {
             return Err(InvalidHost);
         }
-        port = port
-            .checked_mul(10)
-            .and_then(|port| port.checked_add(u16::from(digit)))
-            .ok_or(InvalidHost)?;
+        port = port.checked_mul(10).and_then(|port| port.checked_add(u16::from(digit))).ok_or(InvalidHost)?;
     }
     Ok(port)
 }
@@ -142,9 +128,7 @@ static CLASSES: [u8; 256] = {
         classes[byte] = match b {
             b'A'..=b'Z' => NAME | LITERAL | CAPITAL,
             b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => NAME | LITERAL,
-            b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' => {
-                NAME | LITERAL
-            }
+            b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' => NAME | LITERAL,
             b'%' => NAME,
             b':' => LITERAL,
             _ => 0,
@@ -180,11 +164,7 @@ mod tests {
         for &(text, name, port) in cases {
             let authority = validate(text.as_bytes()).unwrap_or_else(|_| panic!("{text:?}"));
             let mut scratch = Vec::new();
-            assert_eq!(
-                authority.lowercase_name(text.as_bytes(), &mut scratch),
-                name.as_bytes(),
-                "{text:?}"
-            );
+            assert_eq!(authority.lowercase_name(text.as_bytes(), &mut scratch), name.as_bytes(), "{text:?}");
             assert_eq!(authority.port, port, "{text:?}");
         }
     }
@@ -229,12 +209,7 @@ mod tests {
             b"\"a\"",
         ];
         for text in cases {
-            assert_eq!(
-                validate(text),
-                Err(InvalidHost),
-                "{:?}",
-                String::from_utf8_lossy(text)
-            );
+            assert_eq!(validate(text), Err(InvalidHost), "{:?}", String::from_utf8_lossy(text));
         }
     }
 

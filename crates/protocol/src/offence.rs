@@ -104,10 +104,7 @@ impl Offence {
     /// The message together with what the client sent, as nginx logs it; `input` is the buffer that
     /// was parsed.
     pub fn describe(self, input: &[u8]) -> Description<'_> {
-        Description {
-            offence: self,
-            input,
-        }
+        Description { offence: self, input }
     }
 
     fn message(self) -> &'static str {
@@ -127,19 +124,16 @@ impl Offence {
             Self::InvalidHost => "client sent invalid host header",
             Self::MissingHost => "client sent HTTP/1.1 request without \"Host\" header",
             Self::InvalidContentLength => "client sent invalid \"Content-Length\" header",
-            Self::TransferEncodingInHttp10 => {
-                "client sent HTTP/1.0 request with \"Transfer-Encoding\" header"
-            }
+            Self::TransferEncodingInHttp10 => "client sent HTTP/1.0 request with \"Transfer-Encoding\" header",
             Self::LengthAndTransferEncoding => {
                 "client sent \"Content-Length\" and \"Transfer-Encoding\" headers at the same time"
             }
             Self::InvalidTransferEncoding => "client sent invalid \"Transfer-Encoding\" header",
             Self::UnknownTransferEncoding { .. } => "client sent unknown \"Transfer-Encoding\"",
             Self::ConnectWithBody => "client sent CONNECT request with body",
-            Self::InvalidChunk
-            | Self::ChunkExtensionsTooLarge
-            | Self::InvalidTrailer
-            | Self::TrailersTooLarge => "client sent invalid chunked body",
+            Self::InvalidChunk | Self::ChunkExtensionsTooLarge | Self::InvalidTrailer | Self::TrailersTooLarge => {
+                "client sent invalid chunked body"
+            }
         }
     }
 }
@@ -181,8 +175,7 @@ impl Description<'_> {
                 out.extend_from_slice(self.detail(line));
                 out.extend_from_slice(b"...\"");
             }
-            Offence::DuplicateHeader { line, previous }
-            | Offence::DuplicateHost { line, previous } => {
+            Offence::DuplicateHeader { line, previous } | Offence::DuplicateHost { line, previous } => {
                 out.extend_from_slice(b": \"");
                 out.extend_from_slice(self.detail(line));
                 out.extend_from_slice(b"\", previous value: \"");

@@ -17,10 +17,7 @@ impl Range32 {
     /// below.
     pub(crate) fn new(start: usize, end: usize) -> Self {
         debug_assert!(start <= end && end <= u32::MAX as usize);
-        Self {
-            start: start as u32,
-            end: end as u32,
-        }
+        Self { start: start as u32, end: end as u32 }
     }
 
     /// Offset of the first byte.
@@ -52,9 +49,7 @@ impl Range32 {
     /// Like [`Range32::of`], but empty instead of a panic when `input` is shorter: for log
     /// messages.
     pub fn of_lenient(self, input: &[u8]) -> &[u8] {
-        input
-            .get(self.start as usize..self.end as usize)
-            .unwrap_or_default()
+        input.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 
     /// As a range of `usize`.

@@ -31,12 +31,7 @@ fn decode(pieces: &[&[u8]], limits: ChunkLimits) -> Result<(Vec<u8>, Option<usiz
 fn whole(input: &[u8]) -> Result<(Vec<u8>, Option<usize>), Offence> {
     let result = decode(&[input], ChunkLimits::default());
     let bytes: Vec<&[u8]> = input.chunks(1).collect();
-    assert_eq!(
-        result,
-        decode(&bytes, ChunkLimits::default()),
-        "byte by byte: {:?}",
-        String::from_utf8_lossy(input)
-    );
+    assert_eq!(result, decode(&bytes, ChunkLimits::default()), "byte by byte: {:?}", String::from_utf8_lossy(input));
     result
 }
 
@@ -47,10 +42,7 @@ fn right_bodies() {
         ("00000\r\n\r\n", ""),
         ("5\r\nhello\r\n0\r\n\r\n", "hello"),
         ("005\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", "hello!"),
-        (
-            "A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n",
-            "01234567890123456789",
-        ),
+        ("A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n", "01234567890123456789"),
         ("2\r\n\r\n\r\n0\r\n\r\n", "\r\n"),
         ("1;a=b;c=\"d e\"\r\nx\r\n0;last\r\n\r\n", "x"),
         ("1 \t;a\r\nx\r\n0\r\n\r\n", "x"),
@@ -59,16 +51,9 @@ fn right_bodies() {
     ];
     for (input, data) in cases {
         let result = whole(input.as_bytes());
-        assert_eq!(
-            result,
-            Ok((data.as_bytes().to_vec(), Some(input.len()))),
-            "{input:?}"
-        );
+        assert_eq!(result, Ok((data.as_bytes().to_vec(), Some(input.len()))), "{input:?}");
         let with_more = format!("{input}GET /");
-        assert_eq!(
-            whole(with_more.as_bytes()),
-            Ok((data.as_bytes().to_vec(), Some(input.len())))
-        );
+        assert_eq!(whole(with_more.as_bytes()), Ok((data.as_bytes().to_vec(), Some(input.len()))));
     }
 }
 
@@ -112,11 +97,7 @@ fn wrong_framing() {
         "ffffffffffffffff\r\n",
         "00000000000000000\r\n",
     ] {
-        assert_eq!(
-            whole(input.as_bytes()),
-            Err(Offence::InvalidChunk),
-            "{input:?}"
-        );
+        assert_eq!(whole(input.as_bytes()), Err(Offence::InvalidChunk), "{input:?}");
     }
     assert_eq!(whole(b"7fffffffffffffff\r\n"), Ok((vec![], None)));
 }
@@ -136,42 +117,22 @@ fn wrong_trailers() {
         "x: \0",
         "a: b\r\n c\r\n",
     ] {
-        assert_eq!(
-            whole(format!("0\r\n{trailer}").as_bytes()),
-            Err(Offence::InvalidTrailer),
-            "{trailer:?}"
-        );
+        assert_eq!(whole(format!("0\r\n{trailer}").as_bytes()), Err(Offence::InvalidTrailer), "{trailer:?}");
     }
 }
 
 #[test]
 fn what_surrounds_the_data_is_bounded() {
-    let limits = ChunkLimits {
-        extensions_max: 10,
-        trailers_max: 10,
-    };
-    let decode =
-        |input: &str| decode(&[input.as_bytes()], limits).map(|(_, finished)| finished.is_some());
+    let limits = ChunkLimits { extensions_max: 10, trailers_max: 10 };
+    let decode = |input: &str| decode(&[input.as_bytes()], limits).map(|(_, finished)| finished.is_some());
     assert_eq!(decode("1;23456789a\r\nx\r\n0\r\n\r\n"), Ok(true));
-    assert_eq!(
-        decode("1;23456789ab\r\n"),
-        Err(Offence::ChunkExtensionsTooLarge)
-    );
+    assert_eq!(decode("1;23456789ab\r\n"), Err(Offence::ChunkExtensionsTooLarge));
     assert_eq!(decode("1;2345\r\nx\r\n1;2345\r\nx\r\n"), Ok(false));
-    assert_eq!(
-        decode("1;2345\r\nx\r\n1;2345\r\nx\r\n1;"),
-        Err(Offence::ChunkExtensionsTooLarge)
-    );
-    assert_eq!(
-        decode(&format!("1{}", " ".repeat(11))),
-        Err(Offence::ChunkExtensionsTooLarge)
-    );
+    assert_eq!(decode("1;2345\r\nx\r\n1;2345\r\nx\r\n1;"), Err(Offence::ChunkExtensionsTooLarge));
+    assert_eq!(decode(&format!("1{}", " ".repeat(11))), Err(Offence::ChunkExtensionsTooLarge));
     assert_eq!(decode("0\r\nA: 56\r\n\r\n"), Ok(true));
     assert_eq!(decode("0\r\nA: 56789012"), Err(Offence::TrailersTooLarge));
-    assert_eq!(
-        decode("0\r\nA:\r\nB:\r\nC:1"),
-        Err(Offence::TrailersTooLarge)
-    );
+    assert_eq!(decode("0\r\nA:\r\nB:\r\nC:1"), Err(Offence::TrailersTooLarge));
 }
 
 #[test]
@@ -185,16 +146,10 @@ fn the_rest_of_a_chunk_is_known() {
 
 #[test]
 fn offences_of_chunks_have_nginx_words() {
-    for offence in [
-        Offence::InvalidChunk,
-        Offence::ChunkExtensionsTooLarge,
-        Offence::InvalidTrailer,
-        Offence::TrailersTooLarge,
-    ] {
-        assert_eq!(
-            (offence.to_string().as_str(), offence.status()),
-            ("client sent invalid chunked body", 400)
-        );
+    for offence in
+        [Offence::InvalidChunk, Offence::ChunkExtensionsTooLarge, Offence::InvalidTrailer, Offence::TrailersTooLarge]
+    {
+        assert_eq!((offence.to_string().as_str(), offence.status()), ("client sent invalid chunked body", 400));
     }
 }
 

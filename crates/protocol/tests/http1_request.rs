@@ -2,9 +2,7 @@
 //! which a head arrives make no difference.
 
 use gale_protocol::Offence;
-use gale_protocol::http1::{
-    Framing, HeadParser, KnownHeader, Limits, Method, RequestHead, Status, Version,
-};
+use gale_protocol::http1::{Framing, HeadParser, KnownHeader, Limits, Method, RequestHead, Status, Version};
 use gale_protocol::uri::Form;
 use proptest::prelude::*;
 
@@ -21,13 +19,7 @@ fn accept(input: &str) -> RequestHead {
 
 fn accept_with(input: &str, limits: &Limits) -> RequestHead {
     let (result, head) = parse_with(input.as_bytes(), limits);
-    assert_eq!(
-        result,
-        Ok(Status::Complete {
-            consumed: input.len()
-        }),
-        "{input:?}"
-    );
+    assert_eq!(result, Ok(Status::Complete { consumed: input.len() }), "{input:?}");
     head
 }
 
@@ -62,15 +54,9 @@ fn a_whole_head_is_taken_apart() {
     assert_eq!(head.target.raw_path(bytes), b"/a/b");
     assert_eq!(head.target.query.unwrap().of(bytes), b"x=1");
     assert!(head.target.plain);
-    assert_eq!(
-        (head.version, head.version_text(bytes)),
-        (Version::Http11, &b"HTTP/1.1"[..])
-    );
+    assert_eq!((head.version, head.version_text(bytes)), (Version::Http11, &b"HTTP/1.1"[..]));
     assert_eq!(head.headers.len(), 5);
-    assert_eq!(
-        head.value_by_name(bytes, b"x-OWN"),
-        Some(&b"some \t text"[..])
-    );
+    assert_eq!(head.value_by_name(bytes, b"x-OWN"), Some(&b"some \t text"[..]));
     assert_eq!(head.value_by_name(bytes, b"X-Empty"), Some(&b""[..]));
     assert_eq!(head.value_by_name(bytes, b"X-None"), None);
     assert_eq!(head.value_by_name(bytes, b"accept"), Some(&b"*/*"[..]));
@@ -78,10 +64,7 @@ fn a_whole_head_is_taken_apart() {
     assert_eq!(all, [&b"*/*"[..], b"text/html"]);
     assert_eq!(head.values(bytes, KnownHeader::Via).count(), 0);
     let authority = head.authority.unwrap();
-    assert_eq!(
-        (authority.name.of(bytes), authority.port),
-        (&b"Example.com"[..], Some(81))
-    );
+    assert_eq!((authority.name.of(bytes), authority.port), (&b"Example.com"[..], Some(81)));
     assert_eq!(head.framing, Framing::None);
 }
 
@@ -121,15 +104,9 @@ fn what_follows_a_head_is_left() {
     let input = b"GET / HTTP/1.0\r\n\r\nGET /2 HTTP/1.0\r\n\r\n";
     let (mut parser, mut head) = (HeadParser::new(), RequestHead::default());
     let limits = Limits::default();
-    assert_eq!(
-        parser.parse(input, &limits, &mut head),
-        Ok(Status::Complete { consumed: 18 })
-    );
+    assert_eq!(parser.parse(input, &limits, &mut head), Ok(Status::Complete { consumed: 18 }));
     assert!(parser.is_idle());
-    assert_eq!(
-        parser.parse(&input[18..], &limits, &mut head),
-        Ok(Status::Complete { consumed: 19 })
-    );
+    assert_eq!(parser.parse(&input[18..], &limits, &mut head), Ok(Status::Complete { consumed: 19 }));
     assert_eq!(head.target.raw_path(&input[18..]), b"/2");
 }
 
@@ -165,46 +142,27 @@ fn methods() {
         "\"",
         "\rGET /",
     ] {
-        assert_eq!(
-            refuse(format!("{line}\r\n\r\n")),
-            Offence::InvalidMethod,
-            "{line}"
-        );
+        assert_eq!(refuse(format!("{line}\r\n\r\n")), Offence::InvalidMethod, "{line}");
     }
 }
 
 #[test]
 fn hopeless_beginnings_need_no_line_end() {
-    let beginnings: &[&[u8]] = &[
-        b"\x16",
-        b"\x16\x03\x01\x02",
-        b"\x80\x2e\x01",
-        b"\0",
-        b"get",
-        b"SSH-2.",
-        b"{",
-        b"\xff\xff",
-        b"\r\n\x16",
-    ];
+    let beginnings: &[&[u8]] =
+        &[b"\x16", b"\x16\x03\x01\x02", b"\x80\x2e\x01", b"\0", b"get", b"SSH-2.", b"{", b"\xff\xff", b"\r\n\x16"];
     for beginning in beginnings {
         assert_eq!(refuse(beginning), Offence::InvalidMethod, "{beginning:?}");
     }
     assert_eq!(refuse(b"GET /\x01"), Offence::InvalidRequest);
     assert_eq!(refuse(b"GET /\rH"), Offence::InvalidRequest);
-    assert!(matches!(
-        refuse(b"GET / HTTP/1.0\r\nX: \0"),
-        Offence::InvalidHeaderLine { byte: Some(0), .. }
-    ));
+    assert!(matches!(refuse(b"GET / HTTP/1.0\r\nX: \0"), Offence::InvalidHeaderLine { byte: Some(0), .. }));
 }
 
 #[test]
 fn empty_lines_do_not_go_on_for_ever() {
     assert_eq!(refuse("\r\n".repeat(33)), Offence::InvalidRequest);
     assert_eq!(refuse("\n".repeat(65)), Offence::InvalidRequest);
-    assert_eq!(
-        parse_with("\r\n".repeat(32).as_bytes(), &Limits::default()).0,
-        Ok(Status::NeedMore)
-    );
+    assert_eq!(parse_with("\r\n".repeat(32).as_bytes(), &Limits::default()).0, Ok(Status::NeedMore));
 }
 
 #[test]
@@ -248,24 +206,10 @@ fn broken_request_lines() {
         "CONNECT a:1/ HTTP/1.1",
         "CONNECT http://a:1 HTTP/1.1",
     ] {
-        assert_eq!(
-            refuse(format!("{line}\r\nHost: a\r\n\r\n")),
-            Offence::InvalidRequest,
-            "{line}"
-        );
+        assert_eq!(refuse(format!("{line}\r\nHost: a\r\n\r\n")), Offence::InvalidRequest, "{line}");
     }
-    for line in [
-        "GET / HTTP/2.0",
-        "GET / HTTP/3",
-        "GET / HTTP/9x",
-        "GET / HTTP/10.0",
-        "GET / HTTP/11",
-    ] {
-        assert_eq!(
-            refuse(format!("{line}\r\nHost: a\r\n\r\n")),
-            Offence::InvalidVersion,
-            "{line}"
-        );
+    for line in ["GET / HTTP/2.0", "GET / HTTP/3", "GET / HTTP/9x", "GET / HTTP/10.0", "GET / HTTP/11"] {
+        assert_eq!(refuse(format!("{line}\r\nHost: a\r\n\r\n")), Offence::InvalidVersion, "{line}");
     }
     for line in [
         "GET http:/// HTTP/1.1",
@@ -274,11 +218,7 @@ fn broken_request_lines() {
         "CONNECT a:99999 HTTP/1.1",
         "CONNECT :1 HTTP/1.1",
     ] {
-        assert_eq!(
-            refuse(format!("{line}\r\nHost: a\r\n\r\n")),
-            Offence::InvalidRequestLineHost,
-            "{line}"
-        );
+        assert_eq!(refuse(format!("{line}\r\nHost: a\r\n\r\n")), Offence::InvalidRequestLineHost, "{line}");
     }
 }
 
@@ -287,44 +227,25 @@ fn absolute_and_authority_targets_name_the_host() {
     let input = "GET http://Up.example:8080?q HTTP/1.1\r\nHost: other\r\n\r\n";
     let head = accept(input);
     let authority = head.authority.unwrap();
-    assert_eq!(
-        (authority.name.of(input.as_bytes()), authority.port),
-        (&b"Up.example"[..], Some(8080))
-    );
+    assert_eq!((authority.name.of(input.as_bytes()), authority.port), (&b"Up.example"[..], Some(8080)));
     assert_eq!(head.target.raw_path(input.as_bytes()), b"/");
     assert_eq!(head.target.query.unwrap().of(input.as_bytes()), b"q");
-    assert_eq!(
-        refuse("GET http://a/ HTTP/1.1\r\nHost: b c\r\n\r\n"),
-        Offence::InvalidHost
-    );
+    assert_eq!(refuse("GET http://a/ HTTP/1.1\r\nHost: b c\r\n\r\n"), Offence::InvalidHost);
 
     let input = "CONNECT [::1]:443 HTTP/1.1\r\nHost: x\r\n\r\n";
     let head = accept(input);
-    assert_eq!(
-        (head.target.form, head.target.raw_path(input.as_bytes())),
-        (Form::Authority, &b"/"[..])
-    );
+    assert_eq!((head.target.form, head.target.raw_path(input.as_bytes())), (Form::Authority, &b"/"[..]));
     assert_eq!(head.authority.unwrap().name.of(input.as_bytes()), b"[::1]");
 }
 
 #[test]
 fn hosts() {
     assert_eq!(refuse("GET / HTTP/1.1\r\n\r\n"), Offence::MissingHost);
-    assert_eq!(
-        refuse("GET http://a/ HTTP/1.1\r\n\r\n"),
-        Offence::MissingHost
-    );
+    assert_eq!(refuse("GET http://a/ HTTP/1.1\r\n\r\n"), Offence::MissingHost);
     for value in ["", "a b", "a/b", "a..b", "a:x", "a:70000", "a@b", "[::1"] {
-        assert_eq!(
-            refuse(format!("GET / HTTP/1.1\r\nHost: {value}\r\n\r\n")),
-            Offence::InvalidHost,
-            "{value}"
-        );
+        assert_eq!(refuse(format!("GET / HTTP/1.1\r\nHost: {value}\r\n\r\n")), Offence::InvalidHost, "{value}");
     }
-    assert!(matches!(
-        refuse("GET / HTTP/1.0\r\nHost: a\r\nhost: a\r\n\r\n"),
-        Offence::DuplicateHost { .. }
-    ));
+    assert!(matches!(refuse("GET / HTTP/1.0\r\nHost: a\r\nhost: a\r\n\r\n"), Offence::DuplicateHost { .. }));
 }
 
 #[test]
@@ -354,29 +275,13 @@ fn header_lines_that_endanger_framing() {
         "Content-Length\u{a0}: 5",
     ] {
         let offence = refuse(with_fields(&format!("{line}\r\n")));
-        assert!(
-            matches!(offence, Offence::InvalidHeaderLine { .. }),
-            "{line:?}: {offence:?}"
-        );
-        let limits = Limits {
-            underscores_in_headers: true,
-            ignore_invalid_headers: false,
-            ..Limits::default()
-        };
+        assert!(matches!(offence, Offence::InvalidHeaderLine { .. }), "{line:?}: {offence:?}");
+        let limits = Limits { underscores_in_headers: true, ignore_invalid_headers: false, ..Limits::default() };
         let offence = refuse_with(with_fields(&format!("{line}\r\n")), &limits);
-        assert!(
-            matches!(offence, Offence::InvalidHeaderLine { .. }),
-            "{line:?}: {offence:?}"
-        );
+        assert!(matches!(offence, Offence::InvalidHeaderLine { .. }), "{line:?}: {offence:?}");
     }
     let folded = refuse(with_fields("X: a\r\n b\r\n"));
-    assert!(matches!(
-        folded,
-        Offence::InvalidHeaderLine {
-            byte: Some(b' '),
-            ..
-        }
-    ));
+    assert!(matches!(folded, Offence::InvalidHeaderLine { byte: Some(b' '), .. }));
 }
 
 #[test]
@@ -384,61 +289,33 @@ fn odd_names_are_ignored_or_kept_as_configured() {
     let input = with_fields("x_foo: 1\r\n_foo: 2\r\nx.foo: 3\r\n</x>: 4\r\nX-Good: 5\r\n");
     let names = |limits: &Limits| {
         let head = accept_with(&input, limits);
-        let names = head
-            .headers
-            .iter()
-            .map(|field| String::from_utf8_lossy(field.name.of(input.as_bytes())).into_owned());
+        let names =
+            head.headers.iter().map(|field| String::from_utf8_lossy(field.name.of(input.as_bytes())).into_owned());
         (names.skip(1).collect::<Vec<_>>(), head.ignored_count)
     };
     let mut limits = Limits::default();
     assert_eq!(names(&limits), (vec!["X-Good".into()], 4));
     limits.underscores_in_headers = true;
-    assert_eq!(
-        names(&limits),
-        (vec!["x_foo".into(), "_foo".into(), "X-Good".into()], 2)
-    );
+    assert_eq!(names(&limits), (vec!["x_foo".into(), "_foo".into(), "X-Good".into()], 2));
     limits.ignore_invalid_headers = false;
-    assert!(matches!(
-        refuse_with(&input, &limits),
-        Offence::InvalidHeaderLine {
-            byte: Some(b'<'),
-            ..
-        }
-    ));
+    assert!(matches!(refuse_with(&input, &limits), Offence::InvalidHeaderLine { byte: Some(b'<'), .. }));
     let head = accept_with(&with_fields("x.foo: 3\r\nx_foo: 1\r\n"), &limits);
     assert_eq!((head.headers.len(), head.ignored_count), (3, 0));
 
     let head = accept(&input);
-    assert_eq!(
-        head.ignored_first.unwrap().of(input.as_bytes()),
-        b"x_foo: 1"
-    );
+    assert_eq!(head.ignored_first.unwrap().of(input.as_bytes()), b"x_foo: 1");
 }
 
 #[test]
 fn fields_that_may_occur_once() {
     for &header in KnownHeader::ALL {
         let name = header.name();
-        let value = if header == KnownHeader::ContentLength {
-            "1"
-        } else {
-            "chunked"
-        };
-        let input =
-            format!("GET / HTTP/1.1\r\nHost: a\r\n{name}: {value}\r\n{name}: {value}\r\n\r\n");
-        let once = [
-            "Authorization",
-            "Content-Length",
-            "Content-Range",
-            "Expect",
-            "Proxy-Authorization",
-            "Transfer-Encoding",
-        ];
+        let value = if header == KnownHeader::ContentLength { "1" } else { "chunked" };
+        let input = format!("GET / HTTP/1.1\r\nHost: a\r\n{name}: {value}\r\n{name}: {value}\r\n\r\n");
+        let once =
+            ["Authorization", "Content-Length", "Content-Range", "Expect", "Proxy-Authorization", "Transfer-Encoding"];
         if once.contains(&name) || name.starts_with("If-") {
-            assert!(
-                matches!(refuse(&input), Offence::DuplicateHeader { .. }),
-                "{name}"
-            );
+            assert!(matches!(refuse(&input), Offence::DuplicateHeader { .. }), "{name}");
         } else if header != KnownHeader::Host {
             assert_eq!(accept(&input).headers.len(), 3, "{name}");
         }
@@ -447,16 +324,8 @@ fn fields_that_may_occur_once() {
 
 #[test]
 fn content_length() {
-    for (value, length) in [
-        ("0", 0),
-        ("5", 5),
-        ("007", 7),
-        ("9223372036854775807", i64::MAX as u64),
-    ] {
-        assert_eq!(
-            accept(&with_fields(&format!("Content-Length: {value}\r\n"))).framing,
-            Framing::Length(length)
-        );
+    for (value, length) in [("0", 0), ("5", 5), ("007", 7), ("9223372036854775807", i64::MAX as u64)] {
+        assert_eq!(accept(&with_fields(&format!("Content-Length: {value}\r\n"))).framing, Framing::Length(length));
     }
     for value in [
         "",
@@ -484,25 +353,11 @@ fn content_length() {
 #[test]
 fn transfer_encoding() {
     for value in ["chunked", "Chunked", "CHUNKED", " \tchunked\t "] {
-        assert_eq!(
-            accept(&with_fields(&format!("transfer-encoding:{value}\r\n"))).framing,
-            Framing::Chunked
-        );
+        assert_eq!(accept(&with_fields(&format!("transfer-encoding:{value}\r\n"))).framing, Framing::Chunked);
     }
-    for value in [
-        "identity",
-        "chunked, identity",
-        "identity, chunked",
-        "xchunked",
-        "gzip",
-        "gzip, chunked",
-        "cow",
-    ] {
+    for value in ["identity", "chunked, identity", "identity, chunked", "xchunked", "gzip", "gzip, chunked", "cow"] {
         let offence = refuse(with_fields(&format!("Transfer-Encoding: {value}\r\n")));
-        assert!(
-            matches!(offence, Offence::UnknownTransferEncoding { .. }),
-            "{value}: {offence:?}"
-        );
+        assert!(matches!(offence, Offence::UnknownTransferEncoding { .. }), "{value}: {offence:?}");
         assert_eq!(offence.status(), 501);
     }
     for value in [
@@ -524,15 +379,10 @@ fn transfer_encoding() {
         };
         assert!(expected && offence.status() == 400, "{value}: {offence:?}");
     }
-    let both = [
-        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
-        "Transfer-Encoding: chunked\r\nContent-Length: x\r\n",
-    ];
+    let both =
+        ["Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "Transfer-Encoding: chunked\r\nContent-Length: x\r\n"];
     for fields in both {
-        assert_eq!(
-            refuse(with_fields(fields)),
-            Offence::LengthAndTransferEncoding
-        );
+        assert_eq!(refuse(with_fields(fields)), Offence::LengthAndTransferEncoding);
     }
     let old = "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n";
     assert_eq!(refuse(old), Offence::TransferEncodingInHttp10);
@@ -541,18 +391,9 @@ fn transfer_encoding() {
 #[test]
 fn connect_has_no_body() {
     let with = |fields| format!("CONNECT a:1 HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
-    assert_eq!(
-        refuse(with("Content-Length: 5\r\n")),
-        Offence::ConnectWithBody
-    );
-    assert_eq!(
-        refuse(with("Transfer-Encoding: chunked\r\n")),
-        Offence::ConnectWithBody
-    );
-    assert_eq!(
-        accept(&with("Content-Length: 0\r\n")).framing,
-        Framing::Length(0)
-    );
+    assert_eq!(refuse(with("Content-Length: 5\r\n")), Offence::ConnectWithBody);
+    assert_eq!(refuse(with("Transfer-Encoding: chunked\r\n")), Offence::ConnectWithBody);
+    assert_eq!(accept(&with("Content-Length: 0\r\n")).framing, Framing::Length(0));
 }
 
 #[test]
@@ -560,69 +401,33 @@ fn keep_alive() {
     for (version, field, wanted) in [
         ("1.1", "", true),
         ("1.1", "Connection: close\r\n", false),
-        (
-            "1.1",
-            "Connection: foo\r\nConnection: bar, Close\r\n",
-            false,
-        ),
+        ("1.1", "Connection: foo\r\nConnection: bar, Close\r\n", false),
         ("1.1", "Connection: keep-alive, close\r\n", false),
         ("1.0", "", false),
         ("1.0", "Connection: Keep-Alive\r\n", true),
         ("1.0", "Connection: Upgrade, keep-alive\r\n", true),
     ] {
         let input = format!("GET / HTTP/{version}\r\nHost: a\r\n{field}\r\n");
-        assert_eq!(
-            accept(&input).wants_keep_alive(input.as_bytes()),
-            wanted,
-            "{input:?}"
-        );
+        assert_eq!(accept(&input).wants_keep_alive(input.as_bytes()), wanted, "{input:?}");
     }
 }
 
 #[test]
 fn limits_are_exact() {
-    let limits = Limits {
-        line_max: 24,
-        head_max: 60,
-        headers_max: 3,
-        ..Limits::default()
-    };
+    let limits = Limits { line_max: 24, head_max: 60, headers_max: 3, ..Limits::default() };
     accept_with("GET /23456789 HTTP/1.0\r\n\r\n", &limits);
-    assert_eq!(
-        refuse_with("GET /234567890 HTTP/1.0\r\n\r\n", &limits),
-        Offence::UriTooLong
-    );
-    assert_eq!(
-        refuse_with("GET /2345678901234567890", &limits),
-        Offence::UriTooLong
-    );
+    assert_eq!(refuse_with("GET /234567890 HTTP/1.0\r\n\r\n", &limits), Offence::UriTooLong);
+    assert_eq!(refuse_with("GET /2345678901234567890", &limits), Offence::UriTooLong);
     assert_eq!(refuse_with("A".repeat(24), &limits), Offence::UriTooLong);
     let head = "GET / HTTP/1.0\r\n"; // 16
     accept_with(&format!("{head}X: {}\r\n\r\n", "x".repeat(19)), &limits);
     let offence = refuse_with(format!("{head}X: {}\r\n\r\n", "x".repeat(20)), &limits);
     assert!(matches!(offence, Offence::HeaderLineTooLong { .. }));
-    accept_with(
-        &format!(
-            "{head}X: {}\r\nY: {}\r\n\r\n",
-            "x".repeat(19),
-            "y".repeat(13)
-        ),
-        &limits,
-    );
-    let offence = refuse_with(
-        format!(
-            "{head}X: {}\r\nY: {}\r\n\r\n",
-            "x".repeat(19),
-            "y".repeat(14)
-        ),
-        &limits,
-    );
+    accept_with(&format!("{head}X: {}\r\nY: {}\r\n\r\n", "x".repeat(19), "y".repeat(13)), &limits);
+    let offence = refuse_with(format!("{head}X: {}\r\nY: {}\r\n\r\n", "x".repeat(19), "y".repeat(14)), &limits);
     assert_eq!(offence, Offence::HeadTooLarge);
     accept_with(&format!("{head}{}\r\n", "X: y\r\n".repeat(3)), &limits);
-    assert_eq!(
-        refuse_with(format!("{head}{}\r\n", "X: y\r\n".repeat(4)), &limits),
-        Offence::TooManyHeaders
-    );
+    assert_eq!(refuse_with(format!("{head}{}\r\n", "X: y\r\n".repeat(4)), &limits), Offence::TooManyHeaders);
     for offence in [Offence::HeadTooLarge, Offence::TooManyHeaders] {
         assert_eq!(offence.status(), 494);
     }
@@ -632,12 +437,7 @@ fn limits_are_exact() {
 #[test]
 fn absurd_limits_are_no_trap() {
     for (line_max, head_max) in [(0, 0), (0, 100), (100, 0), (1, 1), (usize::MAX, usize::MAX)] {
-        let limits = Limits {
-            line_max,
-            head_max,
-            headers_max: 0,
-            ..Limits::default()
-        };
+        let limits = Limits { line_max, head_max, headers_max: 0, ..Limits::default() };
         let _ = parse_with(b"\r\n\r\nGET / HTTP/1.0\r\nA: b\r\n\r\n", &limits);
     }
 }
@@ -649,18 +449,9 @@ fn messages_are_those_of_nginx() {
         ("get /", "client sent invalid method"),
         ("GET / HTTP/2.0\r\n\r\n", "client sent invalid version"),
         ("GET / HTTP/1.12\r\n\r\n", "client sent invalid request"),
-        (
-            "POST /\r\n",
-            "client sent invalid method in HTTP/0.9 request",
-        ),
-        (
-            "GET / HTTP/1.1\r\n\r\n",
-            "client sent HTTP/1.1 request without \"Host\" header",
-        ),
-        (
-            "GET / HTTP/1.0\r\nfoo\x02: x\r\n\r\n",
-            "client sent invalid header line: \"foo\\x02...\"",
-        ),
+        ("POST /\r\n", "client sent invalid method in HTTP/0.9 request"),
+        ("GET / HTTP/1.1\r\n\r\n", "client sent HTTP/1.1 request without \"Host\" header"),
+        ("GET / HTTP/1.0\r\nfoo\x02: x\r\n\r\n", "client sent invalid header line: \"foo\\x02...\""),
         (
             "GET / HTTP/1.0\r\nHost: a\r\nhost:  b\r\n\r\n",
             "client sent duplicate host header: \"host:  b\", previous value: \"Host: a\"",
@@ -680,11 +471,7 @@ fn messages_are_those_of_nginx() {
 }
 
 /// Feeds `input` in the pieces that `cuts` makes of it.
-fn parse_in_pieces(
-    input: &[u8],
-    cuts: &[usize],
-    limits: &Limits,
-) -> (Result<Status, Offence>, RequestHead) {
+fn parse_in_pieces(input: &[u8], cuts: &[usize], limits: &Limits) -> (Result<Status, Offence>, RequestHead) {
     let (mut parser, mut head) = (HeadParser::new(), RequestHead::default());
     for &cut in cuts {
         match parser.parse(&input[..cut.min(input.len())], limits, &mut head) {
@@ -746,10 +533,8 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
         "Connection: close",
         "012345678901234567890123456789",
     ]);
-    let tokens =
-        prop::collection::vec(token, 0..20).prop_map(|tokens| tokens.concat().into_bytes());
-    let begun = tokens
-        .prop_map(|tokens| [b"GET / HTTP/1.1\r\nHost: a\r\n", &tokens[..], b"\r\n\r\n"].concat());
+    let tokens = prop::collection::vec(token, 0..20).prop_map(|tokens| tokens.concat().into_bytes());
+    let begun = tokens.prop_map(|tokens| [b"GET / HTTP/1.1\r\nHost: a\r\n", &tokens[..], b"\r\n\r\n"].concat());
     let free = prop::collection::vec(any::<u8>(), 0..200);
     prop_oneof![4 => begun.clone(), 4 => begun.prop_map(|text| text[25..].to_vec()), 1 => free]
 }
@@ -774,7 +559,8 @@ proptest! {
 
 #[test]
 fn a_right_head_survives_every_split() {
-    let input = b"\r\nPOST /a/../b?c HTTP/1.1\r\nHost: A:80\r\nX_y: z\r\nContent-Length: 12\r\nCookie: a=b; c=d\r\n\r\nrest";
+    let input =
+        b"\r\nPOST /a/../b?c HTTP/1.1\r\nHost: A:80\r\nX_y: z\r\nContent-Length: 12\r\nCookie: a=b; c=d\r\n\r\nrest";
     for cut in 0..input.len() {
         same_in_pieces(input, &[cut], &Limits::default());
     }
@@ -783,22 +569,13 @@ fn a_right_head_survives_every_split() {
 #[test]
 fn a_slow_client_costs_linear_time() {
     // A quadratic parser would look at half of 2^38 bytes here and not return.
-    let limits = Limits {
-        line_max: 1 << 19,
-        head_max: 1 << 20,
-        ..Limits::default()
-    };
+    let limits = Limits { line_max: 1 << 19, head_max: 1 << 20, ..Limits::default() };
     let mut input = b"GET / HTTP/1.0\r\nCookie: ".to_vec();
     input.resize(1 << 18, b'x');
     input.extend_from_slice(b"\r\n\r\n");
     let every: Vec<usize> = (0..input.len()).collect();
     let (result, _) = parse_in_pieces(&input, &every, &limits);
-    assert_eq!(
-        result,
-        Ok(Status::Complete {
-            consumed: input.len()
-        })
-    );
+    assert_eq!(result, Ok(Status::Complete { consumed: input.len() }));
 }
 
 #[test]

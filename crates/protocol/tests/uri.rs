@@ -105,86 +105,30 @@ fn paths_that_are_refused() {
         "/a/%",
         "/foo/bar%",
     ] {
-        assert_eq!(
-            normalized(path.as_bytes(), true),
-            Err(Offence::InvalidRequest),
-            "{path}"
-        );
+        assert_eq!(normalized(path.as_bytes(), true), Err(Offence::InvalidRequest), "{path}");
     }
 }
 
 #[test]
 fn targets_are_split() {
-    type Parts<'p> = (
-        Form,
-        Option<&'p str>,
-        Option<&'p str>,
-        &'p str,
-        Option<&'p str>,
-        bool,
-    );
+    type Parts<'p> = (Form, Option<&'p str>, Option<&'p str>, &'p str, Option<&'p str>, bool);
     let cases: &[(&str, Parts)] = &[
         ("/", (Form::Origin, None, None, "/", None, true)),
-        (
-            "/a.b/c?d?e",
-            (Form::Origin, None, None, "/a.b/c", Some("d?e"), true),
-        ),
+        ("/a.b/c?d?e", (Form::Origin, None, None, "/a.b/c", Some("d?e"), true)),
         ("/a?", (Form::Origin, None, None, "/a", Some(""), true)),
         ("/a#f?x", (Form::Origin, None, None, "/a", None, true)),
         ("/a?q#f", (Form::Origin, None, None, "/a", Some("q"), true)),
-        (
-            "/a?q/../%",
-            (Form::Origin, None, None, "/a", Some("q/../%"), true),
-        ),
+        ("/a?q/../%", (Form::Origin, None, None, "/a", Some("q/../%"), true)),
         ("/a/./b", (Form::Origin, None, None, "/a/./b", None, false)),
-        (
-            "/.well-known",
-            (Form::Origin, None, None, "/.well-known", None, false),
-        ),
+        ("/.well-known", (Form::Origin, None, None, "/.well-known", None, false)),
         ("//", (Form::Origin, None, None, "//", None, false)),
         ("/a%20b", (Form::Origin, None, None, "/a%20b", None, false)),
-        (
-            "/a%20b?c",
-            (Form::Origin, None, None, "/a%20b", Some("c"), false),
-        ),
+        ("/a%20b?c", (Form::Origin, None, None, "/a%20b", Some("c"), false)),
         ("/+a+", (Form::Origin, None, None, "/+a+", None, true)),
-        (
-            "http://h",
-            (Form::Absolute, Some("http"), Some("h"), "/", None, true),
-        ),
-        (
-            "http://h:8080/a?b",
-            (
-                Form::Absolute,
-                Some("http"),
-                Some("h:8080"),
-                "/a",
-                Some("b"),
-                true,
-            ),
-        ),
-        (
-            "HTTPS://h?b#c",
-            (
-                Form::Absolute,
-                Some("HTTPS"),
-                Some("h"),
-                "/",
-                Some("b"),
-                true,
-            ),
-        ),
-        (
-            "ftp+x://[::1]:/a//b",
-            (
-                Form::Absolute,
-                Some("ftp+x"),
-                Some("[::1]:"),
-                "/a//b",
-                None,
-                false,
-            ),
-        ),
+        ("http://h", (Form::Absolute, Some("http"), Some("h"), "/", None, true)),
+        ("http://h:8080/a?b", (Form::Absolute, Some("http"), Some("h:8080"), "/a", Some("b"), true)),
+        ("HTTPS://h?b#c", (Form::Absolute, Some("HTTPS"), Some("h"), "/", Some("b"), true)),
+        ("ftp+x://[::1]:/a//b", (Form::Absolute, Some("ftp+x"), Some("[::1]:"), "/a//b", None, false)),
         ("*", (Form::Asterisk, None, None, "*", None, false)),
     ];
     for &(text, expected) in cases {
@@ -218,11 +162,7 @@ fn targets_are_split() {
         "/a#\n",
         "**",
     ] {
-        assert_eq!(
-            split(text.as_bytes()),
-            Err(Offence::InvalidRequest),
-            "{text:?}"
-        );
+        assert_eq!(split(text.as_bytes()), Err(Offence::InvalidRequest), "{text:?}");
     }
 }
 
@@ -230,27 +170,16 @@ fn targets_are_split() {
 fn every_class_escapes_its_bytes() {
     let all: Vec<u8> = (0x20..0x80).collect();
     let escaped = |class: Class| -> String {
-        let bytes = all
-            .iter()
-            .filter(|&&byte| count_escapes(class, &[byte]) == 1);
+        let bytes = all.iter().filter(|&&byte| count_escapes(class, &[byte]) == 1);
         bytes.map(|&byte| byte as char).collect()
     };
     assert_eq!(escaped(Class::Uri), " \"#%<>?\\^`{|}\u{7f}");
     assert_eq!(escaped(Class::Args), " \"#%&+;<>?\\^`{|}\u{7f}");
-    assert_eq!(
-        escaped(Class::Component),
-        " !\"#$%&'()*+,/:;<=>?@[\\]^`{|}\u{7f}"
-    );
+    assert_eq!(escaped(Class::Component), " !\"#$%&'()*+,/:;<=>?@[\\]^`{|}\u{7f}");
     assert_eq!(escaped(Class::Html), " \"#%'<>\\^`{|}\u{7f}");
     assert_eq!(escaped(Class::Refresh), " \"'<>\\^`{|~\u{7f}");
     assert_eq!(escaped(Class::Memcached), " %");
-    assert_eq!(
-        (
-            count_escapes(Class::Memcached, b"\xff\x1f"),
-            count_escapes(Class::Uri, b"\xff\x1f")
-        ),
-        (1, 2)
-    );
+    assert_eq!((count_escapes(Class::Memcached, b"\xff\x1f"), count_escapes(Class::Uri, b"\xff\x1f")), (1, 2));
     let mut out = Vec::new();
     escape(Class::Uri, b"/a b\xff", &mut out);
     assert_eq!(out, b"/a%20b%FF");
@@ -286,11 +215,9 @@ fn html() {
 
 fn paths() -> impl Strategy<Value = Vec<u8>> {
     let part = prop::sample::select(vec![
-        "/", "/", "/", ".", "..", "a", "bc", "%2e", "%2F", "%3f", "%23", "%25", "%", "%0", "?",
-        "#", "+", "\u{e9}", " ",
+        "/", "/", "/", ".", "..", "a", "bc", "%2e", "%2F", "%3f", "%23", "%25", "%", "%0", "?", "#", "+", "\u{e9}", " ",
     ]);
-    let parts = prop::collection::vec(part, 0..16)
-        .prop_map(|parts| format!("/{}", parts.concat()).into_bytes());
+    let parts = prop::collection::vec(part, 0..16).prop_map(|parts| format!("/{}", parts.concat()).into_bytes());
     prop_oneof![4 => parts, 1 => prop::collection::vec(any::<u8>(), 0..40)]
 }
 

@@ -45,9 +45,7 @@ impl SocketAddress {
             (None, Some(name)) if !name.is_empty() => Some([&[0], name].concat()),
             _ => None,
         };
-        Ok(SocketAddress::Unix(name.map(|name| {
-            Path::new(std::ffi::OsStr::from_bytes(&name)).into()
-        })))
+        Ok(SocketAddress::Unix(name.map(|name| Path::new(std::ffi::OsStr::from_bytes(&name)).into())))
     }
 
     /// Errors: the path is too long for a socket or there is none.

@@ -67,24 +67,16 @@ impl Block {
     fn take(size: usize) -> io::Result<Block> {
         POOL.with(|pool| {
             let class = class_of(size);
-            let charged =
-                class.map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class]);
+            let charged = class.map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class]);
             let leased = pool.leased.get() + charged;
-            let hard_limit = pool
-                .leased_max
-                .get()
-                .saturating_add(pool.leased_max.get() / 4);
+            let hard_limit = pool.leased_max.get().saturating_add(pool.leased_max.get() / 4);
             if leased > hard_limit {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
             let kept = class.and_then(|class| pool.free.borrow_mut()[class].pop());
             let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
             pool.leased.set(leased);
-            Ok(Block {
-                memory,
-                charged,
-                pool: Rc::clone(pool),
-            })
+            Ok(Block { memory, charged, pool: Rc::clone(pool) })
         })
     }
 }
@@ -93,9 +85,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         self.pool.leased.set(self.pool.leased.get() - self.charged);
         let memory = std::mem::take(&mut self.memory);
-        let class = LEASE_CLASSES
-            .iter()
-            .position(|&class| class == memory.len());
+        let class = LEASE_CLASSES.iter().position(|&class| class == memory.len());
         if let Some(class) = class {
             let list = &mut self.pool.free.borrow_mut()[class];
             if list.len() < KEPT_MAX[class] {
@@ -118,11 +108,7 @@ impl Lease {
     /// Errors: `OutOfMemory` at the hard limit.
     pub fn new(length: usize) -> io::Result<Lease> {
         let end = u32::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        Ok(Lease {
-            block: Block::take(length)?,
-            start: 0,
-            end,
-        })
+        Ok(Lease { block: Block::take(length)?, start: 0, end })
     }
 
     /// A lease with a copy of `bytes`. Errors: `OutOfMemory` at the hard limit.
@@ -134,10 +120,7 @@ impl Lease {
 
     /// Keeps the first `length` bytes.
     pub fn truncate(&mut self, length: usize) {
-        self.end = self.end.min(
-            self.start
-                .saturating_add(u32::try_from(length).unwrap_or(u32::MAX)),
-        );
+        self.end = self.end.min(self.start.saturating_add(u32::try_from(length).unwrap_or(u32::MAX)));
     }
 
     /// Keeps the bytes in `range`, which must lie within the lease.
@@ -223,11 +206,7 @@ pub struct Buffer {
 impl Buffer {
     /// An empty buffer.
     pub const fn new() -> Self {
-        Buffer {
-            block: None,
-            start: 0,
-            end: 0,
-        }
+        Buffer { block: None, start: 0, end: 0 }
     }
 
     /// The bytes received and not consumed yet.
@@ -295,23 +274,18 @@ impl Buffer {
     /// there becomes readable with [`Buffer::commit`]. Errors: `OutOfMemory` at the hard limit.
     pub fn spare(&mut self, size: usize) -> io::Result<&mut [u8]> {
         let length = self.len();
-        let wanted = length
-            .checked_add(size)
-            .filter(|&wanted| wanted <= u32::MAX as usize / 2);
+        let wanted = length.checked_add(size).filter(|&wanted| wanted <= u32::MAX as usize / 2);
         let wanted = wanted.ok_or(io::ErrorKind::OutOfMemory)?;
         match &mut self.block {
             Some(block) if block.memory.len() - self.end as usize >= size => {}
             Some(block) if block.memory.len() >= wanted => {
-                block
-                    .memory
-                    .copy_within(self.start as usize..self.end as usize, 0);
+                block.memory.copy_within(self.start as usize..self.end as usize, 0);
                 (self.start, self.end) = (0, length as u32);
             }
             held => {
                 let mut block = Block::take(wanted)?;
                 if let Some(old) = held {
-                    block.memory[..length]
-                        .copy_from_slice(&old.memory[self.start as usize..self.end as usize]);
+                    block.memory[..length].copy_from_slice(&old.memory[self.start as usize..self.end as usize]);
                 }
                 *held = Some(block);
                 (self.start, self.end) = (0, length as u32);
@@ -345,11 +319,7 @@ impl Buffer {
 impl From<Lease> for Buffer {
     fn from(lease: Lease) -> Self {
         let Lease { block, start, end } = lease;
-        let mut buffer = Buffer {
-            block: Some(block),
-            start,
-            end,
-        };
+        let mut buffer = Buffer { block: Some(block), start, end };
         buffer.commit(0);
         buffer
     }
@@ -402,15 +372,9 @@ mod tests {
             let four = Lease::new(4000).unwrap();
             assert!(leases_exhausted());
             let last = Lease::new(10).unwrap();
-            assert_eq!(
-                Lease::new(10).unwrap_err().kind(),
-                io::ErrorKind::OutOfMemory
-            );
+            assert_eq!(Lease::new(10).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
             let mut buffer = Buffer::new();
-            assert_eq!(
-                buffer.append(b"x").unwrap_err().kind(),
-                io::ErrorKind::OutOfMemory
-            );
+            assert_eq!(buffer.append(b"x").unwrap_err().kind(), io::ErrorKind::OutOfMemory);
             drop((four, last));
             assert_eq!((leased_bytes(), leases_exhausted()), (0, false));
             buffer.append(b"x").unwrap();

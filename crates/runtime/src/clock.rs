@@ -38,10 +38,7 @@ impl Add<Duration> for Moment {
     type Output = Moment;
 
     fn add(self, duration: Duration) -> Moment {
-        Moment(
-            self.0
-                .saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
-        )
+        Moment(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
 
@@ -55,12 +52,7 @@ impl Sub<Moment> for Moment {
 
 impl fmt::Debug for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}.{:09}s",
-            self.0 / 1_000_000_000,
-            self.0 % 1_000_000_000
-        )
+        write!(f, "{}.{:09}s", self.0 / 1_000_000_000, self.0 % 1_000_000_000)
     }
 }
 
@@ -90,13 +82,8 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub fn new(choice: ClockChoice) -> Self {
-        let virtual_nanos =
-            (choice == ClockChoice::Virtual).then(|| Cell::new(VIRTUAL_START_NANOS));
-        let clock = Clock {
-            virtual_nanos,
-            now: Cell::new(0),
-            wall: Cell::new(0),
-        };
+        let virtual_nanos = (choice == ClockChoice::Virtual).then(|| Cell::new(VIRTUAL_START_NANOS));
+        let clock = Clock { virtual_nanos, now: Cell::new(0), wall: Cell::new(0) };
         clock.begin_turn();
         clock
     }
@@ -135,9 +122,7 @@ impl Clock {
     pub fn wall(&self) -> Duration {
         if self.wall.get() == 0 {
             self.wall.set(match &self.virtual_nanos {
-                Some(nanos) => {
-                    VIRTUAL_WALL_START.as_nanos() as u64 + nanos.get() - VIRTUAL_START_NANOS
-                }
+                Some(nanos) => VIRTUAL_WALL_START.as_nanos() as u64 + nanos.get() - VIRTUAL_START_NANOS,
                 None => nanoseconds(ClockId::Realtime),
             });
         }

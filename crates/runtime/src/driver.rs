@@ -63,21 +63,10 @@ pub(crate) trait Driver {
     fn close(&self, key: Key);
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
-    fn poll_recv(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        into: &mut Buffer,
-        max: usize,
-    ) -> Poll<io::Result<usize>>;
+    fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;
 
     /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
-    fn poll_send(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        out: &mut Output,
-    ) -> Poll<io::Result<usize>>;
+    fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
     /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
     fn poll_sendfile(
@@ -108,11 +97,7 @@ pub(crate) trait Driver {
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
-    fn poll_accept(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
+    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 
     /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;

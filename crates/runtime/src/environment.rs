@@ -31,9 +31,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// The environment of the running loop. Panics outside of one.
     pub fn current() -> Rc<Environment> {
-        CURRENT
-            .with(|current| current.borrow().clone())
-            .expect("called on a thread without a running event loop")
+        CURRENT.with(|current| current.borrow().clone()).expect("called on a thread without a running event loop")
     }
 
     pub fn with<T>(f: impl FnOnce(&Environment) -> T) -> T {
@@ -43,10 +41,7 @@ impl Environment {
     /// `None` outside of a loop.
     #[inline]
     pub fn try_with<T>(f: impl FnOnce(&Environment) -> T) -> Option<T> {
-        CURRENT
-            .try_with(|current| current.borrow().as_deref().map(f))
-            .ok()
-            .flatten()
+        CURRENT.try_with(|current| current.borrow().as_deref().map(f)).ok().flatten()
     }
 
     /// Makes this the current environment until the guard is dropped.

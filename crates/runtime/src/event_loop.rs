@@ -69,11 +69,7 @@ impl Default for LoopOptions {
 impl LoopOptions {
     /// For tests: virtual time and a fixed seed.
     pub fn simulated_time() -> Self {
-        LoopOptions {
-            clock: ClockChoice::Virtual,
-            seed: Some(1),
-            ..LoopOptions::default()
-        }
+        LoopOptions { clock: ClockChoice::Virtual, seed: Some(1), ..LoopOptions::default() }
     }
 }
 
@@ -118,13 +114,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
         });
-        Ok(EventLoop {
-            environment,
-            index,
-            calls: Vec::new(),
-            wakes: Vec::new(),
-            expired: Vec::new(),
-        })
+        Ok(EventLoop { environment, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
     }
 
     /// A handle for other threads.
@@ -169,13 +159,9 @@ impl EventLoop {
     }
 
     fn take_calls_and_wakes(&mut self) {
-        self.environment
-            .inbox
-            .take(CALLS_PER_TURN, &mut self.calls, &mut self.wakes);
+        self.environment.inbox.take(CALLS_PER_TURN, &mut self.calls, &mut self.wakes);
         for word in self.wakes.drain(..) {
-            self.environment
-                .executor
-                .wake(crate::executor::key_of(word));
+            self.environment.executor.wake(crate::executor::key_of(word));
         }
         for call in self.calls.drain(..) {
             let _ = boundary("call", call);
@@ -183,27 +169,15 @@ impl EventLoop {
     }
 
     fn expire_timers(&mut self) {
-        self.environment
-            .wheel
-            .borrow_mut()
-            .advance(self.environment.clock.now(), &mut self.expired);
+        self.environment.wheel.borrow_mut().advance(self.environment.clock.now(), &mut self.expired);
         self.expired.drain(..).for_each(Waker::wake);
     }
 
     /// Ends the turn, waits for the next event, and begins the next turn.
     fn wait(&mut self) {
-        let Environment {
-            clock,
-            inbox,
-            executor,
-            wheel,
-            driver,
-            ..
-        } = &*self.environment;
+        let Environment { clock, inbox, executor, wheel, driver, .. } = &*self.environment;
         let ended = clock.read();
-        inbox
-            .turns
-            .record(ended.saturating_sub(clock.now().as_nanos()));
+        inbox.turns.record(ended.saturating_sub(clock.now().as_nanos()));
         let next_timer = wheel.borrow().next_look();
         // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
         let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
@@ -211,9 +185,7 @@ impl EventLoop {
         let wait = match next_timer {
             _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
             Some(_) if may_jump() => Some(Duration::ZERO),
-            Some(nanos) if !clock.is_virtual() => {
-                Some(Duration::from_nanos(nanos.saturating_sub(ended)))
-            }
+            Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended))),
             _ => None,
         };
         // The wait fails only for descriptors or memory that are not ours; then the turn has no events.

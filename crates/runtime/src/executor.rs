@@ -99,10 +99,7 @@ impl Executor {
     fn spawn(&self, future: BoxedFuture) -> TaskId {
         if self.closed.get() {
             // The loop is being torn down: the future is dropped and its name finds nothing.
-            return TaskId(Key {
-                index: u32::MAX,
-                generation: 0,
-            });
+            return TaskId(Key { index: u32::MAX, generation: 0 });
         }
         let key = self.insert(Some(future));
         self.wake(key);
@@ -110,14 +107,8 @@ impl Executor {
     }
 
     fn insert(&self, future: Option<BoxedFuture>) -> Key {
-        let key = self.tasks.borrow_mut().insert(Task {
-            future,
-            queued: false,
-        });
-        assert!(
-            key.index < 1 << INDEX_BITS,
-            "more tasks than a waker can name"
-        );
+        let key = self.tasks.borrow_mut().insert(Task { future, queued: false });
+        assert!(key.index < 1 << INDEX_BITS, "more tasks than a waker can name");
         key
     }
 
@@ -156,11 +147,7 @@ impl Executor {
                 return;
             }
         }
-        let queue = if self.running.get() == Some(key) {
-            &self.next_turn
-        } else {
-            &self.ready
-        };
+        let queue = if self.running.get() == Some(key) { &self.next_turn } else { &self.ready };
         queue.borrow_mut().push_back(key);
     }
 
@@ -190,8 +177,7 @@ impl Executor {
 
     /// Notes that the main future is being polled (or not any more): its own wakes then wait for the next turn.
     pub fn set_main_running(&self, running: bool) {
-        self.running
-            .set(if running { self.main.get() } else { None });
+        self.running.set(if running { self.main.get() } else { None });
     }
 
     pub fn poll_task(&self, key: Key) {
@@ -202,9 +188,7 @@ impl Executor {
         let Some(mut future) = taken else { return };
         let waker = self.waker(key);
         self.running.set(Some(key));
-        let outcome = boundary("task", || {
-            future.as_mut().poll(&mut Context::from_waker(&waker))
-        });
+        let outcome = boundary("task", || future.as_mut().poll(&mut Context::from_waker(&waker)));
         self.running.set(None);
         if let Ok(Poll::Pending) = outcome {
             if let Some(task) = self.tasks.borrow_mut().get_mut(key) {
@@ -247,10 +231,7 @@ fn drop_guarded<T>(value: T) {
     let _ = boundary("task", || drop(value));
 }
 
-const _: () = assert!(
-    usize::BITS == 64,
-    "a waker's word holds loop, slot and generation"
-);
+const _: () = assert!(usize::BITS == 64, "a waker's word holds loop, slot and generation");
 
 static VTABLE: RawWakerVTable = RawWakerVTable::new(
     |data| raw_waker(data.addr()),

@@ -129,9 +129,7 @@ impl FileMetadata {
         let nanos = Duration::from_nanos(self.modified_nanos.into());
         match u64::try_from(self.modified_seconds) {
             Ok(seconds) => UNIX_EPOCH + Duration::from_secs(seconds) + nanos,
-            Err(_) => {
-                UNIX_EPOCH - Duration::from_secs(self.modified_seconds.unsigned_abs()) + nanos
-            }
+            Err(_) => UNIX_EPOCH - Duration::from_secs(self.modified_seconds.unsigned_abs()) + nanos,
         }
     }
 
@@ -212,14 +210,10 @@ fn open_cached(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
         Ok(descriptor) => descriptor,
         Err(errno) => return Some(Err(errno.into())),
     };
-    Some(
-        rustix::fs::fstat(&descriptor)
-            .map_err(io::Error::from)
-            .map(|stat| {
-                let metadata = FileMetadata::from_kernel(&stat);
-                File::new(descriptor, metadata, false)
-            }),
-    )
+    Some(rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
+        let metadata = FileMetadata::from_kernel(&stat);
+        File::new(descriptor, metadata, false)
+    }))
 }
 
 fn stat_cached(path: &Path) -> Option<io::Result<FileMetadata>> {
@@ -230,11 +224,7 @@ fn stat_cached(path: &Path) -> Option<io::Result<FileMetadata>> {
         Ok(descriptor) => descriptor,
         Err(errno) => return Some(Err(errno.into())),
     };
-    Some(
-        rustix::fs::fstat(descriptor)
-            .map(|stat| FileMetadata::from_kernel(&stat))
-            .map_err(io::Error::from),
-    )
+    Some(rustix::fs::fstat(descriptor).map(|stat| FileMetadata::from_kernel(&stat)).map_err(io::Error::from))
 }
 
 /// Whether an open of this path is the kernel's work alone; `None` when that cannot be known without waiting.
@@ -273,13 +263,7 @@ fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> 
 /// Finds out whether `openat2` with `RESOLVE_CACHED` works here: not in kernels before 5.12, nor where seccomp forbids it.
 /// The root directory is always in the cache. To be called before the first open.
 pub(crate) fn probe() {
-    let result = rustix::fs::openat2(
-        CWD,
-        c"/",
-        OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::CACHED,
-    );
+    let result = rustix::fs::openat2(CWD, c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED);
     OPENAT2_REFUSED.store(result.is_err(), Ordering::Relaxed);
 }
 
@@ -291,8 +275,7 @@ async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::R
 async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
     pool.run(move || {
-        let descriptor =
-            rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&descriptor)?;
         if mounts::any_waiting() {
             mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
@@ -318,13 +301,7 @@ struct Shared {
 
 impl File {
     fn new(descriptor: OwnedFd, metadata: FileMetadata, waits: bool) -> Self {
-        File {
-            shared: Arc::new(Shared {
-                descriptor: Some(descriptor),
-                metadata,
-                waits,
-            }),
-        }
+        File { shared: Arc::new(Shared { descriptor: Some(descriptor), metadata, waits }) }
     }
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
@@ -359,12 +336,7 @@ impl File {
     }
 
     /// Reads as [`File::read_at`], with the given pool.
-    pub async fn read_at_in(
-        &self,
-        pool: &ThreadPool,
-        offset: u64,
-        length: usize,
-    ) -> io::Result<Lease> {
+    pub async fn read_at_in(&self, pool: &ThreadPool, offset: u64, length: usize) -> io::Result<Lease> {
         let mut lease = Lease::new(length)?;
         match self.read_resident(offset, &mut lease) {
             Some(result) => result.map(|()| lease),
@@ -375,9 +347,7 @@ impl File {
     /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not.
     pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Lease>> {
         let mut lease = Lease::new(length)?;
-        self.read_resident(offset, &mut lease)
-            .map(|result| result.map(|()| lease))
-            .transpose()
+        self.read_resident(offset, &mut lease).map(|result| result.map(|()| lease)).transpose()
     }
 
     /// Fills and shortens the lease; `None` = not without waiting.
@@ -387,28 +357,18 @@ impl File {
         }
         loop {
             let slices = &mut [IoSliceMut::new(lease)];
-            let result =
-                match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
-                    Err(Errno::INTR) => continue,
-                    Err(Errno::AGAIN | Errno::NOSYS) => return None,
-                    // File systems in memory do not know the flag and need not wait.
-                    Err(Errno::OPNOTSUPP) => rustix::io::pread(self.as_fd(), &mut **lease, offset),
-                    result => result,
-                };
-            return Some(
-                result
-                    .map(|count| lease.truncate(count))
-                    .map_err(io::Error::from),
-            );
+            let result = match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN | Errno::NOSYS) => return None,
+                // File systems in memory do not know the flag and need not wait.
+                Err(Errno::OPNOTSUPP) => rustix::io::pread(self.as_fd(), &mut **lease, offset),
+                result => result,
+            };
+            return Some(result.map(|count| lease.truncate(count)).map_err(io::Error::from));
         }
     }
 
-    async fn read_in_pool(
-        &self,
-        pool: &ThreadPool,
-        offset: u64,
-        mut lease: Lease,
-    ) -> io::Result<Lease> {
+    async fn read_in_pool(&self, pool: &ThreadPool, offset: u64, mut lease: Lease) -> io::Result<Lease> {
         let length = lease.len();
         let file = self.clone();
         // The memory travels, the account stays: when this future is dropped, the thread frees the memory.
@@ -442,11 +402,7 @@ impl File {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared
-            .descriptor
-            .as_ref()
-            .expect("open while somebody has it")
-            .as_fd()
+        self.shared.descriptor.as_ref().expect("open while somebody has it").as_fd()
     }
 }
 
@@ -463,11 +419,6 @@ impl Drop for Shared {
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "File({:?}, {} bytes)",
-            self.as_fd(),
-            self.shared.metadata.size
-        )
+        write!(f, "File({:?}, {} bytes)", self.as_fd(), self.shared.metadata.size)
     }
 }

@@ -128,10 +128,7 @@ impl Inbox {
         self.eventfd.as_fd()
     }
 
-    fn send(
-        &self,
-        push: impl FnOnce(&mut Queue) -> Result<(), RemoteError>,
-    ) -> Result<(), RemoteError> {
+    fn send(&self, push: impl FnOnce(&mut Queue) -> Result<(), RemoteError>) -> Result<(), RemoteError> {
         push(&mut self.queue.lock())?;
         self.pending.store(true, SeqCst);
         if self.sleeping.swap(false, SeqCst) {
@@ -190,12 +187,8 @@ pub(crate) struct Outside(Option<Arc<Inbox>>);
 
 impl Outside {
     pub fn begin() -> Self {
-        let inbox = Environment::try_with(|environment| {
-            environment
-                .clock
-                .is_virtual()
-                .then(|| Arc::clone(&environment.inbox))
-        });
+        let inbox =
+            Environment::try_with(|environment| environment.clock.is_virtual().then(|| Arc::clone(&environment.inbox)));
         let inbox = inbox.flatten();
         if let Some(inbox) = &inbox {
             inbox.outside.fetch_add(1, SeqCst);

@@ -26,10 +26,7 @@ pub struct AcceptOptions {
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        AcceptOptions {
-            exclusive: false,
-            batch: 1,
-        }
+        AcceptOptions { exclusive: false, batch: 1 }
     }
 }
 
@@ -51,26 +48,15 @@ impl Listener {
     pub fn from_fd(socket: Arc<OwnedFd>, options: AcceptOptions) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&*socket, true)?;
         let environment = Environment::current();
-        let key = environment
-            .driver
-            .attach_listener(Arc::clone(&socket), options);
-        Ok(Listener {
-            environment,
-            socket,
-            key,
-        })
+        let key = environment.driver.attach_listener(Arc::clone(&socket), options);
+        Ok(Listener { environment, socket, key })
     }
 
     /// Binds a socket of its own and listens. A Unix path must not exist yet.
     pub fn bind(address: &SocketAddress, backlog: i32, options: AcceptOptions) -> io::Result<Self> {
         let kernel_address = address.to_kernel()?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = net::socket_with(
-            kernel_address.address_family(),
-            SocketType::STREAM,
-            flags,
-            None,
-        )?;
+        let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
         if kernel_address.address_family() != AddressFamily::UNIX {
             sockopt::set_socket_reuseaddr(&socket, true)?;
         }
@@ -85,13 +71,10 @@ impl Listener {
     /// and polls again. Failures of a single connection (ECONNABORTED and the like) are skipped. Not polling is a pause:
     /// connections wait in the kernel, nothing spins.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddress)>> {
-        self.environment
-            .driver
-            .poll_accept(self.key, cx)
-            .map_ok(|(socket, peer)| {
-                let stream = Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted);
-                (stream, peer)
-            })
+        self.environment.driver.poll_accept(self.key, cx).map_ok(|(socket, peer)| {
+            let stream = Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted);
+            (stream, peer)
+        })
     }
 
     /// Waits for the next connection; see [`Listener::poll_accept`].

@@ -16,8 +16,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd mounts somewhere, holds no
 /// files; walking through it is not answered from the cache.)
 const WAITING_TYPES: [&str; 14] = [
-    "fuse", "fuseblk", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "lustre", "virtiofs",
-    "ocfs2", "gfs2", "coda",
+    "fuse", "fuseblk", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "lustre", "virtiofs", "ocfs2", "gfs2",
+    "coda",
 ];
 
 /// Their magic numbers (statfs(2)), for devices that the mount table does not name.
@@ -60,13 +60,9 @@ pub(crate) fn classify(device: u64, file: BorrowedFd<'_>) -> bool {
         return known;
     }
     // Where the answer is refused, waiting is assumed.
-    let waiting = rustix::fs::fstatfs(file).map_or(true, |fs| {
-        WAITING_MAGICS.contains(&(fs.f_type as u64 & 0xffff_ffff))
-    });
-    DEVICES
-        .write()
-        .get_or_insert_default()
-        .insert(device, waiting);
+    let waiting =
+        rustix::fs::fstatfs(file).map_or(true, |fs| WAITING_MAGICS.contains(&(fs.f_type as u64 & 0xffff_ffff)));
+    DEVICES.write().get_or_insert_default().insert(device, waiting);
     waiting
 }
 
@@ -76,23 +72,15 @@ pub(crate) fn refresh_due() -> bool {
     let now = clock_gettime(ClockId::MonotonicCoarse).tv_sec.max(1) as u64;
     let read_at = READ_AT_SECONDS.load(Ordering::Relaxed);
     (read_at == 0 || now >= read_at + REFRESH_SECONDS)
-        && READ_AT_SECONDS
-            .compare_exchange(read_at, now, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
+        && READ_AT_SECONDS.compare_exchange(read_at, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
 /// Reads the mount table.
 pub(crate) fn refresh() {
     // Without /proc every device is asked by `classify` when something is opened in the pool.
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok();
-    let devices: HashMap<u64, bool> = table
-        .iter()
-        .flat_map(|table| table.lines().filter_map(device_of))
-        .collect();
-    ANY_WAITING.store(
-        table.is_none() || devices.values().any(|&waiting| waiting),
-        Ordering::Relaxed,
-    );
+    let devices: HashMap<u64, bool> = table.iter().flat_map(|table| table.lines().filter_map(device_of)).collect();
+    ANY_WAITING.store(table.is_none() || devices.values().any(|&waiting| waiting), Ordering::Relaxed);
     *DEVICES.write() = Some(devices);
 }
 

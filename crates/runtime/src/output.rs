@@ -58,12 +58,7 @@ pub struct Output {
 impl Output {
     /// An empty queue; allocates nothing.
     pub fn new() -> Self {
-        Output {
-            chunks: SmallVec::new(),
-            head: 0,
-            length: 0,
-            more_follows: false,
-        }
+        Output { chunks: SmallVec::new(), head: 0, length: 0, more_follows: false }
     }
 
     /// How many bytes wait.
@@ -213,12 +208,7 @@ impl io::Write for Output {
 
 impl fmt::Debug for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Output({} bytes in {} chunks)",
-            self.length,
-            self.chunk_count()
-        )
+        write!(f, "Output({} bytes in {} chunks)", self.length, self.chunk_count())
     }
 }
 

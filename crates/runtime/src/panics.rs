@@ -25,11 +25,7 @@ pub struct Panic {
 
 impl fmt::Display for Panic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} panicked at {}: {}",
-            self.what, self.place, self.message
-        )
+        write!(f, "{} panicked at {}: {}", self.what, self.place, self.message)
     }
 }
 
@@ -80,22 +76,13 @@ pub(crate) fn boundary<T>(what: &'static str, f: impl FnOnce() -> T) -> Result<T
 
 #[cold]
 fn report(what: &'static str, payload: Box<dyn Any + Send>) -> Panic {
-    let message = match (
-        payload.downcast_ref::<&str>(),
-        payload.downcast_ref::<String>(),
-    ) {
+    let message = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (_, Some(text)) => text.clone(),
         _ => "(not a text)".to_owned(),
     };
-    let place = LAST_PLACE
-        .with(|last| last.borrow_mut().take())
-        .unwrap_or_else(|| "(unknown place)".to_owned());
-    let panic = Panic {
-        what,
-        message,
-        place,
-    };
+    let place = LAST_PLACE.with(|last| last.borrow_mut().take()).unwrap_or_else(|| "(unknown place)".to_owned());
+    let panic = Panic { what, message, place };
     COUNT.fetch_add(1, Ordering::Relaxed);
     // The payload is the panicking code's own type and may panic when dropped; leaking it is the lesser evil.
     std::mem::forget(payload);

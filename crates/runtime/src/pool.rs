@@ -50,10 +50,7 @@ impl fmt::Display for PoolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PoolError::Overflow { pool, waiting } => {
-                write!(
-                    f,
-                    "thread pool \"{pool}\" queue overflow: {waiting} tasks waiting"
-                )
+                write!(f, "thread pool \"{pool}\" queue overflow: {waiting} tasks waiting")
             }
             PoolError::Panicked => f.write_str("a task in a thread pool panicked"),
             PoolError::Stopped => f.write_str("the thread pool has stopped"),
@@ -98,11 +95,7 @@ impl ThreadPool {
             work: Condvar::new(),
             ended: Condvar::new(),
         };
-        ThreadPool {
-            handle: Arc::new(Handle {
-                shared: Arc::new(shared),
-            }),
-        }
+        ThreadPool { handle: Arc::new(Handle { shared: Arc::new(shared) }) }
     }
 
     /// The pool's name.
@@ -117,18 +110,9 @@ impl ThreadPool {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        let completion = Arc::new(Completion {
-            state: Mutex::new(CompletionState::Waiting(None)),
-        });
-        let promise = Promise {
-            completion: Some(Arc::clone(&completion)),
-            _outside: Outside::begin(),
-        };
-        let job = JobOf {
-            task: Some(task),
-            result: None,
-            promise,
-        };
+        let completion = Arc::new(Completion { state: Mutex::new(CompletionState::Waiting(None)) });
+        let promise = Promise { completion: Some(Arc::clone(&completion)), _outside: Outside::begin() };
+        let job = JobOf { task: Some(task), result: None, promise };
         if let Err(error) = self.handle.shared.submit(Box::new(job)) {
             // In place of the `Stopped` that the dropped job has left.
             *completion.state.lock() = CompletionState::Done(Err(error));
@@ -172,13 +156,7 @@ impl fmt::Debug for ThreadPool {
 
 fn default_place() -> &'static RwLock<ThreadPool> {
     static DEFAULT: OnceLock<RwLock<ThreadPool>> = OnceLock::new();
-    DEFAULT.get_or_init(|| {
-        RwLock::new(ThreadPool::new(
-            "default",
-            DEFAULT_THREADS,
-            DEFAULT_QUEUE_MAX,
-        ))
-    })
+    DEFAULT.get_or_init(|| RwLock::new(ThreadPool::new("default", DEFAULT_THREADS, DEFAULT_QUEUE_MAX)))
 }
 
 /// The pool named `default`.
@@ -211,12 +189,10 @@ impl<T> Future for PoolTask<T> {
                 drop(displaced);
                 Poll::Pending
             }
-            CompletionState::Done(_) => {
-                match std::mem::replace(&mut *state, CompletionState::Taken) {
-                    CompletionState::Done(result) => Poll::Ready(result),
-                    _ => unreachable!("it was done a moment ago, under the same lock"),
-                }
-            }
+            CompletionState::Done(_) => match std::mem::replace(&mut *state, CompletionState::Taken) {
+                CompletionState::Done(result) => Poll::Ready(result),
+                _ => unreachable!("it was done a moment ago, under the same lock"),
+            },
             CompletionState::Taken => panic!("polled after it was ready"),
         }
     }
@@ -285,10 +261,7 @@ impl<T: Send, F: FnOnce() -> T + Send> Job for JobOf<T, F> {
     }
 
     fn deliver(mut self: Box<Self>) {
-        let result = self
-            .result
-            .take()
-            .expect("a job is delivered after it has run");
+        let result = self.result.take().expect("a job is delivered after it has run");
         self.promise.keep(result);
     }
 }
@@ -335,10 +308,7 @@ impl Shared {
         } else if state.running + state.jobs.len() >= self.threads_max + self.queue_max {
             state.refused += 1;
             let waiting = (state.running + state.jobs.len()).saturating_sub(self.threads_max);
-            Some(PoolError::Overflow {
-                pool: Arc::clone(&self.name),
-                waiting,
-            })
+            Some(PoolError::Overflow { pool: Arc::clone(&self.name), waiting })
         } else {
             None
         };

@@ -23,10 +23,7 @@ impl Key {
 
     /// The inverse of [`Key::pack`].
     pub fn unpack(word: u64) -> Self {
-        Key {
-            index: (word >> 32) as u32,
-            generation: word as u32,
-        }
+        Key { index: (word >> 32) as u32, generation: word as u32 }
     }
 }
 
@@ -49,11 +46,7 @@ enum Content<T> {
 
 impl<T> Slots<T> {
     pub const fn new() -> Self {
-        Slots {
-            entries: Vec::new(),
-            free: NONE,
-            occupied: 0,
-        }
+        Slots { entries: Vec::new(), free: NONE, occupied: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -64,14 +57,8 @@ impl<T> Slots<T> {
         self.occupied += 1;
         if self.free == NONE {
             let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 slots");
-            self.entries.push(Entry {
-                generation: 0,
-                content: Content::Occupied(value),
-            });
-            return Key {
-                index,
-                generation: 0,
-            };
+            self.entries.push(Entry { generation: 0, content: Content::Occupied(value) });
+            return Key { index, generation: 0 };
         }
         let index = self.free;
         let entry = &mut self.entries[index as usize];
@@ -79,19 +66,15 @@ impl<T> Slots<T> {
             Content::Vacant { next } => self.free = next,
             Content::Occupied(_) => unreachable!("the free list names vacant entries only"),
         }
-        Key {
-            index,
-            generation: entry.generation,
-        }
+        Key { index, generation: entry.generation }
     }
 
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         match self.entries.get_mut(key.index as usize) {
-            Some(Entry {
-                generation,
-                content: Content::Occupied(value),
-            }) if *generation == key.generation => Some(value),
+            Some(Entry { generation, content: Content::Occupied(value) }) if *generation == key.generation => {
+                Some(value)
+            }
             _ => None,
         }
     }
@@ -120,16 +103,10 @@ impl<T> Slots<T> {
 
     /// The key of some value, or `None` when the table is empty. For emptying a table whose values run code on drop.
     pub fn any(&self) -> Option<Key> {
-        self.entries
-            .iter()
-            .enumerate()
-            .find_map(|(index, entry)| match entry.content {
-                Content::Occupied(_) => Some(Key {
-                    index: index as u32,
-                    generation: entry.generation,
-                }),
-                Content::Vacant { .. } => None,
-            })
+        self.entries.iter().enumerate().find_map(|(index, entry)| match entry.content {
+            Content::Occupied(_) => Some(Key { index: index as u32, generation: entry.generation }),
+            Content::Vacant { .. } => None,
+        })
     }
 }
 
@@ -152,10 +129,7 @@ mod tests {
 
     #[test]
     fn a_key_survives_packing() {
-        let key = Key {
-            index: 7,
-            generation: 9,
-        };
+        let key = Key { index: 7, generation: 9 };
         assert_eq!(Key::unpack(key.pack()), key);
     }
 }

@@ -46,10 +46,7 @@ impl Turns {
 
     /// How many turns there were.
     pub fn count(&self) -> u64 {
-        self.buckets
-            .iter()
-            .map(|bucket| bucket.load(Ordering::Relaxed))
-            .sum()
+        self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
     }
 
     /// How many turns took longer than [`STALL_THRESHOLD`].
@@ -113,10 +110,7 @@ mod tests {
         for nanos in (0..5000).chain([1 << 20, (1 << 30) + 12345, 9_999_999]) {
             let index = bucket(nanos);
             assert!(nanos <= bucket_end(index), "{nanos} in {index}");
-            assert!(
-                index == 0 || nanos > bucket_end(index - 1),
-                "{nanos} in {index}"
-            );
+            assert!(index == 0 || nanos > bucket_end(index - 1), "{nanos} in {index}");
         }
     }
 

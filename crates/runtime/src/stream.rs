@@ -33,30 +33,19 @@ impl Stream {
     pub(crate) fn attach(environment: Rc<Environment>, socket: OwnedFd, fresh: Fresh) -> Self {
         let descriptor = socket.as_raw_fd();
         let key = environment.driver.attach(socket, fresh);
-        Stream {
-            environment,
-            key,
-            descriptor,
-        }
+        Stream { environment, key, descriptor }
     }
 
     /// Takes a connected stream socket, which is set non-blocking. Errors: the descriptor's. Panics outside of a loop.
     pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Stream::attach(
-            Environment::current(),
-            socket,
-            Fresh::Accepted,
-        ))
+        Ok(Stream::attach(Environment::current(), socket, Fresh::Accepted))
     }
 
     /// Gives the socket away, for another loop (`from_fd` there) or another owner. Bytes already received are in the
     /// caller's buffer, all others still in the kernel.
     pub fn into_fd(self) -> OwnedFd {
-        self.environment
-            .driver
-            .detach(self.key)
-            .expect("an open stream owns its slot")
+        self.environment.driver.detach(self.key).expect("an open stream owns its slot")
     }
 
     /// Connects. Dropping the future closes the socket.
@@ -87,12 +76,7 @@ impl Stream {
     fn begin_connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<Stream> {
         let kernel_address = address.to_kernel()?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = net::socket_with(
-            kernel_address.address_family(),
-            SocketType::STREAM,
-            flags,
-            None,
-        )?;
+        let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
         if let Some(local) = local {
             net::bind(&socket, &local.to_kernel()?)?;
         }
@@ -109,16 +93,8 @@ impl Stream {
     ///
     /// Errors: the connection's; `OutOfMemory` at the hard limit of leases.
     #[inline]
-    pub fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-        into: &mut Buffer,
-        max: usize,
-    ) -> Poll<io::Result<usize>> {
-        debug_assert!(
-            max > 0,
-            "a receive of nothing looks like the end of the stream"
-        );
+    pub fn poll_recv(&self, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
+        debug_assert!(max > 0, "a receive of nothing looks like the end of the stream");
         self.environment.driver.poll_recv(self.key, cx, into, max)
     }
 
@@ -141,19 +117,14 @@ impl Stream {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
-        self.environment
-            .driver
-            .poll_sendfile(self.key, cx, file.as_fd(), offset, length)
+        self.environment.driver.poll_sendfile(self.key, cx, file.as_fd(), offset, length)
     }
 
     /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be
     /// there to be read, and the peer may still read.
     pub fn poll_peer_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
         // It cannot be watched only for lack of kernel memory: then the peer counts as gone.
-        self.environment
-            .driver
-            .poll_peer_closed(self.key, cx)
-            .map(drop)
+        self.environment.driver.poll_peer_closed(self.key, cx).map(drop)
     }
 
     /// Waits for data; see [`Stream::poll_recv`].
@@ -175,12 +146,7 @@ impl Stream {
     }
 
     /// Sends a piece of a file; see [`Stream::poll_sendfile`].
-    pub async fn sendfile(
-        &self,
-        file: &File,
-        offset: &mut u64,
-        length: usize,
-    ) -> io::Result<usize> {
+    pub async fn sendfile(&self, file: &File, offset: &mut u64, length: usize) -> io::Result<usize> {
         poll_fn(|cx| self.poll_sendfile(cx, file, offset, length)).await
     }
 
@@ -191,16 +157,12 @@ impl Stream {
 
     /// Ends our data; the peer sees the end of the stream and may still send.
     pub fn shutdown_write(&self) -> io::Result<()> {
-        self.environment
-            .driver
-            .control(self.key, Control::ShutdownWrite)
+        self.environment.driver.control(self.key, Control::ShutdownWrite)
     }
 
     /// `TCP_NODELAY`.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        self.environment
-            .driver
-            .control(self.key, Control::NoDelay(on))
+        self.environment.driver.control(self.key, Control::NoDelay(on))
     }
 
     /// `TCP_CORK` (`tcp_nopush`).
@@ -210,16 +172,12 @@ impl Stream {
 
     /// `SO_KEEPALIVE`.
     pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
-        self.environment
-            .driver
-            .control(self.key, Control::KeepAlive(on))
+        self.environment.driver.control(self.key, Control::KeepAlive(on))
     }
 
     /// Closing resets the connection and drops what is queued (`reset_timedout_connection`).
     pub fn set_linger_reset(&self) -> io::Result<()> {
-        self.environment
-            .driver
-            .control(self.key, Control::LingerReset)
+        self.environment.driver.control(self.key, Control::LingerReset)
     }
 
     /// Our address; a system call.

@@ -34,11 +34,7 @@ pub struct Timer {
 impl Timer {
     /// A timer without a deadline; costs nothing until it is waited for.
     pub const fn new() -> Self {
-        Timer {
-            deadline: Moment::NEVER,
-            node: None,
-            environment: None,
-        }
+        Timer { deadline: Moment::NEVER, node: None, environment: None }
     }
 
     /// A timer that expires `duration` from now.
@@ -183,14 +179,7 @@ impl Wheel {
     }
 
     fn insert(&mut self) -> Key {
-        self.nodes.insert(Node {
-            due: u64::MAX,
-            place: NONE,
-            look: 0,
-            previous: NONE,
-            next: NONE,
-            waker: None,
-        })
+        self.nodes.insert(Node { due: u64::MAX, place: NONE, look: 0, previous: NONE, next: NONE, waker: None })
     }
 
     fn set(&mut self, key: Key, deadline: Moment) {
@@ -359,22 +348,7 @@ mod tests {
     #[test]
     fn timers_fire_at_their_tick_on_every_level() {
         for start in [1, 63, 64, 4095, 262_143, 16_777_215, 123_456_789] {
-            let distances = [
-                1,
-                2,
-                62,
-                63,
-                64,
-                65,
-                4095,
-                4096,
-                4097,
-                262_144,
-                300_000,
-                16_777_216,
-                1 << 31,
-                1 << 40,
-            ];
+            let distances = [1, 2, 62, 63, 64, 65, 4095, 4096, 4097, 262_144, 300_000, 16_777_216, 1 << 31, 1 << 40];
             let deadlines: Vec<u64> = distances.iter().map(|distance| start + distance).collect();
             assert_eq!(fired(start, &deadlines), deadlines, "from {start}");
         }

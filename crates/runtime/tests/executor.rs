@@ -32,16 +32,11 @@ fn virtual_time_passes_at_once_and_in_order() {
             let order = Rc::clone(&order);
             spawn(async move {
                 sleep(Duration::from_secs(seconds)).await;
-                order
-                    .borrow_mut()
-                    .push((seconds, now().since(begin).as_secs()));
+                order.borrow_mut().push((seconds, now().since(begin).as_secs()));
             });
         }
         sleep(Duration::from_secs(100_000)).await;
-        assert_eq!(
-            *order.borrow(),
-            [(1, 1), (5, 5), (3600, 3600), (86_400, 86_400)]
-        );
+        assert_eq!(*order.borrow(), [(1, 1), (5, 5), (3600, 3600), (86_400, 86_400)]);
         assert_eq!(wall_seconds() - wall_begin, 100_000);
     });
     assert!(started.elapsed() < Duration::from_secs(1000));
@@ -72,21 +67,13 @@ fn a_timer_moves_later_earlier_and_away() {
     run(async {
         let begin = now();
         let mut timer = Timer::after(Duration::from_secs(10));
-        assert!(
-            poll_fn(|cx| Poll::Ready(timer.poll_expired(cx)))
-                .await
-                .is_pending()
-        );
+        assert!(poll_fn(|cx| Poll::Ready(timer.poll_expired(cx))).await.is_pending());
         timer.set_after(Duration::from_secs(20));
         timer.expired().await;
         assert_eq!(now().since(begin), Duration::from_secs(20));
         timer.expired().await;
         timer.set_after(Duration::from_secs(50));
-        assert!(
-            poll_fn(|cx| Poll::Ready(timer.poll_expired(cx)))
-                .await
-                .is_pending()
-        );
+        assert!(poll_fn(|cx| Poll::Ready(timer.poll_expired(cx))).await.is_pending());
         timer.set_after(Duration::from_secs(5));
         timer.expired().await;
         assert_eq!(now().since(begin), Duration::from_secs(25));
@@ -188,19 +175,9 @@ fn a_panic_ends_its_task_only_and_is_reported_with_its_place() {
     // Other tests of this program panic as well, at the same time.
     assert!(panic_count() - before >= 2);
     let reports = reports.lock().unwrap();
-    let own = reports
-        .iter()
-        .find(|report| report.ends_with(": number 7"))
-        .expect("the panic was reported");
-    assert!(
-        own.starts_with("task panicked at ") && own.contains("executor.rs:"),
-        "{own}"
-    );
-    assert!(
-        reports
-            .iter()
-            .any(|report| report.ends_with(": and its destructor too"))
-    );
+    let own = reports.iter().find(|report| report.ends_with(": number 7")).expect("the panic was reported");
+    assert!(own.starts_with("task panicked at ") && own.contains("executor.rs:"), "{own}");
+    assert!(reports.iter().any(|report| report.ends_with(": and its destructor too")));
 }
 
 #[test]
@@ -255,8 +232,7 @@ fn no_call_from_many_threads_is_lost() {
     let finished: Arc<Mutex<Option<Waker>>> = Arc::default();
     let threads: Vec<_> = (0..THREADS)
         .map(|_| {
-            let (remote, done, finished) =
-                (remote.clone(), Arc::clone(&done), Arc::clone(&finished));
+            let (remote, done, finished) = (remote.clone(), Arc::clone(&done), Arc::clone(&finished));
             std::thread::spawn(move || {
                 for _ in 0..CALLS {
                     let (done, finished) = (Arc::clone(&done), Arc::clone(&finished));
@@ -303,11 +279,7 @@ fn calls_may_spawn_tasks_and_panic() {
     remote.run(Box::new(|| panic!("in a call"))).unwrap();
     let (sender, receiver) = mpsc::channel();
     let send = sender.clone();
-    remote
-        .run(Box::new(move || {
-            _ = spawn(async move { send.send(worker()).unwrap() })
-        }))
-        .unwrap();
+    remote.run(Box::new(move || _ = spawn(async move { send.send(worker()).unwrap() }))).unwrap();
     event_loop.run(async {
         yield_now().await;
         yield_now().await;
@@ -374,13 +346,8 @@ fn a_turn_over_ten_milliseconds_is_counted_as_a_stall() {
 #[test]
 fn random_numbers_repeat_with_the_seed_only() {
     let draw = |seed| {
-        let options = LoopOptions {
-            seed,
-            ..LoopOptions::default()
-        };
-        EventLoop::new(options)
-            .unwrap()
-            .run(async { [random_u64(), random_u64()] })
+        let options = LoopOptions { seed, ..LoopOptions::default() };
+        EventLoop::new(options).unwrap().run(async { [random_u64(), random_u64()] })
     };
     assert_eq!(draw(Some(1)), draw(Some(1)));
     assert_ne!(draw(None), draw(None));

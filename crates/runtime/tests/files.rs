@@ -16,10 +16,7 @@ fn a_file_is_opened_looked_at_and_read() {
     let path = directory.file("file", &content);
     run(async {
         let file = files::open(&path, OpenFlags::READ).await.unwrap();
-        assert_eq!(
-            (file.metadata().size, file.metadata().kind),
-            (200_000, FileKind::Regular)
-        );
+        assert_eq!((file.metadata().size, file.metadata().kind), (200_000, FileKind::Regular));
         assert_eq!(files::stat(&path).await.unwrap(), *file.metadata());
         let mut read = Vec::new();
         loop {
@@ -47,10 +44,7 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
-        assert_eq!(
-            &file.read_at_in(&pool, 5, 100).await.unwrap()[..],
-            b"written"
-        );
+        assert_eq!(&file.read_at_in(&pool, 5, 100).await.unwrap()[..], b"written");
         files::stat_in(&pool, &path).await.unwrap();
         assert_eq!(pool.counters().threads, 0);
     });
@@ -79,9 +73,7 @@ fn errors_are_those_of_the_kernel_wherever_they_come_from() {
     symlink(&path, directory.path("link")).unwrap();
     symlink("loop", directory.path("loop")).unwrap();
     run(async {
-        let missing = files::open(&directory.path("missing"), OpenFlags::READ)
-            .await
-            .unwrap_err();
+        let missing = files::open(&directory.path("missing"), OpenFlags::READ).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         // Once more, now that the kernel remembers that there is nothing.
         let missing = files::stat(&directory.path("missing")).await.unwrap_err();
@@ -90,20 +82,11 @@ fn errors_are_those_of_the_kernel_wherever_they_come_from() {
         assert_eq!(below.kind(), ErrorKind::NotADirectory);
         let endless = files::stat(&directory.path("loop")).await.unwrap_err();
         assert_eq!(endless.raw_os_error(), Some(libc::ELOOP));
-        let no_follow = OpenFlags {
-            no_follow: true,
-            ..OpenFlags::READ
-        };
-        let refused = files::open(&directory.path("link"), no_follow)
-            .await
-            .unwrap_err();
+        let no_follow = OpenFlags { no_follow: true, ..OpenFlags::READ };
+        let refused = files::open(&directory.path("link"), no_follow).await.unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
-        files::open(&directory.path("link"), OpenFlags::READ)
-            .await
-            .unwrap();
-        let nul = files::open(Path::new("a\0b"), OpenFlags::READ)
-            .await
-            .unwrap_err();
+        files::open(&directory.path("link"), OpenFlags::READ).await.unwrap();
+        let nul = files::open(Path::new("a\0b"), OpenFlags::READ).await.unwrap_err();
         assert_eq!(nul.kind(), ErrorKind::InvalidInput);
     });
 }
@@ -113,14 +96,9 @@ fn a_directory_can_be_opened_but_not_read() {
     let directory = Directory::new();
     std::fs::create_dir(directory.path("inner")).unwrap();
     run(async {
-        let inner = files::open(&directory.path("inner"), OpenFlags::READ)
-            .await
-            .unwrap();
+        let inner = files::open(&directory.path("inner"), OpenFlags::READ).await.unwrap();
         assert!(inner.metadata().is_directory());
-        assert_eq!(
-            inner.read_at(0, 100).await.unwrap_err().kind(),
-            ErrorKind::IsADirectory
-        );
+        assert_eq!(inner.read_at(0, 100).await.unwrap_err().kind(), ErrorKind::IsADirectory);
     });
 }
 
@@ -128,22 +106,11 @@ fn a_directory_can_be_opened_but_not_read() {
 fn opening_a_fifo_that_nobody_writes_to_does_not_block() {
     let directory = Directory::new();
     let path = directory.path("fifo");
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        &path,
-        rustix::fs::FileType::Fifo,
-        0o600.into(),
-        0,
-    )
-    .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     run(async {
         let fifo = files::open(&path, OpenFlags::READ).await.unwrap();
         assert_eq!(fifo.metadata().kind, FileKind::Other);
-        let write = OpenFlags {
-            read: false,
-            write: true,
-            ..OpenFlags::READ
-        };
+        let write = OpenFlags { read: false, write: true, ..OpenFlags::READ };
         drop(fifo);
         let nobody_reads = files::open(&path, write).await.unwrap_err();
         assert_eq!(nobody_reads.raw_os_error(), Some(libc::ENXIO));
@@ -154,17 +121,10 @@ fn opening_a_fifo_that_nobody_writes_to_does_not_block() {
 fn a_file_is_created_exclusively_in_the_pool() {
     let directory = Directory::new();
     run(async {
-        let flags = OpenFlags {
-            write: true,
-            create: Some(0o600),
-            exclusive: true,
-            ..OpenFlags::READ
-        };
+        let flags = OpenFlags { write: true, create: Some(0o600), exclusive: true, ..OpenFlags::READ };
         let file = files::open(&directory.path("new"), flags).await.unwrap();
         assert_eq!(file.metadata().mode & 0o7777, 0o600);
-        let again = files::open(&directory.path("new"), flags)
-            .await
-            .unwrap_err();
+        let again = files::open(&directory.path("new"), flags).await.unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     });
 }

@@ -25,10 +25,7 @@ fn a_result_comes_back_to_the_loop() {
     run(async {
         let pool = ThreadPool::new("test", 2, 10);
         let loop_thread = std::thread::current().id();
-        let (result, thread) = pool
-            .run(|| (6 * 7, std::thread::current().id()))
-            .await
-            .unwrap();
+        let (result, thread) = pool.run(|| (6 * 7, std::thread::current().id())).await.unwrap();
         assert_eq!(result, 42);
         assert_ne!(thread, loop_thread);
         assert_eq!(pool.counters().completed, 1);
@@ -57,15 +54,9 @@ fn a_full_queue_refuses_in_nginxs_words() {
         let (running, release) = block(&pool);
         let waiting = [pool.run(|| 1), pool.run(|| 2)];
         let error = pool.run(|| 3).await.unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "thread pool \"disk\" queue overflow: 2 tasks waiting"
-        );
+        assert_eq!(error.to_string(), "thread pool \"disk\" queue overflow: 2 tasks waiting");
         let counters = pool.counters();
-        assert_eq!(
-            (counters.running, counters.waiting, counters.refused),
-            (1, 2, 1)
-        );
+        assert_eq!((counters.running, counters.waiting, counters.refused), (1, 2, 1));
         drop(release);
         running.await.unwrap();
         let [first, second] = waiting;
@@ -81,10 +72,7 @@ fn without_a_queue_as_many_run_as_there_are_threads() {
         let (first, first_release) = block(&pool);
         let (second, second_release) = block(&pool);
         let error = pool.run(|| ()).await.unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "thread pool \"none\" queue overflow: 0 tasks waiting"
-        );
+        assert_eq!(error.to_string(), "thread pool \"none\" queue overflow: 0 tasks waiting");
         drop(first_release);
         first.await.unwrap();
         // Who has the result finds the thread free.
@@ -101,10 +89,7 @@ fn a_panic_is_a_result() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let before = panic_count();
-        assert_eq!(
-            pool.run(|| panic!("in the pool")).await,
-            Err::<(), _>(PoolError::Panicked)
-        );
+        assert_eq!(pool.run(|| panic!("in the pool")).await, Err::<(), _>(PoolError::Panicked));
         assert!(panic_count() > before);
         assert_eq!(pool.run(|| "alive").await, Ok("alive"));
     });

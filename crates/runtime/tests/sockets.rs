@@ -64,15 +64,10 @@ fn what_is_sent_comes_back_over_unix_sockets() {
 fn an_accepted_stream_comes_with_its_peers_address() {
     run(async {
         let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
-        let client = Stream::connect(&listener.local_address().unwrap())
-            .await
-            .unwrap();
+        let client = Stream::connect(&listener.local_address().unwrap()).await.unwrap();
         let (server, peer) = listener.accept().await.unwrap();
         assert_eq!(peer, client.local_address().unwrap());
-        assert_eq!(
-            server.local_address().unwrap(),
-            client.peer_address().unwrap()
-        );
+        assert_eq!(server.local_address().unwrap(), client.peer_address().unwrap());
     });
 }
 
@@ -85,10 +80,7 @@ fn a_port_where_nobody_listens_refuses() {
         let error = Stream::connect(&address).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         let missing = SocketAddress::unix("/nonexistent/socket");
-        assert_eq!(
-            Stream::connect(&missing).await.unwrap_err().kind(),
-            ErrorKind::NotFound
-        );
+        assert_eq!(Stream::connect(&missing).await.unwrap_err().kind(), ErrorKind::NotFound);
     });
 }
 
@@ -120,12 +112,7 @@ fn short_sends_to_a_slow_reader_keep_order_and_bytes() {
                 input.clear();
                 yield_now().await;
             }
-            assert!(
-                received == sent,
-                "{} of {} bytes, or not the same",
-                received.len(),
-                sent.len()
-            );
+            assert!(received == sent, "{} of {} bytes, or not the same", received.len(), sent.len());
             assert!(waits.get() > 20, "the socket was never full");
         }
     });
@@ -140,11 +127,7 @@ fn many_small_chunks_leave_in_few_calls_and_in_order() {
         for piece in sent.chunks(5) {
             output.push_bytes(Bytes::copy_from_slice(piece));
         }
-        assert_eq!(
-            writer.send(&mut output).await.unwrap(),
-            320,
-            "64 chunks at once"
-        );
+        assert_eq!(writer.send(&mut output).await.unwrap(), 320, "64 chunks at once");
         writer.send_all(&mut output).await.unwrap();
         assert_eq!(receive(&reader, 1000).await, sent);
     });
@@ -230,10 +213,7 @@ fn the_peers_leaving_is_noticed_without_reading() {
             assert!(poll_once(&mut left).await.is_pending());
             send(&client, b"unread").await;
             yield_now().await;
-            assert!(
-                poll_once(&mut left).await.is_pending(),
-                "data is not an end"
-            );
+            assert!(poll_once(&mut left).await.is_pending(), "data is not an end");
             drop(client);
             left.await;
             assert_eq!(receive(&server, 6).await, b"unread");
@@ -252,16 +232,10 @@ fn a_reset_is_an_error_to_reader_and_writer() {
         }
         client.set_linger_reset().unwrap();
         drop(client);
-        assert_eq!(
-            server.recv(&mut input, 10).await.unwrap_err().kind(),
-            ErrorKind::ConnectionReset
-        );
+        assert_eq!(server.recv(&mut input, 10).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         let mut output = Output::new();
         output.push_static(b"too late");
-        assert_eq!(
-            server.send_all(&mut output).await.unwrap_err().kind(),
-            ErrorKind::BrokenPipe
-        );
+        assert_eq!(server.send_all(&mut output).await.unwrap_err().kind(), ErrorKind::BrokenPipe);
         assert_eq!(output.len_bytes(), 8);
     });
 }
@@ -285,11 +259,7 @@ fn one_task_reads_while_another_writes() {
         send(&client, b"ping").await;
         yield_now().await;
         yield_now().await;
-        assert_eq!(
-            *received.borrow(),
-            b"ping",
-            "while the writer waits for room"
-        );
+        assert_eq!(*received.borrow(), b"ping", "while the writer waits for room");
         assert_eq!(receive(&client, 4 << 20).await, pattern(4 << 20));
     });
 }
@@ -364,15 +334,10 @@ fn a_stream_moves_to_another_loop_with_its_data() {
 #[test]
 fn a_listener_accepts_at_most_its_batch_per_turn() {
     run(async {
-        let options = AcceptOptions {
-            batch: 2,
-            exclusive: false,
-        };
+        let options = AcceptOptions { batch: 2, exclusive: false };
         let listener = Listener::bind(&any_port(), 16, options).unwrap();
         let address = listener.local_address().unwrap().inet().unwrap();
-        let clients: Vec<_> = (0..5)
-            .map(|_| std::net::TcpStream::connect(address).unwrap())
-            .collect();
+        let clients: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
         let mut batches = Vec::new();
         while batches.iter().sum::<usize>() < clients.len() {
             let mut accepted = 0;
@@ -402,10 +367,7 @@ fn a_paused_listener_does_not_spin_and_accepts_later() {
         let _third = std::net::TcpStream::connect(address).unwrap();
         let before = remote.turns().count();
         sleep(Duration::from_secs(60)).await;
-        assert!(
-            remote.turns().count() - before < 10,
-            "the loop was kept awake"
-        );
+        assert!(remote.turns().count() - before < 10, "the loop was kept awake");
         listener.accept().await.unwrap();
         listener.pause();
         listener.accept().await.unwrap();
@@ -425,10 +387,7 @@ fn several_loops_share_one_listening_socket() {
                 let mut event_loop = EventLoop::new(LoopOptions::default()).unwrap();
                 let remote = event_loop.remote();
                 event_loop.run(async move {
-                    let options = AcceptOptions {
-                        exclusive: true,
-                        batch: 4,
-                    };
+                    let options = AcceptOptions { exclusive: true, batch: 4 };
                     let listener = Listener::from_fd(socket, options).unwrap();
                     spawn(serve_echo(listener));
                     let (stop, mut stopped) = stop_switch();
@@ -500,10 +459,7 @@ fn a_connection_that_always_has_data_yields_to_the_others() {
 
 #[test]
 fn at_the_hard_limit_of_leases_a_receive_fails_and_works_again_later() {
-    let options = LoopOptions {
-        leased_bytes_max: Some(4096),
-        ..LoopOptions::simulated_time()
-    };
+    let options = LoopOptions { leased_bytes_max: Some(4096), ..LoopOptions::simulated_time() };
     let work = move || {
         EventLoop::new(options).unwrap().run(async {
             let (server, client) = unix_pair();
@@ -511,10 +467,7 @@ fn at_the_hard_limit_of_leases_a_receive_fails_and_works_again_later() {
             let held = [Lease::new(4096).unwrap(), Lease::new(1).unwrap()];
             assert!(leases_exhausted());
             let mut input = Buffer::new();
-            assert_eq!(
-                server.recv(&mut input, 100).await.unwrap_err().kind(),
-                ErrorKind::OutOfMemory
-            );
+            assert_eq!(server.recv(&mut input, 100).await.unwrap_err().kind(), ErrorKind::OutOfMemory);
             drop(held);
             assert_eq!(receive(&server, 4).await, b"data");
         });

@@ -109,7 +109,9 @@ impl Arguments {
             _ => {}
         }
         let invalid = || format!("{program}: invalid option: \"{}\"", word.to_string_lossy());
-        let Some(letters) = text.strip_prefix(b"-").filter(|letters| !letters.is_empty()) else { return Err(invalid()) };
+        let Some(letters) = text.strip_prefix(b"-").filter(|letters| !letters.is_empty()) else {
+            return Err(invalid());
+        };
         for (place, letter) in letters.iter().enumerate() {
             let mut value = |what: &str| {
                 let rest = &letters[place + 1..];

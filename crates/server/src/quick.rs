@@ -36,7 +36,8 @@ pub fn serve(serve: &Serve) -> ExitCode {
         ..BuildRequest::default()
     };
     let directory = serve.directory.display().to_string();
-    let announce = move |address: String| eprintln!("gale: serving {directory} at http://{address}/ (stop with Ctrl-C)");
+    let announce =
+        move |address: String| eprintln!("gale: serving {directory} at http://{address}/ (stop with Ctrl-C)");
     process::start(Server::new(&ORDER).announcing(announce), request)
 }
 

@@ -87,10 +87,7 @@ pub enum Verdict {
     /// Does not pass, and a default says that it need not.
     NotBuilt { reason: String },
     /// It passed before, or test points fail that did not.
-    Regression {
-        expected: Status,
-        failing_anew: Vec<u32>,
-    },
+    Regression { expected: Status, failing_anew: Vec<u32> },
     /// Better than, or merely other than, what is recorded: expected.toml should be updated.
     News { what: String },
 }
@@ -106,19 +103,14 @@ impl Expectations {
         let Some(entry) = self.files.get(file) else {
             return match (self.default_for(file), seen.status) {
                 (Some(_), Status::Pass) => news("passes, although nothing was expected of it"),
-                (Some(default), _) => Verdict::NotBuilt {
-                    reason: default.reason.clone(),
-                },
+                (Some(default), _) => Verdict::NotBuilt { reason: default.reason.clone() },
                 (None, status) => news(&format!("{}, and nothing is recorded of it", verb(status))),
             };
         };
         match (entry.status, seen.status) {
             (Status::Differs, Status::Differs) => compare_failing(&entry.failing, &seen.failing),
             (expected, now) if expected == now => Verdict::AsExpected,
-            (Status::Pass, _) => Verdict::Regression {
-                expected: Status::Pass,
-                failing_anew: seen.failing.clone(),
-            },
+            (Status::Pass, _) => Verdict::Regression { expected: Status::Pass, failing_anew: seen.failing.clone() },
             (before, now) => news(&format!("{} (recorded: {})", verb(now), before.name())),
         }
     }
@@ -138,19 +130,8 @@ impl Expectations {
                     _ => seen.skip_reason.clone(),
                 },
             };
-            let failing = if seen.status == Status::Differs {
-                seen.failing.clone()
-            } else {
-                Vec::new()
-            };
-            self.files.insert(
-                file.clone(),
-                Entry {
-                    status: seen.status,
-                    reason,
-                    failing,
-                },
-            );
+            let failing = if seen.status == Status::Differs { seen.failing.clone() } else { Vec::new() };
+            self.files.insert(file.clone(), Entry { status: seen.status, reason, failing });
         }
         if let Some(all) = all_files {
             self.files.retain(|file, _| all.contains(file));
@@ -159,14 +140,8 @@ impl Expectations {
 
     /// Files and defaults that do not pass and do not say why.
     pub fn unexplained(&self) -> Vec<String> {
-        let files = self
-            .files
-            .iter()
-            .filter(|(_, entry)| entry.status != Status::Pass && entry.reason.is_empty());
-        let defaults = self
-            .default
-            .iter()
-            .filter(|default| default.reason.is_empty());
+        let files = self.files.iter().filter(|(_, entry)| entry.status != Status::Pass && entry.reason.is_empty());
+        let defaults = self.default.iter().filter(|default| default.reason.is_empty());
         files
             .map(|(file, entry)| format!("{file} ({})", entry.status.name()))
             .chain(defaults.map(|default| format!("the default for {}", join(&default.patterns))))
@@ -180,11 +155,7 @@ impl Expectations {
             let _ = writeln!(text, "suite = {}", quote(suite));
         }
         for default in &self.default {
-            let _ = writeln!(
-                text,
-                "\n[[default]]\nreason = {}\nmatch = [",
-                quote(&default.reason)
-            );
+            let _ = writeln!(text, "\n[[default]]\nreason = {}\nmatch = [", quote(&default.reason));
             for pattern in &default.patterns {
                 let _ = writeln!(text, "    {},", quote(pattern.text()));
             }
@@ -192,12 +163,7 @@ impl Expectations {
         }
         text.push_str("\n[files]\n");
         for (file, entry) in &self.files {
-            let _ = write!(
-                text,
-                "{} = {{ status = {}",
-                quote(file),
-                quote(entry.status.name())
-            );
+            let _ = write!(text, "{} = {{ status = {}", quote(file), quote(entry.status.name()));
             if !entry.failing.is_empty() {
                 let _ = write!(text, ", failing = {:?}", entry.failing);
             }
@@ -211,41 +177,24 @@ impl Expectations {
 
     fn default_for(&self, file: &str) -> Option<&Unrecorded> {
         let area = suite::area(file);
-        self.default.iter().find(|default| {
-            default
-                .patterns
-                .iter()
-                .any(|pattern| pattern.matches(file, area))
-        })
+        self.default.iter().find(|default| default.patterns.iter().any(|pattern| pattern.matches(file, area)))
     }
 }
 
 /// A file that differs may fail what it failed before, and nothing else.
 fn compare_failing(before: &[u32], now: &[u32]) -> Verdict {
-    let anew: Vec<u32> = now
-        .iter()
-        .copied()
-        .filter(|number| !before.contains(number))
-        .collect();
+    let anew: Vec<u32> = now.iter().copied().filter(|number| !before.contains(number)).collect();
     if before.is_empty() || before == now {
         Verdict::AsExpected
     } else if anew.is_empty() {
-        news(&format!(
-            "fails {} test points fewer",
-            before.len() - now.len()
-        ))
+        news(&format!("fails {} test points fewer", before.len() - now.len()))
     } else {
-        Verdict::Regression {
-            expected: Status::Differs,
-            failing_anew: anew,
-        }
+        Verdict::Regression { expected: Status::Differs, failing_anew: anew }
     }
 }
 
 fn news(what: &str) -> Verdict {
-    Verdict::News {
-        what: what.to_owned(),
-    }
+    Verdict::News { what: what.to_owned() }
 }
 
 fn verb(status: Status) -> &'static str {
@@ -257,11 +206,7 @@ fn verb(status: Status) -> &'static str {
 }
 
 fn join(patterns: &[Pattern]) -> String {
-    patterns
-        .iter()
-        .map(Pattern::text)
-        .collect::<Vec<_>>()
-        .join(", ")
+    patterns.iter().map(Pattern::text).collect::<Vec<_>>().join(", ")
 }
 
 /// A TOML basic string.
@@ -298,103 +243,49 @@ match = ["proxy", "stream_ssl*.t"]
     }
 
     fn seen(status: Status, failing: &[u32]) -> Seen {
-        Seen {
-            status,
-            failing: failing.to_vec(),
-            skip_reason: String::new(),
-        }
+        Seen { status, failing: failing.to_vec(), skip_reason: String::new() }
     }
 
     #[test]
     fn what_is_as_recorded_is_as_expected() {
         let expected = sample();
-        assert_eq!(
-            expected.compare("rewrite.t", &seen(Status::Pass, &[])),
-            Verdict::AsExpected
-        );
-        assert_eq!(
-            expected.compare("range.t", &seen(Status::Differs, &[3, 7])),
-            Verdict::AsExpected
-        );
-        assert_eq!(
-            expected.compare("perl.t", &seen(Status::Skip, &[])),
-            Verdict::AsExpected
-        );
+        assert_eq!(expected.compare("rewrite.t", &seen(Status::Pass, &[])), Verdict::AsExpected);
+        assert_eq!(expected.compare("range.t", &seen(Status::Differs, &[3, 7])), Verdict::AsExpected);
+        assert_eq!(expected.compare("perl.t", &seen(Status::Skip, &[])), Verdict::AsExpected);
     }
 
     #[test]
     fn a_file_that_passed_and_no_longer_does_is_a_regression() {
-        let regression = Verdict::Regression {
-            expected: Status::Pass,
-            failing_anew: vec![2],
-        };
-        assert_eq!(
-            sample().compare("rewrite.t", &seen(Status::Differs, &[2])),
-            regression
-        );
-        assert!(matches!(
-            sample().compare("rewrite.t", &seen(Status::Skip, &[])),
-            Verdict::Regression { .. }
-        ));
+        let regression = Verdict::Regression { expected: Status::Pass, failing_anew: vec![2] };
+        assert_eq!(sample().compare("rewrite.t", &seen(Status::Differs, &[2])), regression);
+        assert!(matches!(sample().compare("rewrite.t", &seen(Status::Skip, &[])), Verdict::Regression { .. }));
     }
 
     #[test]
     fn another_failing_point_in_a_file_that_differs_is_a_regression() {
-        let regression = Verdict::Regression {
-            expected: Status::Differs,
-            failing_anew: vec![4],
-        };
-        assert_eq!(
-            sample().compare("range.t", &seen(Status::Differs, &[3, 4])),
-            regression
-        );
+        let regression = Verdict::Regression { expected: Status::Differs, failing_anew: vec![4] };
+        assert_eq!(sample().compare("range.t", &seen(Status::Differs, &[3, 4])), regression);
     }
 
     #[test]
     fn without_recorded_points_any_may_fail() {
-        assert_eq!(
-            sample().compare("body.t", &seen(Status::Differs, &[1, 2])),
-            Verdict::AsExpected
-        );
+        assert_eq!(sample().compare("body.t", &seen(Status::Differs, &[1, 2])), Verdict::AsExpected);
     }
 
     #[test]
     fn improvements_are_news() {
-        assert!(matches!(
-            sample().compare("range.t", &seen(Status::Differs, &[7])),
-            Verdict::News { .. }
-        ));
-        assert!(matches!(
-            sample().compare("range.t", &seen(Status::Pass, &[])),
-            Verdict::News { .. }
-        ));
-        assert!(matches!(
-            sample().compare("proxy.t", &seen(Status::Pass, &[])),
-            Verdict::News { .. }
-        ));
-        assert!(matches!(
-            sample().compare("perl.t", &seen(Status::Differs, &[1])),
-            Verdict::News { .. }
-        ));
+        assert!(matches!(sample().compare("range.t", &seen(Status::Differs, &[7])), Verdict::News { .. }));
+        assert!(matches!(sample().compare("range.t", &seen(Status::Pass, &[])), Verdict::News { .. }));
+        assert!(matches!(sample().compare("proxy.t", &seen(Status::Pass, &[])), Verdict::News { .. }));
+        assert!(matches!(sample().compare("perl.t", &seen(Status::Differs, &[1])), Verdict::News { .. }));
     }
 
     #[test]
     fn a_default_excuses_by_area_and_by_glob() {
-        let not_built = Verdict::NotBuilt {
-            reason: "not built yet".into(),
-        };
-        assert_eq!(
-            sample().compare("proxy_redirect.t", &seen(Status::Differs, &[1])),
-            not_built
-        );
-        assert_eq!(
-            sample().compare("stream_ssl_alpn.t", &seen(Status::Skip, &[])),
-            not_built
-        );
-        assert!(matches!(
-            sample().compare("stream_map.t", &seen(Status::Differs, &[1])),
-            Verdict::News { .. }
-        ));
+        let not_built = Verdict::NotBuilt { reason: "not built yet".into() };
+        assert_eq!(sample().compare("proxy_redirect.t", &seen(Status::Differs, &[1])), not_built);
+        assert_eq!(sample().compare("stream_ssl_alpn.t", &seen(Status::Skip, &[])), not_built);
+        assert!(matches!(sample().compare("stream_map.t", &seen(Status::Differs, &[1])), Verdict::News { .. }));
     }
 
     #[test]
@@ -405,31 +296,19 @@ match = ["proxy", "stream_ssl*.t"]
             ("body.t".to_owned(), seen(Status::Pass, &[])),
             ("proxy.t".to_owned(), seen(Status::Differs, &[1])),
             ("proxy_store.t".to_owned(), seen(Status::Pass, &[])),
-            (
-                "geoip.t".to_owned(),
-                Seen {
-                    skip_reason: "no geoip".into(),
-                    ..seen(Status::Skip, &[])
-                },
-            ),
+            ("geoip.t".to_owned(), Seen { skip_reason: "no geoip".into(), ..seen(Status::Skip, &[]) }),
             ("index.t".to_owned(), seen(Status::Differs, &[2])),
         ]);
         expected.update(&results, None);
         assert_eq!(expected.files["range.t"].reason, "multipart boundary");
         assert_eq!(expected.files["range.t"].failing, [7]);
         assert_eq!(expected.files["body.t"].reason, "");
-        assert!(
-            !expected.files.contains_key("proxy.t"),
-            "the default covers it"
-        );
+        assert!(!expected.files.contains_key("proxy.t"), "the default covers it");
         assert_eq!(expected.files["proxy_store.t"].status, Status::Pass);
         assert_eq!(expected.files["geoip.t"].reason, "no geoip");
         assert_eq!(expected.unexplained(), ["index.t (differs)"]);
         for (file, result) in &results {
-            assert!(!matches!(
-                expected.compare(file, result),
-                Verdict::Regression { .. } | Verdict::News { .. }
-            ));
+            assert!(!matches!(expected.compare(file, result), Verdict::Regression { .. } | Verdict::News { .. }));
         }
     }
 
@@ -450,24 +329,17 @@ match = ["proxy", "stream_ssl*.t"]
     #[test]
     fn unknown_words_are_refused() {
         assert!(Expectations::parse("[files]\n\"a.t\" = { status = \"fine\" }").is_err());
-        assert!(
-            Expectations::parse("[files]\n\"a.t\" = { status = \"pass\", resaon = \"\" }").is_err()
-        );
+        assert!(Expectations::parse("[files]\n\"a.t\" = { status = \"pass\", resaon = \"\" }").is_err());
         assert!(Expectations::parse("").is_ok());
     }
 
     #[test]
     fn the_committed_file_reads_and_explains_itself() {
-        let expected =
-            Expectations::parse(include_str!("../../../tests/nginx/expected.toml")).unwrap();
+        let expected = Expectations::parse(include_str!("../../../tests/nginx/expected.toml")).unwrap();
         assert_eq!(expected.unexplained(), Vec::<String>::new());
         for default in &expected.default {
             for pattern in &default.patterns {
-                assert!(
-                    pattern.is_known(),
-                    "\"{}\" is neither an area nor a glob",
-                    pattern.text()
-                );
+                assert!(pattern.is_known(), "\"{}\" is neither an area nor a glob", pattern.text());
             }
         }
     }

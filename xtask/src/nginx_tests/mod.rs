@@ -85,18 +85,12 @@ impl Options {
         };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
-            let mut value = || {
-                args.next()
-                    .cloned()
-                    .ok_or_else(|| format!("{arg} needs a value\n\n{USAGE}"))
-            };
+            let mut value = || args.next().cloned().ok_or_else(|| format!("{arg} needs a value\n\n{USAGE}"));
             match arg.as_str() {
                 "--suite" => suite = Some(PathBuf::from(value()?)),
                 "--binary" => options.binary = PathBuf::from(value()?),
                 "--jobs" => options.jobs = positive(arg, &value()?)? as usize,
-                "--time-limit" => {
-                    options.time_limit = Duration::from_secs(positive(arg, &value()?)?)
-                }
+                "--time-limit" => options.time_limit = Duration::from_secs(positive(arg, &value()?)?),
                 "--modules" => options.modules = Some(PathBuf::from(value()?)),
                 "--globals" => options.globals = Some(value()?),
                 "--expected" => options.expected = PathBuf::from(value()?),
@@ -126,9 +120,7 @@ fn test(options: &Options) -> Result<ExitCode, String> {
     let suite = Suite::open(&options.suite)?;
     let files = suite.select(&options.wanted)?;
     if options.list {
-        files
-            .iter()
-            .for_each(|file| println!("{:<18}{file}", suite::area(file)));
+        files.iter().for_each(|file| println!("{:<18}{file}", suite::area(file)));
         return Ok(ExitCode::SUCCESS);
     }
     let mut expected = read_expectations(&options.expected)?;
@@ -144,10 +136,8 @@ fn test(options: &Options) -> Result<ExitCode, String> {
         eprintln!("note: the expectations were recorded with another commit of the suite");
     }
     if options.update && !interrupted {
-        let seen: BTreeMap<String, Seen> = results
-            .iter()
-            .map(|(ran, _)| (ran.file.clone(), ran.seen.clone()))
-            .collect();
+        let seen: BTreeMap<String, Seen> =
+            results.iter().map(|(ran, _)| (ran.file.clone(), ran.seen.clone())).collect();
         expected.update(&seen, options.wanted.is_empty().then_some(&*suite.files));
         expected.suite = commit.clone();
         write(&options.expected, &expected.render())?;
@@ -155,42 +145,29 @@ fn test(options: &Options) -> Result<ExitCode, String> {
     let report = Report::new(binary, commit, results);
     let unexplained = expected.unexplained();
     publish(options, &setup, &report, &unexplained)?;
-    Ok(
-        match (
-            interrupted,
-            report.regressions().next().is_none() && unexplained.is_empty(),
-        ) {
-            (true, _) => ExitCode::from(2),
-            // What an update has recorded is no longer a regression; a missing reason still is a fault.
-            (false, holds) if holds || (options.update && unexplained.is_empty()) => {
-                ExitCode::SUCCESS
-            }
-            (false, _) => ExitCode::FAILURE,
-        },
-    )
+    Ok(match (interrupted, report.regressions().next().is_none() && unexplained.is_empty()) {
+        (true, _) => ExitCode::from(2),
+        // What an update has recorded is no longer a regression; a missing reason still is a fault.
+        (false, holds) if holds || (options.update && unexplained.is_empty()) => ExitCode::SUCCESS,
+        (false, _) => ExitCode::FAILURE,
+    })
 }
 
 /// Runs all files beside each other; those that then do not do what is expected once more, alone, because some files
 /// of the suite measure time and two of them on one core disturb each other.
-fn run_and_compare(
-    options: &Options,
-    setup: &Setup,
-    files: &[String],
-    expected: &Expectations,
-) -> Vec<(Ran, Verdict)> {
+fn run_and_compare(options: &Options, setup: &Setup, files: &[String], expected: &Expectations) -> Vec<(Ran, Verdict)> {
     let report_progress = |ran: &Ran| {
         if !options.quiet {
             eprintln!("{}", report::progress(ran));
         }
     };
-    let mut results: Vec<(Ran, Verdict)> =
-        run::run_all(setup, files, options.jobs, &report_progress)
-            .into_iter()
-            .map(|ran| {
-                let verdict = expected.compare(&ran.file, &ran.seen);
-                (ran, verdict)
-            })
-            .collect();
+    let mut results: Vec<(Ran, Verdict)> = run::run_all(setup, files, options.jobs, &report_progress)
+        .into_iter()
+        .map(|ran| {
+            let verdict = expected.compare(&ran.file, &ran.seen);
+            (ran, verdict)
+        })
+        .collect();
     if options.jobs == 1 {
         return results;
     }
@@ -198,27 +175,19 @@ fn run_and_compare(
         let surprising = matches!(verdict, Verdict::Regression { .. } | Verdict::News { .. });
         if surprising
             && ran.seen.status == Status::Differs
-            && let Some(again) =
-                run::run_all(setup, std::slice::from_ref(&ran.file), 1, &report_progress).pop()
+            && let Some(again) = run::run_all(setup, std::slice::from_ref(&ran.file), 1, &report_progress).pop()
         {
             *verdict = expected.compare(&again.file, &again.seen);
-            *ran = Ran {
-                repeated: true,
-                ..again
-            };
+            *ran = Ran { repeated: true, ..again };
         }
     }
     results
 }
 
 fn prepare(options: &Options, suite: &Suite, scratch: &Scratch) -> Result<Setup, String> {
-    let binary = options
-        .binary
-        .canonicalize()
-        .map_err(|error| format!("{}: {error}", options.binary.display()))?;
+    let binary = options.binary.canonicalize().map_err(|error| format!("{}: {error}", options.binary.display()))?;
     let link = scratch.path.join("nginx");
-    std::os::unix::fs::symlink(&binary, &link)
-        .map_err(|error| format!("{}: {error}", link.display()))?;
+    std::os::unix::fs::symlink(&binary, &link).map_err(|error| format!("{}: {error}", link.display()))?;
     let outputs = repository().join("target/nginx-tests");
     std::fs::create_dir_all(&outputs).map_err(|error| format!("{}: {error}", outputs.display()))?;
     let mut environment = Vec::new();
@@ -226,17 +195,9 @@ fn prepare(options: &Options, suite: &Suite, scratch: &Scratch) -> Result<Setup,
         environment.push(("TEST_NGINX_MODULES", modules.display().to_string()));
     }
     // As root the workers would be `nobody`, who may not enter the temporary folders.
-    let for_root = || {
-        rustix::process::geteuid()
-            .is_root()
-            .then(|| "user root;".to_owned())
-    };
+    let for_root = || rustix::process::geteuid().is_root().then(|| "user root;".to_owned());
     let inherited = std::env::var_os("TEST_NGINX_GLOBALS").is_some();
-    if let Some(globals) = options
-        .globals
-        .clone()
-        .or_else(|| if inherited { None } else { for_root() })
-    {
+    if let Some(globals) = options.globals.clone().or_else(|| if inherited { None } else { for_root() }) {
         environment.push(("TEST_NGINX_GLOBALS", globals));
     }
     Ok(Setup {
@@ -249,12 +210,7 @@ fn prepare(options: &Options, suite: &Suite, scratch: &Scratch) -> Result<Setup,
     })
 }
 
-fn publish(
-    options: &Options,
-    setup: &Setup,
-    report: &Report,
-    unexplained: &[String],
-) -> Result<(), String> {
+fn publish(options: &Options, setup: &Setup, report: &Report, unexplained: &[String]) -> Result<(), String> {
     // The table goes to the standard output unless the JSON does.
     if options.json.as_deref() == Some("-") {
         eprint!("{}", report.text());
@@ -262,11 +218,7 @@ fn publish(
         print!("{}", report.text());
     }
     if !unexplained.is_empty() {
-        eprintln!(
-            "\n{}: a reason is missing for {}",
-            options.expected.display(),
-            unexplained.join(", ")
-        );
+        eprintln!("\n{}: a reason is missing for {}", options.expected.display(), unexplained.join(", "));
     }
     eprintln!("\noutputs: {}", setup.outputs.display());
     let Some(target) = &options.json else {
@@ -282,9 +234,7 @@ fn publish(
 
 fn read_expectations(path: &Path) -> Result<Expectations, String> {
     match std::fs::read_to_string(path) {
-        Ok(text) => {
-            Expectations::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
-        }
+        Ok(text) => Expectations::parse(&text).map_err(|error| format!("{}: {error}", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Expectations::default()),
         Err(error) => Err(format!("{}: {error}", path.display())),
     }
@@ -296,17 +246,9 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 
 /// The first line of `-v`, which is also the proof that the binary starts at all.
 fn version(binary: &Path) -> Result<String, String> {
-    let output = Command::new(binary)
-        .arg("-v")
-        .output()
-        .map_err(|error| format!("{}: {error}", binary.display()))?;
-    let text = String::from_utf8_lossy(&output.stderr).into_owned()
-        + &String::from_utf8_lossy(&output.stdout);
-    Ok(text
-        .lines()
-        .next()
-        .unwrap_or("(a binary that says nothing with -v)")
-        .to_owned())
+    let output = Command::new(binary).arg("-v").output().map_err(|error| format!("{}: {error}", binary.display()))?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or("(a binary that says nothing with -v)").to_owned())
 }
 
 fn repository() -> PathBuf {
@@ -316,11 +258,7 @@ fn repository() -> PathBuf {
 
 fn default_binary() -> PathBuf {
     let release = repository().join("target/release/gale");
-    if release.exists() {
-        release
-    } else {
-        repository().join("target/debug/gale")
-    }
+    if release.exists() { release } else { repository().join("target/debug/gale") }
 }
 
 /// A folder that goes when the run is over.
@@ -349,12 +287,7 @@ fn catch_interrupts() {
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler only stores into an atomic, which is async-signal-safe, and lives as long as the process.
-        unsafe {
-            libc::signal(
-                signal,
-                remember as extern "C" fn(libc::c_int) as libc::sighandler_t,
-            )
-        };
+        unsafe { libc::signal(signal, remember as extern "C" fn(libc::c_int) as libc::sighandler_t) };
     }
 }
 
@@ -363,38 +296,19 @@ mod tests {
     use super::*;
 
     fn parse(words: &[&str]) -> Result<Options, String> {
-        Options::parse(
-            &words
-                .iter()
-                .map(|word| word.to_string())
-                .collect::<Vec<_>>(),
-        )
+        Options::parse(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>())
     }
 
     #[test]
     fn options_and_words_may_mix() {
-        let options = parse(&[
-            "rewrite",
-            "--suite",
-            "s",
-            "--jobs",
-            "3",
-            "http core",
-            "--update",
-        ])
-        .unwrap();
+        let options = parse(&["rewrite", "--suite", "s", "--jobs", "3", "http core", "--update"]).unwrap();
         assert_eq!(options.wanted, ["rewrite", "http core"]);
         assert_eq!((options.jobs, options.update), (3, true));
     }
 
     #[test]
     fn wrong_options_are_refused() {
-        for words in [
-            &["--suite"][..],
-            &["--suite", "s", "--fast"],
-            &["--suite", "s", "--jobs", "0"],
-            &["rewrite"],
-        ] {
+        for words in [&["--suite"][..], &["--suite", "s", "--fast"], &["--suite", "s", "--jobs", "0"], &["rewrite"]] {
             assert!(parse(words).is_err(), "{words:?}");
         }
     }

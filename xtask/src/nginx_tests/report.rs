@@ -63,29 +63,18 @@ pub struct FileReport {
 
 impl Report {
     pub fn new(binary: String, suite: Option<String>, results: Vec<(Ran, Verdict)>) -> Report {
-        let files: Vec<FileReport> = results
-            .into_iter()
-            .map(|(ran, verdict)| FileReport::new(ran, verdict))
-            .collect();
+        let files: Vec<FileReport> = results.into_iter().map(|(ran, verdict)| FileReport::new(ran, verdict)).collect();
         let mut areas: BTreeMap<String, Count> = BTreeMap::new();
         let mut total = Count::default();
         for file in &files {
             areas.entry(file.area.clone()).or_default().add(file);
             total.add(file);
         }
-        Report {
-            binary,
-            suite,
-            areas,
-            total,
-            files,
-        }
+        Report { binary, suite, areas, total, files }
     }
 
     pub fn regressions(&self) -> impl Iterator<Item = &FileReport> {
-        self.files
-            .iter()
-            .filter(|file| matches!(file.verdict, Verdict::Regression { .. }))
+        self.files.iter().filter(|file| matches!(file.verdict, Verdict::Regression { .. }))
     }
 
     /// The table and the lists, for a terminal.
@@ -94,15 +83,7 @@ impl Report {
         let _ = writeln!(
             text,
             "{:<18}{:>7}{:>8}{:>9}{:>9}{:>13}{:>9}{:>9}{:>7}",
-            "area",
-            "files",
-            "passed",
-            "differ",
-            "skipped",
-            "regressions",
-            "points",
-            "passed",
-            "todo"
+            "area", "files", "passed", "differ", "skipped", "regressions", "points", "passed", "todo"
         );
         for (area, count) in &self.areas {
             count.write_row(&mut text, area);
@@ -126,32 +107,21 @@ impl Report {
                 let _ = writeln!(text, "    not ok {number} - {name}");
             }
             if file.failed_points.len() > NAMES_MAX {
-                let _ = writeln!(
-                    text,
-                    "    and {} more",
-                    file.failed_points.len() - NAMES_MAX
-                );
+                let _ = writeln!(text, "    and {} more", file.failed_points.len() - NAMES_MAX);
             }
         }
     }
 
     fn write_news(&self, text: &mut String) {
         let news = self.files.iter().filter_map(|file| match &file.verdict {
-            Verdict::News { what } => {
-                Some(format!("  {}: {what}; now {}\n", file.file, file.summary()))
-            }
+            Verdict::News { what } => Some(format!("  {}: {what}; now {}\n", file.file, file.summary())),
             _ => None,
         });
         let news: Vec<String> = news.collect();
         if !news.is_empty() {
             let _ = write!(text, "\nNews (`--update` records it):\n{}", news.concat());
         }
-        let repeated: Vec<&str> = self
-            .files
-            .iter()
-            .filter(|file| file.repeated)
-            .map(|file| &*file.file)
-            .collect();
+        let repeated: Vec<&str> = self.files.iter().filter(|file| file.repeated).map(|file| &*file.file).collect();
         if !repeated.is_empty() {
             let _ = writeln!(text, "\nRun a second time, alone: {}", repeated.join(", "));
         }
@@ -229,31 +199,15 @@ impl FileReport {
             Some(error) => format!(", did not start: {error}"),
             None => ending_words(&self.ending),
         };
-        summary(
-            self.status,
-            &self.skip_reason,
-            self.points_passed,
-            self.points,
-            &ending,
-        )
+        summary(self.status, &self.skip_reason, self.points_passed, self.points, &ending)
     }
 }
 
 /// One line for a file that has just ended.
 pub fn progress(ran: &Ran) -> String {
     let ending = ending_words(&ran.ending);
-    let summary = summary(
-        ran.seen.status,
-        &ran.seen.skip_reason,
-        ran.passed,
-        ran.total,
-        &ending,
-    );
-    format!(
-        "{:<44} {summary}, {:.1} s",
-        ran.file,
-        ran.duration.as_secs_f64()
-    )
+    let summary = summary(ran.seen.status, &ran.seen.skip_reason, ran.passed, ran.total, &ending);
+    format!("{:<44} {summary}, {:.1} s", ran.file, ran.duration.as_secs_f64())
 }
 
 fn summary(status: Status, skip_reason: &str, passed: u32, total: u32, ending: &str) -> String {
@@ -289,17 +243,11 @@ mod tests {
     fn ran(file: &str, status: Status, passed: u32, total: u32) -> Ran {
         Ran {
             file: file.to_owned(),
-            seen: Seen {
-                status,
-                failing: (passed + 1..=total).collect(),
-                skip_reason: String::new(),
-            },
+            seen: Seen { status, failing: (passed + 1..=total).collect(), skip_reason: String::new() },
             passed,
             total,
             todo: 0,
-            failed_points: (passed + 1..=total)
-                .map(|number| (number, format!("point {number}")))
-                .collect(),
+            failed_points: (passed + 1..=total).map(|number| (number, format!("point {number}"))).collect(),
             startup_error: None,
             ending: Ending::Exited(0),
             duration: Duration::from_millis(1500),
@@ -309,43 +257,20 @@ mod tests {
 
     #[test]
     fn areas_add_up_and_changes_are_listed() {
-        let regression = Verdict::Regression {
-            expected: Status::Pass,
-            failing_anew: vec![3],
-        };
+        let regression = Verdict::Regression { expected: Status::Pass, failing_anew: vec![3] };
         let report = Report::new(
             "nginx version: nginx/1.31.4".into(),
             None,
             vec![
                 (ran("http_host.t", Status::Pass, 5, 5), Verdict::AsExpected),
                 (ran("http_uri.t", Status::Differs, 2, 3), regression),
-                (
-                    ran("rewrite.t", Status::Pass, 1, 1),
-                    Verdict::News {
-                        what: "passes".into(),
-                    },
-                ),
-                (
-                    ran("ssi.t", Status::Skip, 0, 0),
-                    Verdict::NotBuilt {
-                        reason: "later".into(),
-                    },
-                ),
+                (ran("rewrite.t", Status::Pass, 1, 1), Verdict::News { what: "passes".into() }),
+                (ran("ssi.t", Status::Skip, 0, 0), Verdict::NotBuilt { reason: "later".into() }),
             ],
         );
         let core = report.areas["http core"];
-        assert_eq!(
-            (core.files, core.pass, core.differs, core.regressions),
-            (2, 1, 1, 1)
-        );
-        assert_eq!(
-            (
-                report.total.points,
-                report.total.points_passed,
-                report.total.skip
-            ),
-            (9, 8, 1)
-        );
+        assert_eq!((core.files, core.pass, core.differs, core.regressions), (2, 1, 1, 1));
+        assert_eq!((report.total.points, report.total.points_passed, report.total.skip), (9, 8, 1));
         let text = report.text();
         assert!(text.contains("http_uri.t: differs, 2 of 3"), "{text}");
         assert!(text.contains("not ok 3 - point 3"), "{text}");

@@ -74,12 +74,7 @@ pub enum Ending {
 
 /// Runs `files` on `jobs` threads; `report` is told of each as it ends. The results come in the order of `files`;
 /// those that an interruption left out are missing.
-pub fn run_all(
-    setup: &Setup,
-    files: &[String],
-    jobs: usize,
-    report: &(dyn Fn(&Ran) + Sync),
-) -> Vec<Ran> {
+pub fn run_all(setup: &Setup, files: &[String], jobs: usize, report: &(dyn Fn(&Ran) + Sync)) -> Vec<Ran> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -90,17 +85,12 @@ pub fn run_all(
                     let Some(file) = files.get(index) else { return };
                     let ran = run_one(setup, file);
                     report(&ran);
-                    results
-                        .lock()
-                        .expect("no thread panics while it holds the list")
-                        .push((index, ran));
+                    results.lock().expect("no thread panics while it holds the list").push((index, ran));
                 }
             });
         }
     });
-    let mut results = results
-        .into_inner()
-        .expect("no thread panics while it holds the list");
+    let mut results = results.into_inner().expect("no thread panics while it holds the list");
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, ran)| ran).collect()
 }
@@ -108,11 +98,8 @@ pub fn run_all(
 fn run_one(setup: &Setup, file: &str) -> Ran {
     let started = Instant::now();
     let out = setup.outputs.join(format!("{file}.out"));
-    let ending =
-        execute(setup, file, &out).unwrap_or_else(|error| Ending::Failed(error.to_string()));
-    let read = |path: &Path| {
-        String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
-    };
+    let ending = execute(setup, file, &out).unwrap_or_else(|error| Ending::Failed(error.to_string()));
+    let read = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
     let mut ran = judge(file, &Tap::parse(&read(&out)), ending, started.elapsed());
     if ran.seen.status == Status::Differs {
         ran.startup_error = find_startup_error(&read(&out.with_extension("err")));
@@ -128,28 +115,15 @@ fn judge(file: &str, tap: &Tap, ending: Ending, duration: Duration) -> Ran {
         _ if clean && tap.is_success() => (Status::Pass, String::new()),
         _ => (Status::Differs, String::new()),
     };
-    let failing = if status == Status::Differs {
-        tap.failing()
-    } else {
-        Vec::new()
-    };
-    let failed = tap
-        .points
-        .iter()
-        .filter(|point| point.outcome == Outcome::Failed);
+    let failing = if status == Status::Differs { tap.failing() } else { Vec::new() };
+    let failed = tap.points.iter().filter(|point| point.outcome == Outcome::Failed);
     Ran {
         file: file.to_owned(),
         passed: tap.passed(),
         total: tap.total(),
         todo: tap.todo(),
-        failed_points: failed
-            .map(|point| (point.number, point.name.clone()))
-            .collect(),
-        seen: Seen {
-            status,
-            failing,
-            skip_reason,
-        },
+        failed_points: failed.map(|point| (point.number, point.name.clone())).collect(),
+        seen: Seen { status, failing, skip_reason },
         startup_error: None,
         ending,
         duration,
@@ -159,10 +133,7 @@ fn judge(file: &str, tap: &Tap, ending: Ending, duration: Duration) -> Ran {
 
 /// The message of the first `[emerg]` line, without the place: the temporary folder is another one each time.
 fn find_startup_error(stderr: &str) -> Option<String> {
-    let message = stderr
-        .lines()
-        .find_map(|line| line.split_once("[emerg] "))?
-        .1;
+    let message = stderr.lines().find_map(|line| line.split_once("[emerg] "))?.1;
     Some(message.split(" in /").next().unwrap_or(message).to_owned())
 }
 
@@ -235,41 +206,24 @@ mod tests {
     use super::*;
 
     fn status_of(output: &str, ending: Ending) -> Status {
-        judge("a.t", &Tap::parse(output), ending, Duration::ZERO)
-            .seen
-            .status
+        judge("a.t", &Tap::parse(output), ending, Duration::ZERO).seen.status
     }
 
     #[test]
     fn a_file_passes_only_with_all_points_and_a_clean_exit() {
         assert_eq!(status_of("1..1\nok 1\n", Ending::Exited(0)), Status::Pass);
-        assert_eq!(
-            status_of("1..1\nok 1\n", Ending::Exited(1)),
-            Status::Differs
-        );
+        assert_eq!(status_of("1..1\nok 1\n", Ending::Exited(1)), Status::Differs);
         assert_eq!(status_of("1..1\nok 1\n", Ending::TimedOut), Status::Differs);
-        assert_eq!(
-            status_of("1..1\nnot ok 1\n", Ending::Exited(1)),
-            Status::Differs
-        );
+        assert_eq!(status_of("1..1\nnot ok 1\n", Ending::Exited(1)), Status::Differs);
         assert_eq!(status_of("", Ending::Exited(0)), Status::Differs);
-        assert_eq!(
-            status_of("1..0 # SKIP no ssl\n", Ending::Exited(0)),
-            Status::Skip
-        );
-        assert_eq!(
-            status_of("1..0 # SKIP no ssl\n", Ending::Signalled(9)),
-            Status::Differs
-        );
+        assert_eq!(status_of("1..0 # SKIP no ssl\n", Ending::Exited(0)), Status::Skip);
+        assert_eq!(status_of("1..0 # SKIP no ssl\n", Ending::Signalled(9)), Status::Differs);
     }
 
     #[test]
     fn the_reason_for_not_starting_is_found() {
         let stderr = "note\nnginx: [emerg] unknown directive \"x\" in /tmp/a/nginx.conf:7\n  x;\n";
-        assert_eq!(
-            find_startup_error(stderr).unwrap(),
-            "unknown directive \"x\""
-        );
+        assert_eq!(find_startup_error(stderr).unwrap(), "unknown directive \"x\"");
         assert_eq!(find_startup_error("# Failed test\n"), None);
     }
 
@@ -277,33 +231,19 @@ mod tests {
     fn the_whole_group_is_gone_when_the_time_is_up() {
         // A grandchild that ignores SIGTERM holds the pipe: it reads to its end once that one is killed too.
         let script = "(trap '' TERM; echo started; sleep 60) & wait";
-        let mut child = Command::new("sh")
-            .args(["-c", script])
-            .process_group(0)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            Command::new("sh").args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         output.read_line(&mut String::new()).unwrap();
         let started = Instant::now();
         assert_eq!(supervise(child, Duration::ZERO).unwrap(), Ending::TimedOut);
         output.read_to_end(&mut Vec::new()).unwrap();
-        assert!(
-            started.elapsed() < Duration::from_secs(30),
-            "nothing was killed"
-        );
+        assert!(started.elapsed() < Duration::from_secs(30), "nothing was killed");
     }
 
     #[test]
     fn a_command_that_ends_by_itself_keeps_its_status() {
-        let child = Command::new("sh")
-            .args(["-c", "exit 3"])
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        assert_eq!(
-            supervise(child, Duration::from_secs(60)).unwrap(),
-            Ending::Exited(3)
-        );
+        let child = Command::new("sh").args(["-c", "exit 3"]).process_group(0).spawn().unwrap();
+        assert_eq!(supervise(child, Duration::from_secs(60)).unwrap(), Ending::Exited(3));
     }
 }

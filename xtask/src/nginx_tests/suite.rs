@@ -56,9 +56,7 @@ const AREAS: &[(&str, &str)] = &[
 
 /// The area of a file.
 pub fn area(file: &str) -> &str {
-    let fitting = AREAS
-        .iter()
-        .filter(|(beginning, _)| file.starts_with(beginning));
+    let fitting = AREAS.iter().filter(|(beginning, _)| file.starts_with(beginning));
     match fitting.max_by_key(|(beginning, _)| beginning.len()) {
         Some((_, area)) => area,
         None => file.split(['_', '.']).next().unwrap_or(file),
@@ -87,11 +85,7 @@ impl Suite {
         let mut files = Vec::new();
         for entry in path.read_dir().map_err(problem)? {
             let name = entry.map_err(problem)?.file_name();
-            files.extend(
-                name.to_str()
-                    .filter(|name| name.ends_with(".t"))
-                    .map(str::to_owned),
-            );
+            files.extend(name.to_str().filter(|name| name.ends_with(".t")).map(str::to_owned));
         }
         files.sort();
         Ok(Suite { path, files })
@@ -99,12 +93,7 @@ impl Suite {
 
     /// The commit that is checked out; None when git cannot tell.
     pub fn commit(&self) -> Option<String> {
-        let git = Command::new("git")
-            .arg("-C")
-            .arg(&self.path)
-            .args(["rev-parse", "HEAD"])
-            .output()
-            .ok()?;
+        let git = Command::new("git").arg("-C").arg(&self.path).args(["rev-parse", "HEAD"]).output().ok()?;
         let commit = String::from_utf8(git.stdout).ok()?.trim().to_owned();
         (git.status.success() && !commit.is_empty()).then_some(commit)
     }
@@ -114,20 +103,11 @@ impl Suite {
     pub fn select(&self, wanted: &[String]) -> Result<Vec<String>, String> {
         let patterns: Vec<Pattern> = wanted.iter().map(|word| self.pattern(word)).collect();
         for pattern in &patterns {
-            if !self
-                .files
-                .iter()
-                .any(|file| pattern.matches(file, area(file)))
-            {
-                return Err(format!(
-                    "\"{}\" is no area, file or glob of the suite",
-                    pattern.text()
-                ));
+            if !self.files.iter().any(|file| pattern.matches(file, area(file))) {
+                return Err(format!("\"{}\" is no area, file or glob of the suite", pattern.text()));
             }
         }
-        let asked = |file: &&String| {
-            patterns.is_empty() || patterns.iter().any(|p| p.matches(file, area(file)))
-        };
+        let asked = |file: &&String| patterns.is_empty() || patterns.iter().any(|p| p.matches(file, area(file)));
         Ok(self.files.iter().filter(asked).cloned().collect())
     }
 
@@ -135,11 +115,7 @@ impl Suite {
     fn pattern(&self, word: &str) -> Pattern {
         let is_area = self.files.iter().any(|file| area(file) == word);
         let with_ending = format!("{word}.t");
-        Pattern(if !is_area && self.files.contains(&with_ending) {
-            with_ending
-        } else {
-            word.to_owned()
-        })
+        Pattern(if !is_area && self.files.contains(&with_ending) { with_ending } else { word.to_owned() })
     }
 }
 
@@ -194,9 +170,7 @@ impl Pattern {
             "uwsgi",
             "xslt",
         ];
-        self.0.ends_with(".t")
-            || AREAS.iter().any(|(_, area)| *area == self.0)
-            || FIRST_WORDS.contains(&&*self.0)
+        self.0.ends_with(".t") || AREAS.iter().any(|(_, area)| *area == self.0) || FIRST_WORDS.contains(&&*self.0)
     }
 }
 
@@ -228,18 +202,8 @@ mod tests {
     use super::*;
 
     fn suite() -> Suite {
-        let files = [
-            "http_host.t",
-            "proxy.t",
-            "proxy_cache.t",
-            "rewrite.t",
-            "rewrite_if.t",
-            "stream_ssl.t",
-        ];
-        Suite {
-            path: PathBuf::new(),
-            files: files.map(str::to_owned).to_vec(),
-        }
+        let files = ["http_host.t", "proxy.t", "proxy_cache.t", "rewrite.t", "rewrite_if.t", "stream_ssl.t"];
+        Suite { path: PathBuf::new(), files: files.map(str::to_owned).to_vec() }
     }
 
     #[test]
@@ -256,21 +220,11 @@ mod tests {
 
     #[test]
     fn files_are_chosen_by_area_name_and_glob() {
-        let select = |words: &[&str]| {
-            suite().select(
-                &words
-                    .iter()
-                    .map(|word| word.to_string())
-                    .collect::<Vec<_>>(),
-            )
-        };
+        let select = |words: &[&str]| suite().select(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>());
         assert_eq!(select(&[]).unwrap().len(), 6);
         assert_eq!(select(&["rewrite"]).unwrap(), ["rewrite.t", "rewrite_if.t"]);
         assert_eq!(select(&["rewrite.t"]).unwrap(), ["rewrite.t"]);
-        assert_eq!(
-            select(&["rewrite_if", "http core"]).unwrap(),
-            ["http_host.t", "rewrite_if.t"]
-        );
+        assert_eq!(select(&["rewrite_if", "http core"]).unwrap(), ["http_host.t", "rewrite_if.t"]);
         assert_eq!(select(&["proxy*"]).unwrap(), ["proxy.t", "proxy_cache.t"]);
         assert!(select(&["rwrite"]).unwrap_err().contains("rwrite"));
     }

@@ -53,9 +53,7 @@ impl Tap {
                 tap.bail_out = Some(reason.trim().to_owned());
             } else if let Some(plan) = parse_plan(line) {
                 tap.plan = plan;
-            } else if let Some(point) =
-                parse_point(line, tap.points.last().map_or(1, |last| last.number + 1))
-            {
+            } else if let Some(point) = parse_point(line, tap.points.last().map_or(1, |last| last.number + 1)) {
                 tap.points.push(point);
             }
         }
@@ -64,12 +62,8 @@ impl Tap {
 
     /// Numbers of the points that failed, with the announced ones that never came.
     pub fn failing(&self) -> Vec<u32> {
-        let mut failing: Vec<u32> = self
-            .points
-            .iter()
-            .filter(|point| point.outcome == Outcome::Failed)
-            .map(|point| point.number)
-            .collect();
+        let mut failing: Vec<u32> =
+            self.points.iter().filter(|point| point.outcome == Outcome::Failed).map(|point| point.number).collect();
         failing.extend(self.missing());
         failing.sort_unstable();
         failing.dedup();
@@ -78,10 +72,7 @@ impl Tap {
 
     /// How many points count as passed: those that did, and those that the suite skips or excuses.
     pub fn passed(&self) -> u32 {
-        self.points
-            .iter()
-            .filter(|point| point.outcome != Outcome::Failed)
-            .count() as u32
+        self.points.iter().filter(|point| point.outcome != Outcome::Failed).count() as u32
     }
 
     /// How many points there are, seen or announced, whichever is more.
@@ -95,10 +86,7 @@ impl Tap {
 
     /// How many points failed with the suite's own excuse.
     pub fn todo(&self) -> u32 {
-        self.points
-            .iter()
-            .filter(|point| point.outcome == Outcome::Todo)
-            .count() as u32
+        self.points.iter().filter(|point| point.outcome == Outcome::Todo).count() as u32
     }
 
     /// Everything that was announced has come, in any order, and nothing failed.
@@ -115,8 +103,7 @@ impl Tap {
             Plan::Count(count) => count.min(POINTS_MAX),
             Plan::Missing | Plan::SkipAll(_) => 0,
         };
-        let seen: std::collections::HashSet<u32> =
-            self.points.iter().map(|point| point.number).collect();
+        let seen: std::collections::HashSet<u32> = self.points.iter().map(|point| point.number).collect();
         (1..=announced).filter(move |number| !seen.contains(number))
     }
 }
@@ -145,11 +132,7 @@ fn parse_point(line: &str, next_number: u32) -> Option<Point> {
     }
     let rest = rest.trim_start();
     let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let number = if digits == 0 {
-        next_number
-    } else {
-        rest[..digits].parse().ok()?
-    };
+    let number = if digits == 0 { next_number } else { rest[..digits].parse().ok()? };
     let (name, directive) = split_directive(rest[digits..].trim_start());
     let outcome = match (ok, directive) {
         (true, Some(Directive::Skip)) => Outcome::Skipped,
@@ -157,11 +140,7 @@ fn parse_point(line: &str, next_number: u32) -> Option<Point> {
         (false, Some(Directive::Todo)) => Outcome::Todo,
         (false, _) => Outcome::Failed,
     };
-    Some(Point {
-        number,
-        name: name.trim_start_matches('-').trim().to_owned(),
-        outcome,
-    })
+    Some(Point { number, name: name.trim_start_matches('-').trim().to_owned(), outcome })
 }
 
 #[derive(Clone, Copy)]
@@ -189,8 +168,7 @@ fn split_directive(text: &str) -> (&str, Option<Directive>) {
 fn strip_word<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     let head = text.get(..word.len())?;
     let rest = &text[word.len()..];
-    (head.eq_ignore_ascii_case(word) && (rest.is_empty() || rest.starts_with(' ')))
-        .then(|| rest.trim())
+    (head.eq_ignore_ascii_case(word) && (rest.is_empty() || rest.starts_with(' '))).then(|| rest.trim())
 }
 
 #[cfg(test)]
@@ -225,21 +203,14 @@ mod tests {
 
     #[test]
     fn a_skipped_file_keeps_its_reason() {
-        assert_eq!(
-            Tap::parse("1..0 # SKIP no perl available\n").plan,
-            Plan::SkipAll("no perl available".into())
-        );
-        assert_eq!(
-            Tap::parse("1..0 # skip\n").plan,
-            Plan::SkipAll(String::new())
-        );
+        assert_eq!(Tap::parse("1..0 # SKIP no perl available\n").plan, Plan::SkipAll("no perl available".into()));
+        assert_eq!(Tap::parse("1..0 # skip\n").plan, Plan::SkipAll(String::new()));
     }
 
     #[test]
     fn excused_failures_and_skipped_points_do_not_fail_the_file() {
-        let tap = Tap::parse(
-            "1..3\nnot ok 1 - later # TODO not yet\nok 2 # skip no IPv6\nok 3 - done # TODO not yet\n",
-        );
+        let tap =
+            Tap::parse("1..3\nnot ok 1 - later # TODO not yet\nok 2 # skip no IPv6\nok 3 - done # TODO not yet\n");
         assert!(tap.is_success());
         assert_eq!(tap.todo(), 1);
         let outcomes: Vec<Outcome> = tap.points.iter().map(|point| point.outcome).collect();
@@ -249,14 +220,8 @@ mod tests {
 
     #[test]
     fn a_directive_needs_its_hash_unescaped_and_its_word_whole() {
-        assert_eq!(
-            Tap::parse("not ok 1 - say \\# TODO\n").points[0].outcome,
-            Outcome::Failed
-        );
-        assert_eq!(
-            Tap::parse("not ok 1 - say # TODOS\n").points[0].outcome,
-            Outcome::Failed
-        );
+        assert_eq!(Tap::parse("not ok 1 - say \\# TODO\n").points[0].outcome, Outcome::Failed);
+        assert_eq!(Tap::parse("not ok 1 - say # TODOS\n").points[0].outcome, Outcome::Failed);
     }
 
     #[test]
@@ -283,9 +248,8 @@ mod tests {
 
     #[test]
     fn other_lines_are_passed_over() {
-        let tap = Tap::parse(
-            "TAP version 13\n# note\n    ok 1 - nested\nokay\nnotok 1\n1..x\nok 99999999999\n\u{fffd}\n",
-        );
+        let tap =
+            Tap::parse("TAP version 13\n# note\n    ok 1 - nested\nokay\nnotok 1\n1..x\nok 99999999999\n\u{fffd}\n");
         assert_eq!(tap, Tap::default());
     }
 

@@ -106,7 +106,8 @@ impl Listen {
         let text: &[u8] = &option.text;
         let (name, value) = text.split_once_str("=").map_or((text, None), |(name, value)| (name, Some(value)));
         let is_unix = matches!(self.spec.address, ListenAddress::Unix(_));
-        let positive = |what| value.and_then(units::parse_number).filter(|&number| number > 0).ok_or_else(|| invalid(what));
+        let positive =
+            |what| value.and_then(units::parse_number).filter(|&number| number > 0).ok_or_else(|| invalid(what));
         let size = |what| {
             let size = value.and_then(units::parse_size).and_then(|size| u32::try_from(size).ok());
             size.ok_or_else(|| invalid(what))
@@ -130,7 +131,8 @@ impl Listen {
             (b"reuseport", None) => self.spec.reuseport = REUSEPORT_PER_WORKER,
             (b"ipv6only", Some(value)) => {
                 if !matches!(self.spec.address, ListenAddress::Inet(SocketAddr::V6(_))) {
-                    return Err(Diagnostic::emerg(format!("ipv6only is not supported on addr \"{}\"", self.text)).at(option.span));
+                    return Err(Diagnostic::emerg(format!("ipv6only is not supported on addr \"{}\"", self.text))
+                        .at(option.span));
                 }
                 self.spec.ipv6only = match value {
                     b"on" => true,
@@ -180,7 +182,8 @@ fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
     }
     let text = text.to_str().map_err(|_| failed("invalid host"))?;
     let port = |text: &str| {
-        let number = text.parse::<u16>().ok().filter(|&port| port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()));
+        let number =
+            text.parse::<u16>().ok().filter(|&port| port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()));
         number.ok_or_else(|| failed("invalid port"))
     };
     let inet = |ip: IpAddr, port: u16| ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port)));
@@ -223,7 +226,11 @@ fn parse_keep_alive(value: &[u8]) -> Option<KeepAlive> {
     let parts: Vec<&[u8]> = value.split_str(":").collect();
     let [idle, interval, count] = parts.as_slice() else { return None };
     let time = |text: &[u8]| -> Option<Option<Duration>> {
-        if text.is_empty() { Some(None) } else { units::parse_time_seconds(text).filter(|time| !time.is_zero()).map(Some) }
+        if text.is_empty() {
+            Some(None)
+        } else {
+            units::parse_time_seconds(text).filter(|time| !time.is_zero()).map(Some)
+        }
     };
     let (idle, interval) = (time(idle)?, time(interval)?);
     let count = match *count {
@@ -321,9 +328,15 @@ mod tests {
     fn options_reach_the_socket() {
         let listen = parse("80 default_server backlog=9 rcvbuf=8k so_keepalive=30m::10 deferred reuseport").unwrap();
         assert!(listen.is_default && listen.has_options && listen.spec.deferred);
-        assert_eq!((listen.spec.backlog, listen.spec.receive_buffer, listen.spec.reuseport), (9, Some(8192), REUSEPORT_PER_WORKER));
+        assert_eq!(
+            (listen.spec.backlog, listen.spec.receive_buffer, listen.spec.reuseport),
+            (9, Some(8192), REUSEPORT_PER_WORKER)
+        );
         let keep_alive = listen.spec.keep_alive.unwrap();
-        assert_eq!((keep_alive.idle, keep_alive.interval, keep_alive.count), (Some(Duration::from_secs(1800)), None, Some(10)));
+        assert_eq!(
+            (keep_alive.idle, keep_alive.interval, keep_alive.count),
+            (Some(Duration::from_secs(1800)), None, Some(10))
+        );
         assert!(!parse("80").unwrap().has_options);
         assert!(!parse("[::]:80 ipv6only=off").unwrap().spec.ipv6only);
     }

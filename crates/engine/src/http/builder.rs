@@ -199,7 +199,8 @@ pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagno
 pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     for word in &statement.args {
         if word.text.contains(&b'/') {
-            let warning = Diagnostic::warn(format!("server name \"{}\" has suspicious symbols", word.text)).at(word.span);
+            let warning =
+                Diagnostic::warn(format!("server name \"{}\" has suspicious symbols", word.text)).at(word.span);
             builder.note([warning]);
         }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
@@ -227,9 +228,8 @@ fn current_server(builder: &mut Builder) -> &mut ServerDraft {
 
 fn location_pattern(http: &mut HttpBuilder, statement: &Statement) -> Result<(Pattern, LocationShape), Diagnostic> {
     let exact = |text: &[u8]| (Pattern::Exact(text.into()), LocationShape::Exact);
-    let prefix = |text: &[u8], final_prefix| {
-        (Pattern::Prefix { prefix: text.into(), final_prefix }, LocationShape::Prefix)
-    };
+    let prefix =
+        |text: &[u8], final_prefix| (Pattern::Prefix { prefix: text.into(), final_prefix }, LocationShape::Prefix);
     match statement.args.as_slice() {
         [modifier, word] => match &**modifier.text {
             b"=" => Ok(exact(&word.text)),
@@ -324,7 +324,8 @@ impl HttpDraft {
         let HttpDraft { mut configuration, addresses } = self;
         let has_own_socket = |index: usize| {
             let (draft, _) = &addresses[index];
-            draft.has_options || !addresses.iter().any(|(other, _)| addresses::covers(&other.spec.address, &draft.spec.address))
+            draft.has_options
+                || !addresses.iter().any(|(other, _)| addresses::covers(&other.spec.address, &draft.spec.address))
         };
         let own: Vec<usize> = (0..addresses.len()).filter(|&index| has_own_socket(index)).collect();
         let specs: Vec<ListenSpec> = own.iter().map(|&index| addresses[index].0.spec.clone()).collect();
@@ -356,10 +357,8 @@ impl HttpDraft {
 /// http block from the defaults.
 fn complete_scopes(scopes: &mut [ScopeDraft], builder: &mut Builder) -> Result<(), Diagnostic> {
     let tables = builder.tables();
-    let rows: Vec<_> = tables
-        .iter()
-        .filter(|row| row.directive.place.overlaps(Place::ANYWHERE.or(Place::IF_IN_LOCATION)))
-        .collect();
+    let rows: Vec<_> =
+        tables.iter().filter(|row| row.directive.place.overlaps(Place::ANYWHERE.or(Place::IF_IN_LOCATION))).collect();
     for index in 0..scopes.len() {
         let (before, from) = scopes.split_at_mut(index);
         let draft = &mut from[0];

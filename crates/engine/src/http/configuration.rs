@@ -51,7 +51,6 @@ impl HttpConfiguration {
     pub fn server(&self, id: ServerId) -> &Server {
         &self.servers[id.0 as usize]
     }
-
 }
 
 /// One `server { }`.

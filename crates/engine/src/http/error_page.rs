@@ -97,9 +97,8 @@ fn page(status: u16, signature: &[u8]) -> Bytes {
         497 => "The plain HTTP request was sent to HTTPS port",
         _ => "",
     };
-    let mut text = format!(
-        "<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1></center>\r\n"
-    );
+    let mut text =
+        format!("<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1></center>\r\n");
     if !explanation.is_empty() {
         text.push_str(&format!("<center>{explanation}</center>\r\n"));
     }

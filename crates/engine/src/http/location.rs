@@ -127,12 +127,7 @@ impl Locations {
     }
 
     /// A location found by its regular expression may have locations nested in it.
-    fn found_by_regex<'l>(
-        &'l self,
-        scope: ScopeId,
-        matched: Match<'l>,
-        uri: &[u8],
-    ) -> Result<Found<'l>, SearchError> {
+    fn found_by_regex<'l>(&'l self, scope: ScopeId, matched: Match<'l>, uri: &[u8]) -> Result<Found<'l>, SearchError> {
         let own = Found { scope, matched: Some(matched) };
         match self.nested.get(&scope) {
             Some(nested) => Ok(nested.find(uri)?.unwrap_or(own)),

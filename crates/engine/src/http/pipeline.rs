@@ -120,7 +120,13 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
             },
             Phase::Rewrite if request.uri_was_changed => {
                 if !spend_redirect(request) {
-                    request.log(Level::Error, format_args!("rewrite or internal redirection cycle while processing \"{}\"", bstr::BStr::new(&request.uri)));
+                    request.log(
+                        Level::Error,
+                        format_args!(
+                            "rewrite or internal redirection cycle while processing \"{}\"",
+                            bstr::BStr::new(&request.uri)
+                        ),
+                    );
                     return Next::Flow(Flow::Respond(500));
                 }
                 request.scope = http.server(request.server).scope;
@@ -141,7 +147,8 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
 /// No module had an answer.
 fn no_content(request: &Request) -> Flow {
     if request.uri.last() == Some(&b'/') {
-        request.log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&request.uri)));
+        request
+            .log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&request.uri)));
         return Flow::Respond(403);
     }
     request.log(Level::Error, format_args!("no handler found"));
@@ -233,7 +240,13 @@ fn fail_plainly(request: &mut Request) -> Option<Step> {
 /// nginx's internal redirect: the request starts again at the server's rewrites.
 fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Option<Step> {
     if !spend_redirect(request) {
-        request.log(Level::Error, format_args!("rewrite or internal redirection cycle while internally redirecting to \"{}\"", bstr::BStr::new(&uri)));
+        request.log(
+            Level::Error,
+            format_args!(
+                "rewrite or internal redirection cycle while internally redirecting to \"{}\"",
+                bstr::BStr::new(&uri)
+            ),
+        );
         return fail_plainly(request);
     }
     request.uri = uri;
@@ -250,7 +263,13 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Optio
 /// Goes on in `location @name`, from its rewrites on.
 fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
     if !spend_redirect(request) {
-        request.log(Level::Error, format_args!("rewrite or internal redirection cycle while redirect to named location \"{}\"", bstr::BStr::new(name)));
+        request.log(
+            Level::Error,
+            format_args!(
+                "rewrite or internal redirection cycle while redirect to named location \"{}\"",
+                bstr::BStr::new(name)
+            ),
+        );
         return fail_plainly(request);
     }
     let Some(&scope) = request.server().named.get(name) else {

@@ -60,8 +60,7 @@ impl Captures {
 impl Regex {
     /// Compiles `pattern`; the error is PCRE2's message.
     pub fn compile(pattern: &[u8], caseless: bool) -> Result<Regex, String> {
-        let pattern = std::str::from_utf8(pattern)
-            .map_err(|_| "the expression is not valid UTF-8".to_owned())?;
+        let pattern = std::str::from_utf8(pattern).map_err(|_| "the expression is not valid UTF-8".to_owned())?;
         RegexBuilder::new()
             .caseless(caseless)
             .jit_if_available(true)
@@ -91,10 +90,7 @@ impl Regex {
     /// Searches `text` and keeps where the groups stand.
     pub fn find(&self, text: &[u8]) -> Result<Option<Match<'_>>, String> {
         let mut locations: CaptureLocations = self.compiled.capture_locations();
-        let found = self
-            .compiled
-            .captures_read(&mut locations, text)
-            .map_err(|error| error.to_string())?;
+        let found = self.compiled.captures_read(&mut locations, text).map_err(|error| error.to_string())?;
         if found.is_none() {
             return Ok(None);
         }

@@ -106,10 +106,9 @@ fn name_after_dollar(text: &[u8]) -> Result<(&[u8], &[u8]), String> {
             match inner.get(length) {
                 Some(b'}') if length > 0 => Ok((&inner[..length], &inner[length + 1..])),
                 Some(b'}') => Err(INVALID.to_owned()),
-                _ => Err(format!(
-                    "the closing bracket in \"{}\" variable is missing",
-                    bstr::BStr::new(&inner[..length])
-                )),
+                _ => {
+                    Err(format!("the closing bracket in \"{}\" variable is missing", bstr::BStr::new(&inner[..length])))
+                }
             }
         }
         Some(b'1'..=b'9') => Ok(text.split_at(1)),

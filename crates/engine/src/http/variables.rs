@@ -102,15 +102,16 @@ impl VariableTable {
     }
 
     /// Finds the definition of every variable that was mentioned.
-    pub fn resolve<'d>(&mut self, definitions: impl Iterator<Item = &'d Variable> + Clone) -> Result<(), UnknownVariable> {
+    pub fn resolve<'d>(
+        &mut self,
+        definitions: impl Iterator<Item = &'d Variable> + Clone,
+    ) -> Result<(), UnknownVariable> {
         for slot in &mut self.slots {
             if !matches!(slot.source, Source::Unknown) {
                 continue;
             }
-            slot.source = define(&slot.name, definitions.clone()).ok_or_else(|| UnknownVariable {
-                name: slot.name.clone(),
-                span: slot.mentioned_at,
-            })?;
+            slot.source = define(&slot.name, definitions.clone())
+                .ok_or_else(|| UnknownVariable { name: slot.name.clone(), span: slot.mentioned_at })?;
         }
         Ok(())
     }

@@ -31,12 +31,7 @@ struct Pending {
 impl AccessBuffers {
     /// Appends one line, made by `write`, for this file. `wait` and `size` are
     /// the directive's `flush=` and `buffer=`, where given.
-    pub fn append(
-        self: &Rc<Self>,
-        writer: &Arc<LogWriter>,
-        hold: Option<Hold>,
-        write: impl FnOnce(&mut Vec<u8>),
-    ) {
+    pub fn append(self: &Rc<Self>, writer: &Arc<LogWriter>, hold: Option<Hold>, write: impl FnOnce(&mut Vec<u8>)) {
         let mut buffers = self.0.borrow_mut();
         let place = buffers.iter().position(|pending| Arc::ptr_eq(&pending.writer, writer));
         let place = place.unwrap_or_else(|| {

@@ -155,11 +155,8 @@ impl Writers {
             return writer;
         }
         writers.retain(|_, writer| writer.strong_count() > 0);
-        let writer = Arc::new(LogWriter {
-            file: Arc::clone(file),
-            queue: Mutex::default(),
-            lost_lines: AtomicU64::new(0),
-        });
+        let writer =
+            Arc::new(LogWriter { file: Arc::clone(file), queue: Mutex::default(), lost_lines: AtomicU64::new(0) });
         writers.insert(file.path().to_owned(), Arc::downgrade(&writer));
         writer
     }

@@ -80,9 +80,7 @@ impl Bundle {
 
     /// Answers a build from this bundle.
     pub fn resources(&self) -> BundleResources<'_> {
-        BundleResources {
-            record: &self.record,
-        }
+        BundleResources { record: &self.record }
     }
 
     /// The main error log's destinations, with their files.
@@ -93,36 +91,25 @@ impl Bundle {
             .iter()
             .filter_map(|setting| match &setting.destination {
                 ErrorLogDestination::Stderr => Some(ErrorLogTarget::Stderr(setting.level)),
-                ErrorLogDestination::Syslog(text) => {
-                    Some(ErrorLogTarget::Syslog(setting.level, text.clone()))
-                }
-                ErrorLogDestination::File(path) => {
-                    Some(ErrorLogTarget::File(setting.level, Arc::clone(find(path)?)))
-                }
+                ErrorLogDestination::Syslog(text) => Some(ErrorLogTarget::Syslog(setting.level, text.clone())),
+                ErrorLogDestination::File(path) => Some(ErrorLogTarget::File(setting.level, Arc::clone(find(path)?))),
             })
             .collect()
     }
 
     /// Where standard error goes once the process has left its terminal: the first error log that is a file.
     pub(super) fn standard_error(&self) -> Option<LogHandle> {
-        self.error_log_targets()
-            .into_iter()
-            .find_map(|target| match target {
-                ErrorLogTarget::File(_, file) => Some(file),
-                _ => None,
-            })
+        self.error_log_targets().into_iter().find_map(|target| match target {
+            ErrorLogTarget::File(_, file) => Some(file),
+            _ => None,
+        })
     }
 
     /// Replaces sockets and logs that `previous` holds too by *its* handles, so that the same thing is the same `Arc` in
     /// both, and the second descriptor of it is closed.
     pub(super) fn adopt(&mut self, previous: &Bundle) {
         let mut known: BTreeMap<u64, Arc<OwnedFd>> = BTreeMap::new();
-        for socket in previous
-            .record
-            .listeners
-            .iter()
-            .flat_map(|listener| &listener.sockets)
-        {
+        for socket in previous.record.listeners.iter().flat_map(|listener| &listener.sockets) {
             if let Ok(identity) = listen::socket_identity(socket) {
                 known.insert(identity, Arc::clone(socket));
             }
@@ -130,36 +117,21 @@ impl Bundle {
         for listener in &mut self.record.listeners {
             let adopted = |socket: &Arc<OwnedFd>| {
                 let identity = listen::socket_identity(socket).ok();
-                identity
-                    .and_then(|identity| known.get(&identity))
-                    .unwrap_or(socket)
-                    .clone()
+                identity.and_then(|identity| known.get(&identity)).unwrap_or(socket).clone()
             };
             let sockets: Vec<_> = listener.sockets.iter().map(adopted).collect();
             let same = previous.record.listeners.iter().find(|old| {
                 old.spec == listener.spec
                     && old.sockets.len() == sockets.len()
-                    && old
-                        .sockets
-                        .iter()
-                        .zip(&sockets)
-                        .all(|(old, new)| Arc::ptr_eq(old, new))
+                    && old.sockets.iter().zip(&sockets).all(|(old, new)| Arc::ptr_eq(old, new))
             });
             *listener = match same {
                 Some(old) => Arc::clone(old),
-                None => Arc::new(Listener {
-                    sockets,
-                    ..Listener::clone(listener)
-                }),
+                None => Arc::new(Listener { sockets, ..Listener::clone(listener) }),
             };
         }
         for log in &mut self.record.logs {
-            if let Some(old) = previous
-                .record
-                .logs
-                .iter()
-                .find(|old| old.is_same_file(log))
-            {
+            if let Some(old) = previous.record.logs.iter().find(|old| old.is_same_file(log)) {
                 *log = Arc::clone(old);
             }
         }
@@ -168,38 +140,21 @@ impl Bundle {
     /// How this listener's sockets were configured in this bundle, if they were in it.
     pub(super) fn spec_of(&self, listener: &Listener) -> Option<&ListenSpec> {
         let first = listener.sockets.first()?;
-        let holds =
-            |old: &&ListenerHandle| old.sockets.iter().any(|socket| Arc::ptr_eq(socket, first));
-        self.record
-            .listeners
-            .iter()
-            .find(holds)
-            .map(|old| &old.spec)
+        let holds = |old: &&ListenerHandle| old.sockets.iter().any(|socket| Arc::ptr_eq(socket, first));
+        self.record.listeners.iter().find(holds).map(|old| &old.spec)
     }
 
     /// Where this configuration listens.
     pub(super) fn addresses(&self) -> Vec<ListenAddress> {
-        self.record
-            .listeners
-            .iter()
-            .map(|listener| listener.spec.address.clone())
-            .collect()
+        self.record.listeners.iter().map(|listener| listener.spec.address.clone()).collect()
     }
 
     /// Sockets of `previous` that are not in this bundle, after `adopt`.
     pub(super) fn sockets_removed_since(&self, previous: &Bundle) -> Vec<Arc<OwnedFd>> {
         let kept = |socket: &&Arc<OwnedFd>| {
-            self.record
-                .listeners
-                .iter()
-                .flat_map(|listener| &listener.sockets)
-                .any(|mine| Arc::ptr_eq(mine, socket))
+            self.record.listeners.iter().flat_map(|listener| &listener.sockets).any(|mine| Arc::ptr_eq(mine, socket))
         };
-        let old = previous
-            .record
-            .listeners
-            .iter()
-            .flat_map(|listener| &listener.sockets);
+        let old = previous.record.listeners.iter().flat_map(|listener| &listener.sockets);
         old.filter(|socket| !kept(socket)).cloned().collect()
     }
 
@@ -212,42 +167,21 @@ impl Bundle {
             settings: self.settings.clone(),
             texts: packer.files(&self.record.texts),
             secrets: packer.files(&self.record.secrets),
-            globs: self
-                .record
-                .globs
-                .iter()
-                .map(|(pattern, paths)| packed_glob(pattern, paths))
-                .collect(),
-            names: self
-                .record
-                .names
-                .iter()
-                .map(|(name, found)| (name.clone(), found.clone()))
-                .collect(),
+            globs: self.record.globs.iter().map(|(pattern, paths)| packed_glob(pattern, paths)).collect(),
+            names: self.record.names.iter().map(|(name, found)| (name.clone(), found.clone())).collect(),
             accounts: self.record.accounts.clone(),
-            listeners: self
-                .record
-                .listeners
-                .iter()
-                .map(|listener| packer.listener(listener))
-                .collect(),
+            listeners: self.record.listeners.iter().map(|listener| packer.listener(listener)).collect(),
             logs: self.record.logs.iter().map(|log| packer.log(log)).collect(),
         };
         let json = serde_json::to_vec(&manifest)?;
-        let memory = rustix::fs::memfd_create(
-            "gale bundle",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )?;
+        let memory = rustix::fs::memfd_create("gale bundle", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let mut file = File::from(memory);
         file.write_all(MAGIC)?;
         file.write_all(&PROTOCOL_VERSION.to_le_bytes())?;
         file.write_all(&(json.len() as u64).to_le_bytes())?;
         file.write_all(&json)?;
         file.write_all(&packer.contents)?;
-        rustix::fs::fcntl_add_seals(
-            &file,
-            SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL,
-        )?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
         Ok((file.into(), packer.descriptors))
     }
 
@@ -263,28 +197,19 @@ impl Bundle {
         }
         let mut bytes = vec![0; size as usize];
         file.read_exact_at(&mut bytes, 0)?;
-        let (header, rest) = bytes
-            .split_at_checked(HEADER_LENGTH)
-            .ok_or_else(|| damaged("no header"))?;
+        let (header, rest) = bytes.split_at_checked(HEADER_LENGTH).ok_or_else(|| damaged("no header"))?;
         if &header[..8] != MAGIC {
             return Err(damaged("not a bundle"));
         }
         let version = u32::from_le_bytes(header[8..12].try_into().expect("four bytes"));
         if version != PROTOCOL_VERSION {
-            return Err(damaged(&format!(
-                "protocol version {version}, expected {PROTOCOL_VERSION}"
-            )));
+            return Err(damaged(&format!("protocol version {version}, expected {PROTOCOL_VERSION}")));
         }
         let length = u64::from_le_bytes(header[12..20].try_into().expect("eight bytes"));
-        let split = usize::try_from(length)
-            .ok()
-            .and_then(|length| rest.split_at_checked(length));
+        let split = usize::try_from(length).ok().and_then(|length| rest.split_at_checked(length));
         let (json, contents) = split.ok_or_else(|| damaged("manifest longer than the bundle"))?;
         let manifest: Manifest = serde_json::from_slice(json)?;
-        let unpacker = Unpacker {
-            contents,
-            descriptors: descriptors.into_iter().map(Arc::new).collect(),
-        };
+        let unpacker = Unpacker { contents, descriptors: descriptors.into_iter().map(Arc::new).collect() };
         unpacker.unpack(manifest)
     }
 }
@@ -307,23 +232,15 @@ impl Files for BundleResources<'_> {
 impl Resources for BundleResources<'_> {
     fn listeners(&mut self, specs: &[ListenSpec]) -> Result<Vec<ListenerHandle>, ResourceError> {
         let find = |spec: &ListenSpec| {
-            let known = self
-                .record
-                .listeners
-                .iter()
-                .find(|listener| listener.spec == *spec);
-            known
-                .cloned()
-                .ok_or_else(|| missing(&format!("listening socket {}", spec.address)))
+            let known = self.record.listeners.iter().find(|listener| listener.spec == *spec);
+            known.cloned().ok_or_else(|| missing(&format!("listening socket {}", spec.address)))
         };
         specs.iter().map(find).collect()
     }
 
     fn log_file(&mut self, path: &Path) -> Result<LogHandle, ResourceError> {
         let known = self.record.logs.iter().find(|log| log.path() == path);
-        known
-            .cloned()
-            .ok_or_else(|| missing(&format!("log \"{}\"", path.display())))
+        known.cloned().ok_or_else(|| missing(&format!("log \"{}\"", path.display())))
     }
 
     fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
@@ -338,19 +255,9 @@ impl Resources for BundleResources<'_> {
         }
     }
 
-    fn account(
-        &mut self,
-        user: &str,
-        group: Option<&str>,
-    ) -> Result<Option<Account>, ResourceError> {
-        let known = self
-            .record
-            .accounts
-            .iter()
-            .find(|entry| entry.user == user && entry.group.as_deref() == group);
-        known
-            .map(|entry| entry.found.clone())
-            .ok_or_else(|| missing(&format!("user \"{user}\"")))
+    fn account(&mut self, user: &str, group: Option<&str>) -> Result<Option<Account>, ResourceError> {
+        let known = self.record.accounts.iter().find(|entry| entry.user == user && entry.group.as_deref() == group);
+        known.map(|entry| entry.found.clone()).ok_or_else(|| missing(&format!("user \"{user}\"")))
     }
 
     fn directory(&mut self, _: &Path, _: Option<&Account>) -> Result<(), ResourceError> {
@@ -359,19 +266,14 @@ impl Resources for BundleResources<'_> {
 }
 
 fn missing(what: &str) -> ResourceError {
-    ResourceError::new(format!(
-        "{what} is not in the bundle: the configuration was built differently the first time"
-    ))
+    ResourceError::new(format!("{what} is not in the bundle: the configuration was built differently the first time"))
 }
 
 fn replay<T: Clone>(recorded: Option<&Result<T, i32>>, path: &Path) -> io::Result<T> {
     match recorded {
         Some(Ok(value)) => Ok(value.clone()),
         Some(Err(code)) => Err(io::Error::from_raw_os_error(*code)),
-        None => Err(io::Error::other(missing(&format!(
-            "file \"{}\"",
-            path.display()
-        )))),
+        None => Err(io::Error::other(missing(&format!("file \"{}\"", path.display())))),
     }
 }
 
@@ -425,13 +327,8 @@ struct PackedLog {
 }
 
 fn packed_glob(pattern: &Path, paths: &Result<Vec<PathBuf>, i32>) -> PackedGlob {
-    let paths = paths
-        .clone()
-        .map(|paths| paths.into_iter().map(PathText).collect());
-    PackedGlob {
-        pattern: PathText(pattern.to_owned()),
-        paths,
-    }
+    let paths = paths.clone().map(|paths| paths.into_iter().map(PathText).collect());
+    PackedGlob { pattern: PathText(pattern.to_owned()), paths }
 }
 
 #[derive(Default)]
@@ -444,10 +341,7 @@ impl Packer {
     fn files(&mut self, files: &BTreeMap<PathBuf, Result<Vec<u8>, i32>>) -> Vec<PackedFile> {
         let pack = |(path, content): (&PathBuf, &Result<Vec<u8>, i32>)| PackedFile {
             path: PathText(path.clone()),
-            content: content
-                .as_ref()
-                .map(|bytes| self.content(bytes))
-                .map_err(|code| *code),
+            content: content.as_ref().map(|bytes| self.content(bytes)).map_err(|code| *code),
         };
         files.iter().map(pack).collect()
     }
@@ -455,30 +349,16 @@ impl Packer {
     fn content(&mut self, bytes: &[u8]) -> Content {
         let start = self.contents.len();
         self.contents.extend_from_slice(bytes);
-        Content {
-            start,
-            length: bytes.len(),
-        }
+        Content { start, length: bytes.len() }
     }
 
     fn listener(&mut self, listener: &Listener) -> PackedListener {
-        let sockets = listener
-            .sockets
-            .iter()
-            .map(|socket| self.descriptor(socket))
-            .collect();
-        PackedListener {
-            spec: listener.spec.clone(),
-            sockets,
-            inherited: listener.inherited,
-        }
+        let sockets = listener.sockets.iter().map(|socket| self.descriptor(socket)).collect();
+        PackedListener { spec: listener.spec.clone(), sockets, inherited: listener.inherited }
     }
 
     fn log(&mut self, log: &LogFile) -> PackedLog {
-        PackedLog {
-            path: PathText(log.path().to_owned()),
-            descriptor: self.descriptor(log.descriptor()),
-        }
+        PackedLog { path: PathText(log.path().to_owned()), descriptor: self.descriptor(log.descriptor()) }
     }
 
     fn descriptor(&mut self, descriptor: &Arc<OwnedFd>) -> usize {
@@ -494,23 +374,11 @@ struct Unpacker<'m> {
 
 impl Unpacker<'_> {
     fn unpack(self, manifest: Manifest) -> io::Result<Bundle> {
-        let listeners = manifest
-            .listeners
-            .into_iter()
-            .map(|listener| self.listener(listener))
-            .collect::<Result<_, _>>()?;
-        let logs = manifest
-            .logs
-            .into_iter()
-            .map(|log| self.log(log))
-            .collect::<Result<_, _>>()?;
-        let unglob = |glob: PackedGlob| {
-            (
-                glob.pattern.0,
-                glob.paths
-                    .map(|paths| paths.into_iter().map(|path| path.0).collect()),
-            )
-        };
+        let listeners =
+            manifest.listeners.into_iter().map(|listener| self.listener(listener)).collect::<Result<_, _>>()?;
+        let logs = manifest.logs.into_iter().map(|log| self.log(log)).collect::<Result<_, _>>()?;
+        let unglob =
+            |glob: PackedGlob| (glob.pattern.0, glob.paths.map(|paths| paths.into_iter().map(|path| path.0).collect()));
         let record = Record {
             texts: self.files(manifest.texts)?,
             secrets: self.files(manifest.secrets)?,
@@ -520,12 +388,7 @@ impl Unpacker<'_> {
             listeners,
             logs,
         };
-        Ok(Bundle {
-            generation: manifest.generation,
-            request: manifest.request,
-            settings: manifest.settings,
-            record,
-        })
+        Ok(Bundle { generation: manifest.generation, request: manifest.request, settings: manifest.settings, record })
     }
 
     fn files(&self, files: Vec<PackedFile>) -> io::Result<BTreeMap<PathBuf, Result<Vec<u8>, i32>>> {
@@ -542,44 +405,25 @@ impl Unpacker<'_> {
     fn content(&self, content: Content) -> io::Result<Vec<u8>> {
         let end = content.start.checked_add(content.length);
         let bytes = end.and_then(|end| self.contents.get(content.start..end));
-        bytes
-            .map(<[u8]>::to_vec)
-            .ok_or_else(|| damaged("content outside of the bundle"))
+        bytes.map(<[u8]>::to_vec).ok_or_else(|| damaged("content outside of the bundle"))
     }
 
     fn listener(&self, packed: PackedListener) -> io::Result<ListenerHandle> {
-        let sockets = packed
-            .sockets
-            .into_iter()
-            .map(|index| self.descriptor(index))
-            .collect::<Result<_, _>>()?;
-        Ok(Arc::new(Listener {
-            spec: packed.spec,
-            sockets,
-            inherited: packed.inherited,
-        }))
+        let sockets = packed.sockets.into_iter().map(|index| self.descriptor(index)).collect::<Result<_, _>>()?;
+        Ok(Arc::new(Listener { spec: packed.spec, sockets, inherited: packed.inherited }))
     }
 
     fn log(&self, packed: PackedLog) -> io::Result<LogHandle> {
-        Ok(Arc::new(LogFile::shared(
-            packed.path.0,
-            self.descriptor(packed.descriptor)?,
-        )))
+        Ok(Arc::new(LogFile::shared(packed.path.0, self.descriptor(packed.descriptor)?)))
     }
 
     fn descriptor(&self, index: usize) -> io::Result<Arc<OwnedFd>> {
-        self.descriptors
-            .get(index)
-            .cloned()
-            .ok_or_else(|| damaged("descriptor missing"))
+        self.descriptors.get(index).cloned().ok_or_else(|| damaged("descriptor missing"))
     }
 }
 
 fn damaged(what: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("damaged bundle: {what}"),
-    )
+    io::Error::new(io::ErrorKind::InvalidData, format!("damaged bundle: {what}"))
 }
 
 #[cfg(test)]
@@ -590,21 +434,12 @@ mod tests {
     fn bundle() -> Bundle {
         let mut record = Record::default();
         let strange = PathBuf::from(std::ffi::OsStr::from_bytes(b"/etc/\xff.conf"));
-        record
-            .texts
-            .insert(strange.clone(), Ok(b"listen 80;\0\xfe".to_vec()));
+        record.texts.insert(strange.clone(), Ok(b"listen 80;\0\xfe".to_vec()));
         record.texts.insert("/etc/none".into(), Err(libc::ENOENT));
         record.globs.insert("/etc/*".into(), Ok(vec![strange]));
         record.secrets.insert("/key".into(), Ok(vec![7; 10_000]));
-        record
-            .names
-            .insert("localhost".into(), Ok(vec![IpAddr::from([127, 0, 0, 1])]));
-        Bundle {
-            generation: 3,
-            request: BuildRequest::default(),
-            settings: ProcessSettings::default(),
-            record,
-        }
+        record.names.insert("localhost".into(), Ok(vec![IpAddr::from([127, 0, 0, 1])]));
+        Bundle { generation: 3, request: BuildRequest::default(), settings: ProcessSettings::default(), record }
     }
 
     #[test]
@@ -616,10 +451,7 @@ mod tests {
         assert_eq!(back.record.texts, bundle().record.texts);
         assert_eq!(back.record.globs, bundle().record.globs);
         assert_eq!(back.record.secrets, bundle().record.secrets);
-        let error = back
-            .resources()
-            .read(Path::new("/etc/none"))
-            .expect_err("recorded as missing");
+        let error = back.resources().read(Path::new("/etc/none")).expect_err("recorded as missing");
         assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
     }
 
@@ -633,19 +465,11 @@ mod tests {
         other_version[8] = 99;
         let mut endless = good.clone();
         endless[12..20].fill(0xff);
-        let cases = [
-            &good[..0],
-            &good[..10],
-            &good[..good.len() - 1],
-            &other_version,
-            &endless,
-            b"GALEBUNDnonsense.....",
-        ];
+        let cases =
+            [&good[..0], &good[..10], &good[..good.len() - 1], &other_version, &endless, b"GALEBUNDnonsense....."];
         for (index, bytes) in cases.into_iter().enumerate() {
             let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("a memfd");
-            File::from(memory.try_clone().expect("descriptors are left"))
-                .write_all(bytes)
-                .expect("written");
+            File::from(memory.try_clone().expect("descriptors are left")).write_all(bytes).expect("written");
             assert!(Bundle::decode(memory, Vec::new()).is_err(), "case {index}");
         }
     }

@@ -33,10 +33,7 @@ pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
         (Ok(link), Role::Worker) => worker::run(program, link),
         (Ok(link), Role::Helper) => helper::run(&program, link),
         (Err(_), _) => {
-            eprintln!(
-                "{} is set, but standard input is no link to a master process",
-                spawn::ROLE_VARIABLE
-            );
+            eprintln!("{} is set, but standard input is no link to a master process", spawn::ROLE_VARIABLE);
             ExitCode::FAILURE
         }
     }
@@ -58,14 +55,10 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn test<P: Program>(
-    program: &P,
-    request: BuildRequest,
-) -> Result<Built<P::Configuration>, Report> {
+pub fn test<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::Configuration>, Report> {
     let log = boot_log(&request);
     let (bundle, built) = helper::build(program, request, SystemResources::new(log).for_test())?;
-    pid_file::test(&bundle.settings().pid_path)
-        .map_err(|message| Report::new(Level::Emerg, message))?;
+    pid_file::test(&bundle.settings().pid_path).map_err(|message| Report::new(Level::Emerg, message))?;
     Ok(built)
 }
 
@@ -116,46 +109,30 @@ impl fmt::Display for SignalError {
 /// # Errors
 /// The file cannot be read, holds no number, or there is no such process.
 pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError> {
-    let number = pid_file::read(pid_path).map_err(|message| SignalError {
-        level: Level::Error,
-        message,
-    })?;
+    let number = pid_file::read(pid_path).map_err(|message| SignalError { level: Level::Error, message })?;
     let signal = signals::number_of_command(command);
     let pid = Pid::from_raw(number).expect("a pid file's number is positive");
     // Every number in the table is one of a named signal.
     let named = rustix::process::Signal::from_named_raw(signal).expect("a named signal");
     rustix::process::kill_process(pid, named).map_err(|error| SignalError {
         level: Level::Alert,
-        message: format!(
-            "kill({number}, {signal}) failed{}",
-            errno_text(&error.into())
-        ),
+        message: format!("kill({number}, {signal}) failed{}", errno_text(&error.into())),
     })
 }
 
 fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
-    let executable = Executable::open().map_err(|error| {
-        emerg(format!(
-            "open() \"/proc/self/exe\" failed{}",
-            errno_text(&error)
-        ))
-    })?;
+    let executable =
+        Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
     let log = boot_log(&request);
     // Before anything opens a socket: the numbers in the list are the previous binary's.
     let inherited = upgrade::inherited_listeners(&*log);
     let upgraded = inherited.is_some();
-    let resources =
-        SystemResources::new(Arc::clone(&log)).with_existing(inherited.unwrap_or_default());
+    let resources = SystemResources::new(Arc::clone(&log)).with_existing(inherited.unwrap_or_default());
     let (bundle, built) = helper::build(&program, request, resources)?;
     eprint!("{}", built.warnings.render(&bundle.request().program));
 
-    for listener in bundle
-        .record
-        .listeners
-        .iter()
-        .filter(|listener| listener.inherited)
-    {
+    for listener in bundle.record.listeners.iter().filter(|listener| listener.inherited) {
         listen::configure_inherited(listener, &*log);
     }
 
@@ -168,40 +145,18 @@ fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, 
             Forked::Starter(false) => return Ok(ExitCode::FAILURE),
         }
     }
-    let signals = Signals::take()
-        .map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
+    let signals = Signals::take().map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
     pid_file::write(&settings.pid_path).map_err(emerg)?;
     let notifier = Notifier::from_environment();
     if !settings.master_process {
-        return Ok(worker::run_single(
-            program,
-            signals,
-            bundle,
-            built.configuration,
-            Single { waiting, notifier },
-        ));
+        return Ok(worker::run_single(program, signals, bundle, built.configuration, Single { waiting, notifier }));
     }
     // The master never needs it again: a respawn and a reload build it elsewhere.
     drop(built);
     let daemonized = settings.daemon || upgraded;
-    Ok(Master::new(
-        program,
-        executable,
-        Start {
-            bundle,
-            signals,
-            notifier,
-            waiting,
-            daemonized,
-            upgraded,
-        },
-    )
-    .run())
+    Ok(Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, upgraded }).run())
 }
 
 fn boot_log(request: &BuildRequest) -> Arc<dyn ErrorLog> {
-    Arc::new(StderrLog {
-        program: request.program.clone(),
-        level: Level::Notice,
-    })
+    Arc::new(StderrLog { program: request.program.clone(), level: Level::Notice })
 }

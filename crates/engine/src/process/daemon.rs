@@ -33,11 +33,9 @@ pub(super) enum Forked {
 /// # Errors
 /// nginx's words: `fork() failed (…)`.
 pub(super) fn daemonize() -> Result<Forked, String> {
-    let failed = |call: &'static str| {
-        move |error: io::Error| format!("{call} failed{}", super::errno_text(&error))
-    };
-    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
-        .map_err(|error| failed("pipe()")(error.into()))?;
+    let failed = |call: &'static str| move |error: io::Error| format!("{call} failed{}", super::errno_text(&error));
+    let (reader, writer) =
+        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("pipe()")(error.into()))?;
     // SAFETY: the process has one thread at this point (`Program::build` must not start any), so the child is a complete
     // copy and may do anything.
     match unsafe { libc::fork() } {
@@ -45,9 +43,7 @@ pub(super) fn daemonize() -> Result<Forked, String> {
         0 => {
             drop(reader);
             become_daemon()?;
-            Ok(Forked::Daemon(Waiting {
-                pipe: writer.into(),
-            }))
+            Ok(Forked::Daemon(Waiting { pipe: writer.into() }))
         }
         _ => {
             drop(writer);

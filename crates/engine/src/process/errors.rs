@@ -59,12 +59,7 @@ impl ErrorLog for StderrLog {
     fn write(&self, level: Level, message: &str) {
         if level <= self.level {
             // Nobody is left to tell when standard error itself fails.
-            let _ = writeln!(
-                io::stderr(),
-                "{}: [{}] {message}",
-                self.program,
-                level.name()
-            );
+            let _ = writeln!(io::stderr(), "{}: [{}] {message}", self.program, level.name());
         }
     }
 }
@@ -97,11 +92,7 @@ impl Report {
 
     /// Adds a message.
     pub fn push(&mut self, level: Level, message: impl Into<String>) {
-        self.entries.push(ReportEntry {
-            level,
-            message: message.into(),
-            detail: String::new(),
-        });
+        self.entries.push(ReportEntry { level, message: message.into(), detail: String::new() });
     }
 
     /// Adds what the configuration language found, with its source line for the terminal.
@@ -114,11 +105,7 @@ impl Report {
         // The rendered text begins with the line that `message` is made from; what follows is for people.
         let rendered = diagnostic.render(sources, "");
         let detail = rendered.split_once('\n').map_or("", |(_, rest)| rest);
-        self.entries.push(ReportEntry {
-            level,
-            message: diagnostic.line(sources),
-            detail: detail.to_owned(),
-        });
+        self.entries.push(ReportEntry { level, message: diagnostic.line(sources), detail: detail.to_owned() });
     }
 
     /// Nothing to say.
@@ -130,11 +117,7 @@ impl Report {
     pub fn render(&self, program: &str) -> String {
         let mut text = String::new();
         for entry in &self.entries {
-            text.push_str(&format!(
-                "{program}: [{}] {}\n",
-                entry.level.name(),
-                entry.message
-            ));
+            text.push_str(&format!("{program}: [{}] {}\n", entry.level.name(), entry.message));
             if !entry.detail.is_empty() {
                 text.push_str(entry.detail.trim_end_matches('\n'));
                 text.push('\n');
@@ -176,10 +159,7 @@ pub fn errno_text(error: &io::Error) -> String {
 
 fn cut(text: &mut String, bytes_max: usize) {
     if text.len() > bytes_max {
-        let end = (0..=bytes_max)
-            .rev()
-            .find(|&at| text.is_char_boundary(at))
-            .unwrap_or(0);
+        let end = (0..=bytes_max).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
         text.truncate(end);
     }
 }
@@ -190,10 +170,7 @@ mod tests {
 
     #[test]
     fn an_error_number_is_worded_as_nginx_does() {
-        assert_eq!(
-            errno_text(&io::Error::from_raw_os_error(98)),
-            " (98: Address already in use)"
-        );
+        assert_eq!(errno_text(&io::Error::from_raw_os_error(98)), " (98: Address already in use)");
     }
 
     #[test]
@@ -209,18 +186,9 @@ mod tests {
     fn a_diagnostic_is_one_line_for_the_log_and_its_source_for_the_terminal() {
         let mut sources = Sources::new();
         let source = sources.add_file("/a.conf".as_ref(), b"lissten 80;\n".to_vec());
-        let span = gale_config::Span {
-            source,
-            start: 0,
-            end: 7,
-        };
+        let span = gale_config::Span { source, start: 0, end: 7 };
         let mut report = Report::default();
-        report.push_diagnostic(
-            &Diagnostic::emerg("unknown directive")
-                .at(span)
-                .hint("listen"),
-            &sources,
-        );
+        report.push_diagnostic(&Diagnostic::emerg("unknown directive").at(span).hint("listen"), &sources);
         assert_eq!(report.entries[0].message, "unknown directive in /a.conf:1");
         assert!(report.entries[0].detail.contains("^^^^^^^"));
         assert!(!report.entries[0].detail.contains("unknown directive"));
@@ -230,9 +198,6 @@ mod tests {
     fn details_follow_their_message_on_the_terminal_only() {
         let mut report = Report::new(Level::Emerg, "bad in a.conf:1");
         report.entries[0].detail = "    bad;\n    ^^^".into();
-        assert_eq!(
-            report.render("gale"),
-            "gale: [emerg] bad in a.conf:1\n    bad;\n    ^^^\n"
-        );
+        assert_eq!(report.render("gale"), "gale: [emerg] bad in a.conf:1\n    bad;\n    ^^^\n");
     }
 }

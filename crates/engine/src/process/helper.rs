@@ -39,9 +39,7 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
         Received::Message(Message::Build { request }) => request,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
-    let log: Arc<dyn ErrorLog> = Arc::new(ForwardingLog {
-        link: Arc::clone(link),
-    });
+    let log: Arc<dyn ErrorLog> = Arc::new(ForwardingLog { link: Arc::clone(link) });
     let resources = SystemResources::new(log).with_existing(open.record.listeners);
     // Sockets that the new configuration does not take over are closed here, before the master hears of it: a copy in this
     // process must not keep a removed address open.
@@ -55,10 +53,7 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
             }
             link.send_bundle(&bundle)?;
         }
-        Err(report) => link.send(&Message::Refused {
-            generation: 0,
-            report: report.bounded(),
-        })?,
+        Err(report) => link.send(&Message::Refused { generation: 0, report: report.bounded() })?,
     }
     link.drain(Instant::now() + MASTER_TIMEOUT)
 }
@@ -84,10 +79,7 @@ pub(super) fn build<P: Program>(
 /// Runs a build, panics included.
 pub(super) fn guarded<T>(build: impl FnOnce() -> Result<T, Report>) -> Result<T, Report> {
     catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|_| {
-        Err(Report::new(
-            Level::Emerg,
-            "the configuration could not be built: internal error (panic)",
-        ))
+        Err(Report::new(Level::Emerg, "the configuration could not be built: internal error (panic)"))
     })
 }
 

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,11 +40,7 @@ const LOG_LINE_BYTES_MAX: usize = 4096;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
     /// A bundle begins; its memfd comes with this.
-    Bundle {
-        protocol: u32,
-        generation: u64,
-        descriptors: usize,
-    },
+    Bundle { protocol: u32, generation: u64, descriptors: usize },
     /// The next descriptors of the bundle.
     Descriptors,
     /// To the helper: build this. A bundle of what is open follows first.
@@ -102,12 +98,8 @@ struct Incoming {
 impl Link {
     /// A new link: our end, and the socket for the process at the other.
     pub fn pair() -> io::Result<(Link, OwnedFd)> {
-        let (ours, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Link::new(ours), theirs))
     }
 
@@ -115,12 +107,7 @@ impl Link {
     pub fn new(socket: OwnedFd) -> Link {
         // As large as the system allows; the default already holds one packet.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * PACKET_BYTES_MAX);
-        Link {
-            socket,
-            outbox: VecDeque::new(),
-            incoming: None,
-            buffer: Vec::new(),
-        }
+        Link { socket, outbox: VecDeque::new(), incoming: None, buffer: Vec::new() }
     }
 
     /// Sends a message, or keeps it until the socket can take it.
@@ -134,20 +121,9 @@ impl Link {
 
     /// Sends a line for the log, cut to a bounded length.
     pub fn send_log(&mut self, level: Level, message: &str) -> io::Result<()> {
-        let end = message
-            .char_indices()
-            .map(|(at, _)| at)
-            .take_while(|&at| at <= LOG_LINE_BYTES_MAX)
-            .last();
-        let message = if message.len() > LOG_LINE_BYTES_MAX {
-            &message[..end.unwrap_or(0)]
-        } else {
-            message
-        };
-        self.send(&Message::Log {
-            level,
-            message: message.to_owned(),
-        })
+        let end = message.char_indices().map(|(at, _)| at).take_while(|&at| at <= LOG_LINE_BYTES_MAX).last();
+        let message = if message.len() > LOG_LINE_BYTES_MAX { &message[..end.unwrap_or(0)] } else { message };
+        self.send(&Message::Log { level, message: message.to_owned() })
     }
 
     /// Sends a bundle under this generation.
@@ -169,17 +145,8 @@ impl Link {
     pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
         // Few per message: a path may have 4 KiB, and JSON may need several bytes for one of them.
         for batch in logs.chunks(8) {
-            let paths = batch
-                .iter()
-                .map(|log| LogPath(log.path().to_owned()))
-                .collect();
-            self.enqueue(
-                &Message::Reopen { paths },
-                batch
-                    .iter()
-                    .map(|log| Arc::clone(log.descriptor()))
-                    .collect(),
-            )?;
+            let paths = batch.iter().map(|log| LogPath(log.path().to_owned())).collect();
+            self.enqueue(&Message::Reopen { paths }, batch.iter().map(|log| Arc::clone(log.descriptor())).collect())?;
         }
         self.flush()
     }
@@ -214,11 +181,7 @@ impl Link {
 
     /// What to poll this link for.
     pub fn interest(&self) -> PollFlags {
-        if self.outbox.is_empty() {
-            PollFlags::IN
-        } else {
-            PollFlags::IN | PollFlags::OUT
-        }
+        if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
     }
 
     /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first bundle,
@@ -260,9 +223,7 @@ impl Link {
         }
         // A bundle has to fit as a whole; a peer that reads nothing for so long is taken for dead.
         if self.outbox.len() >= OUTBOX_MAX {
-            return Err(io::Error::other(
-                "the other process does not read its messages",
-            ));
+            return Err(io::Error::other("the other process does not read its messages"));
         }
         self.outbox.push_back(Packet { bytes, descriptors });
         Ok(())
@@ -270,8 +231,7 @@ impl Link {
 
     fn receive_packet(&mut self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
         self.buffer.resize(PACKET_BYTES_MAX, 0);
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut into = [IoSliceMut::new(&mut self.buffer)];
@@ -292,9 +252,7 @@ impl Link {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::other(
-                "descriptors were lost on the link: too many open files",
-            ));
+            return Err(io::Error::other("descriptors were lost on the link: too many open files"));
         }
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(broken("packet too long"));
@@ -305,38 +263,17 @@ impl Link {
         Ok(Some((message, descriptors)))
     }
 
-    fn handle_packet(
-        &mut self,
-        message: Message,
-        descriptors: Vec<OwnedFd>,
-    ) -> io::Result<Option<Received>> {
+    fn handle_packet(&mut self, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<Option<Received>> {
         match (message, self.incoming.take()) {
-            (
-                Message::Bundle {
-                    protocol,
-                    generation,
-                    descriptors: expected,
-                },
-                None,
-            ) => {
+            (Message::Bundle { protocol, generation, descriptors: expected }, None) => {
                 if protocol != PROTOCOL_VERSION {
-                    return Err(broken(&format!(
-                        "protocol version {protocol}, expected {PROTOCOL_VERSION}"
-                    )));
+                    return Err(broken(&format!("protocol version {protocol}, expected {PROTOCOL_VERSION}")));
                 }
-                let memory = descriptors
-                    .into_iter()
-                    .next()
-                    .ok_or_else(|| broken("bundle without memory"))?;
+                let memory = descriptors.into_iter().next().ok_or_else(|| broken("bundle without memory"))?;
                 if expected > DESCRIPTORS_MAX {
                     return Err(broken("too many descriptors"));
                 }
-                self.finish_bundle(Incoming {
-                    memory,
-                    generation,
-                    expected,
-                    descriptors: Vec::new(),
-                })
+                self.finish_bundle(Incoming { memory, generation, expected, descriptors: Vec::new() })
             }
             (Message::Descriptors, Some(mut incoming)) => {
                 incoming.descriptors.extend(descriptors);
@@ -345,13 +282,7 @@ impl Link {
             (Message::Descriptors, None) => Err(broken("descriptors without a bundle")),
             (_, Some(_)) => Err(broken("a bundle was cut short")),
             (Message::Reopen { paths }, None) if paths.len() == descriptors.len() => {
-                Ok(Some(Received::Reopened(
-                    paths
-                        .into_iter()
-                        .map(|path| path.0)
-                        .zip(descriptors)
-                        .collect(),
-                )))
+                Ok(Some(Received::Reopened(paths.into_iter().map(|path| path.0).zip(descriptors).collect())))
             }
             (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
             (message, None) => Ok(Some(Received::Message(message))),
@@ -376,33 +307,19 @@ impl AsFd for Link {
 }
 
 fn send_packet(socket: &OwnedFd, packet: &Packet) -> io::Result<()> {
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors: Vec<BorrowedFd<'_>> = packet
-        .descriptors
-        .iter()
-        .map(|descriptor| descriptor.as_fd())
-        .collect();
+    let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
     if !descriptors.is_empty() {
         let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         assert!(fits, "batches are cut to what a message carries");
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(&packet.bytes)],
-        &mut ancillary,
-        flags,
-    )?;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&packet.bytes)], &mut ancillary, flags)?;
     Ok(())
 }
 
-pub(super) fn poll_one(
-    descriptor: &impl AsFd,
-    flags: PollFlags,
-    timeout: std::time::Duration,
-) -> io::Result<()> {
+pub(super) fn poll_one(descriptor: &impl AsFd, flags: PollFlags, timeout: std::time::Duration) -> io::Result<()> {
     let timeout = super::signals::timespec(timeout);
     match rustix::event::poll(&mut [PollFd::new(descriptor, flags)], Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -411,10 +328,7 @@ pub(super) fn poll_one(
 }
 
 fn broken(what: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("broken message on the link: {what}"),
-    )
+    io::Error::new(io::ErrorKind::InvalidData, format!("broken message on the link: {what}"))
 }
 
 #[cfg(test)]
@@ -435,29 +349,16 @@ mod tests {
         let mut theirs = Link::new(theirs);
         let log = |index: usize| {
             let name = format!("log {index}");
-            let memory =
-                rustix::fs::memfd_create(&name, rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+            let memory = rustix::fs::memfd_create(&name, rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
             rustix::io::write(&memory, name.as_bytes()).expect("written");
-            Arc::new(LogFile::shared(
-                format!("/log/{index}").into(),
-                Arc::new(memory),
-            ))
+            Arc::new(LogFile::shared(format!("/log/{index}").into(), Arc::new(memory)))
         };
-        let record = Record {
-            logs: (0..300).map(log).collect(),
-            ..Record::default()
-        };
-        let bundle = Bundle {
-            generation: 7,
-            request: BuildRequest::default(),
-            settings: ProcessSettings::default(),
-            record,
-        };
+        let record = Record { logs: (0..300).map(log).collect(), ..Record::default() };
+        let bundle =
+            Bundle { generation: 7, request: BuildRequest::default(), settings: ProcessSettings::default(), record };
         ours.send_bundle(&bundle).expect("sent");
         drop(bundle);
-        let Received::Bundle(arrived) = theirs.wait(soon()).expect("arrives") else {
-            panic!("not a bundle")
-        };
+        let Received::Bundle(arrived) = theirs.wait(soon()).expect("arrives") else { panic!("not a bundle") };
         assert_eq!((arrived.generation, arrived.record.logs.len()), (7, 300));
         for (index, log) in arrived.record.logs.iter().enumerate() {
             let mut text = [0; 16];
@@ -474,10 +375,7 @@ mod tests {
         while ours.send_log(Level::Notice, &"x".repeat(100_000)).is_ok() {
             sent += 1;
         }
-        assert!(
-            sent >= OUTBOX_MAX,
-            "the outbox is filled before the link is given up"
-        );
+        assert!(sent >= OUTBOX_MAX, "the outbox is filled before the link is given up");
         drop(theirs);
         assert!(ours.receive().is_err());
     }

@@ -148,11 +148,7 @@ pub(super) struct OpenError {
 
 /// Opens one socket for `spec`: bound, listening, with the options that matter before that. `test` as for `-t`: a Unix
 /// socket's file is removed again.
-pub(super) fn open_socket(
-    spec: &ListenSpec,
-    share_port: bool,
-    test: bool,
-) -> Result<OwnedFd, OpenError> {
+pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Result<OwnedFd, OpenError> {
     let failed = |call: String| {
         move |error: io::Error| OpenError {
             in_use: error.raw_os_error() == Some(libc::EADDRINUSE),
@@ -174,13 +170,8 @@ pub(super) fn open_socket(
             .map_err(failed(format!("setsockopt(SO_REUSEPORT) {address}")))?;
     }
     if family == AddressFamily::INET6 {
-        set_option(
-            &socket,
-            libc::IPPROTO_IPV6,
-            libc::IPV6_V6ONLY,
-            spec.ipv6only.into(),
-        )
-        .map_err(failed(format!("setsockopt(IPV6_V6ONLY) {address}")))?;
+        set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, spec.ipv6only.into())
+            .map_err(failed(format!("setsockopt(IPV6_V6ONLY) {address}")))?;
     }
 
     bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
@@ -193,9 +184,8 @@ pub(super) fn open_socket(
         }
     }
     if spec.kind == SocketKind::Stream {
-        rustix::net::listen(&socket, spec.backlog).map_err(|error| {
-            failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into())
-        })?;
+        rustix::net::listen(&socket, spec.backlog)
+            .map_err(|error| failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into()))?;
     }
     Ok(socket)
 }
@@ -212,37 +202,24 @@ pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log:
             if let Err(error) = set_option(socket, level, option, value) {
                 log.write(
                     Level::Alert,
-                    &format!(
-                        "setsockopt({name}, {value}) {} failed{}, ignored",
-                        spec.address,
-                        errno_text(&error)
-                    ),
+                    &format!("setsockopt({name}, {value}) {} failed{}, ignored", spec.address, errno_text(&error)),
                 );
             }
         }
-        let relisten = spec.kind == SocketKind::Stream
-            && previous.is_some_and(|old| old.backlog != spec.backlog);
+        let relisten = spec.kind == SocketKind::Stream && previous.is_some_and(|old| old.backlog != spec.backlog);
         if relisten && let Err(error) = rustix::net::listen(socket, spec.backlog) {
             let why = errno_text(&error.into());
             log.write(
                 Level::Alert,
-                &format!(
-                    "listen() to {}, backlog {} failed{why}, ignored",
-                    spec.address, spec.backlog
-                ),
+                &format!("listen() to {}, backlog {} failed{why}, ignored", spec.address, spec.backlog),
             );
         }
         // Last, as in nginx. One second: how long a connection has waited already cannot be known.
         if spec.deferred != previous.is_some_and(|old| old.deferred) {
             let seconds = spec.deferred.into();
-            if let Err(error) =
-                set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds)
-            {
+            if let Err(error) = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds) {
                 let why = errno_text(&error);
-                let text = format!(
-                    "setsockopt(TCP_DEFER_ACCEPT, {seconds}) for {} failed{why}, ignored",
-                    spec.address
-                );
+                let text = format!("setsockopt(TCP_DEFER_ACCEPT, {seconds}) for {} failed{why}, ignored", spec.address);
                 log.write(Level::Alert, &text);
             }
         }
@@ -252,11 +229,7 @@ pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log:
 /// Configures sockets that another binary opened, about whose options we know nothing.
 pub(super) fn configure_inherited(listener: &Listener, log: &dyn ErrorLog) {
     // Differs in everything that is only set when it changes.
-    let unknown = ListenSpec {
-        backlog: -1,
-        deferred: !listener.spec.deferred,
-        ..listener.spec.clone()
-    };
+    let unknown = ListenSpec { backlog: -1, deferred: !listener.spec.deferred, ..listener.spec.clone() };
     configure(listener, Some(&unknown), log);
 }
 
@@ -297,26 +270,12 @@ pub(super) fn inherited_spec(socket: &OwnedFd) -> Result<ListenSpec, String> {
         io::ErrorKind::Unsupported => {
             format!("the inherited socket #{number} has an unsupported protocol family")
         }
-        _ => format!(
-            "getsockname() of the inherited socket #{number} failed{}",
-            errno_text(&error)
-        ),
+        _ => format!("getsockname() of the inherited socket #{number} failed{}", errno_text(&error)),
     })?;
-    let kind = rustix::net::sockopt::socket_type(socket).map_err(|error| {
-        format!(
-            "getsockopt(SO_TYPE) {address} failed{}",
-            errno_text(&error.into())
-        )
-    })?;
-    let kind = if kind == SocketType::DGRAM {
-        SocketKind::Datagram
-    } else {
-        SocketKind::Stream
-    };
-    Ok(ListenSpec {
-        kind,
-        ..ListenSpec::new(address)
-    })
+    let kind = rustix::net::sockopt::socket_type(socket)
+        .map_err(|error| format!("getsockopt(SO_TYPE) {address} failed{}", errno_text(&error.into())))?;
+    let kind = if kind == SocketType::DGRAM { SocketKind::Datagram } else { SocketKind::Stream };
+    Ok(ListenSpec { kind, ..ListenSpec::new(address) })
 }
 
 fn bound_address(socket: BorrowedFd<'_>) -> io::Result<ListenAddress> {
@@ -325,16 +284,10 @@ fn bound_address(socket: BorrowedFd<'_>) -> io::Result<ListenAddress> {
     match address.address_family() {
         AddressFamily::UNIX => {
             let address = SocketAddrUnix::try_from(address).map_err(unsupported)?;
-            let path = address
-                .path()
-                .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-            Ok(ListenAddress::Unix(
-                OsStr::from_bytes(path.to_bytes()).into(),
-            ))
+            let path = address.path().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+            Ok(ListenAddress::Unix(OsStr::from_bytes(path.to_bytes()).into()))
         }
-        _ => Ok(ListenAddress::Inet(
-            SocketAddr::try_from(address).map_err(unsupported)?,
-        )),
+        _ => Ok(ListenAddress::Inet(SocketAddr::try_from(address).map_err(unsupported)?)),
     }
 }
 
@@ -367,48 +320,18 @@ fn options(spec: &ListenSpec) -> Vec<(&'static str, i32, i32, i32)> {
     let seconds = |time: Duration| i32::try_from(time.as_secs()).unwrap_or(i32::MAX);
     let keep_alive = spec.keep_alive.as_ref();
     [
-        (
-            "SO_RCVBUF",
-            libc::SOL_SOCKET,
-            libc::SO_RCVBUF,
-            spec.receive_buffer.map(integer),
-        ),
-        (
-            "SO_SNDBUF",
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUF,
-            spec.send_buffer.map(integer),
-        ),
-        (
-            "SO_KEEPALIVE",
-            libc::SOL_SOCKET,
-            libc::SO_KEEPALIVE,
-            keep_alive.map(|keep| keep.on.into()),
-        ),
-        (
-            "TCP_KEEPIDLE",
-            libc::IPPROTO_TCP,
-            libc::TCP_KEEPIDLE,
-            keep_alive.and_then(|keep| keep.idle).map(seconds),
-        ),
+        ("SO_RCVBUF", libc::SOL_SOCKET, libc::SO_RCVBUF, spec.receive_buffer.map(integer)),
+        ("SO_SNDBUF", libc::SOL_SOCKET, libc::SO_SNDBUF, spec.send_buffer.map(integer)),
+        ("SO_KEEPALIVE", libc::SOL_SOCKET, libc::SO_KEEPALIVE, keep_alive.map(|keep| keep.on.into())),
+        ("TCP_KEEPIDLE", libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, keep_alive.and_then(|keep| keep.idle).map(seconds)),
         (
             "TCP_KEEPINTVL",
             libc::IPPROTO_TCP,
             libc::TCP_KEEPINTVL,
             keep_alive.and_then(|keep| keep.interval).map(seconds),
         ),
-        (
-            "TCP_KEEPCNT",
-            libc::IPPROTO_TCP,
-            libc::TCP_KEEPCNT,
-            keep_alive.and_then(|keep| keep.count).map(integer),
-        ),
-        (
-            "TCP_FASTOPEN",
-            libc::IPPROTO_TCP,
-            libc::TCP_FASTOPEN,
-            spec.fastopen.map(integer),
-        ),
+        ("TCP_KEEPCNT", libc::IPPROTO_TCP, libc::TCP_KEEPCNT, keep_alive.and_then(|keep| keep.count).map(integer)),
+        ("TCP_FASTOPEN", libc::IPPROTO_TCP, libc::TCP_FASTOPEN, spec.fastopen.map(integer)),
     ]
     .into_iter()
     .filter_map(|(name, level, option, value)| Some((name, level, option, value?)))
@@ -426,11 +349,7 @@ fn set_option(socket: &impl AsFd, level: i32, option: i32, value: i32) -> io::Re
             size_of::<i32>() as libc::socklen_t,
         )
     };
-    if code < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -438,22 +357,16 @@ mod tests {
     use super::*;
 
     fn any_port() -> ListenSpec {
-        ListenSpec::new(ListenAddress::Inet(
-            "127.0.0.1:0".parse().expect("an address"),
-        ))
+        ListenSpec::new(ListenAddress::Inet("127.0.0.1:0".parse().expect("an address")))
     }
 
     #[test]
     fn an_address_in_use_is_reported_in_nginx_words() {
         let first = open_socket(&any_port(), false, false).expect("any port is free");
         let address = bound_address(first.as_fd()).expect("it is bound");
-        let error =
-            open_socket(&ListenSpec::new(address.clone()), false, false).expect_err("it is taken");
+        let error = open_socket(&ListenSpec::new(address.clone()), false, false).expect_err("it is taken");
         assert!(error.in_use);
-        assert_eq!(
-            error.message,
-            format!("bind() to {address} failed (98: Address already in use)")
-        );
+        assert_eq!(error.message, format!("bind() to {address} failed (98: Address already in use)"));
     }
 
     #[test]
@@ -469,13 +382,7 @@ mod tests {
         let socket = open_socket(&any_port(), false, false).expect("any port is free");
         let other = open_socket(&any_port(), false, false).expect("any port is free");
         let copy = socket.try_clone().expect("descriptors are left");
-        assert_eq!(
-            socket_identity(&socket).expect("a cookie"),
-            socket_identity(&copy).expect("a cookie")
-        );
-        assert_ne!(
-            socket_identity(&socket).expect("a cookie"),
-            socket_identity(&other).expect("a cookie")
-        );
+        assert_eq!(socket_identity(&socket).expect("a cookie"), socket_identity(&copy).expect("a cookie"));
+        assert_ne!(socket_identity(&socket).expect("a cookie"), socket_identity(&other).expect("a cookie"));
     }
 }

@@ -42,18 +42,8 @@ impl LogFile {
     pub(super) fn replace(&self, replacement: &OwnedFd) -> io::Result<()> {
         // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by
         // `self.descriptor`, only what it refers to changes, which is the purpose.
-        let code = unsafe {
-            libc::dup3(
-                replacement.as_raw_fd(),
-                self.descriptor.as_raw_fd(),
-                libc::O_CLOEXEC,
-            )
-        };
-        if code < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        let code = unsafe { libc::dup3(replacement.as_raw_fd(), self.descriptor.as_raw_fd(), libc::O_CLOEXEC) };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Whether `other` is the same file on disk, under the same path.
@@ -81,17 +71,13 @@ impl AsFd for LogFile {
 /// # Errors
 /// nginx's text: `open() "x" failed (…)`, `chown("x", 33) failed (…)`.
 pub(super) fn reopen(path: &Path, owner: Option<u32>) -> Result<OwnedFd, String> {
-    let failed = |call: String| {
-        move |error: io::Error| format!("{call} failed{}", super::errors::errno_text(&error))
-    };
+    let failed = |call: String| move |error: io::Error| format!("{call} failed{}", super::errors::errno_text(&error));
     let name = path.display();
     let file = File::from(open(path).map_err(failed(format!("open() \"{name}\"")))?);
     let Some(owner) = owner else {
         return Ok(file.into());
     };
-    let metadata = file
-        .metadata()
-        .map_err(failed(format!("fstat() \"{name}\"")))?;
+    let metadata = file.metadata().map_err(failed(format!("fstat() \"{name}\"")))?;
     // Only a regular file is given away: a terminal, pipe or /dev/null belongs to others.
     if !metadata.is_file() {
         return Ok(file.into());
@@ -103,22 +89,15 @@ pub(super) fn reopen(path: &Path, owner: Option<u32>) -> Result<OwnedFd, String>
     }
     let mode = metadata.mode();
     if mode & 0o600 != 0o600 {
-        rustix::fs::fchmod(
-            &file,
-            rustix::fs::Mode::from_raw_mode((mode | 0o600) & 0o7777),
-        )
-        .map_err(|error| failed(format!("chmod() \"{name}\""))(error.into()))?;
+        rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode((mode | 0o600) & 0o7777))
+            .map_err(|error| failed(format!("chmod() \"{name}\""))(error.into()))?;
     }
     Ok(file.into())
 }
 
 fn open(path: &Path) -> io::Result<OwnedFd> {
-    let file = std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o644)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
+    let file =
+        std::fs::OpenOptions::new().append(true).create(true).mode(0o644).custom_flags(libc::O_NONBLOCK).open(path)?;
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;
     Ok(file.into())
 }

@@ -65,10 +65,7 @@ pub(super) struct Events<E> {
 impl<E> Events<E> {
     pub fn new() -> io::Result<Events<E>> {
         let signal = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Events {
-            queue: Mutex::new(VecDeque::new()),
-            signal,
-        })
+        Ok(Events { queue: Mutex::new(VecDeque::new()), signal })
     }
 
     pub fn push(&self, event: E) {
@@ -110,35 +107,28 @@ pub(super) fn spawn<P: Program>(
     configuration: Arc<P::Configuration>,
     report: impl Fn(LoopEvent) + Send + Sync + 'static,
 ) -> io::Result<LoopHandle<P::Configuration>> {
-    let mailbox = Arc::new(Mailbox {
-        state: Mutex::new(MailboxState {
-            orders: VecDeque::new(),
-            waker: None,
-        }),
-    });
+    let mailbox = Arc::new(Mailbox { state: Mutex::new(MailboxState { orders: VecDeque::new(), waker: None }) });
     let inside = Arc::clone(&mailbox);
     let report: Arc<dyn Fn(LoopEvent) + Send + Sync> = Arc::new(report);
-    thread::Builder::new()
-        .name(format!("worker {worker}"))
-        .spawn(move || {
-            let run = || {
-                let main: LoopMain = Box::pin(Attendance::<P> {
-                    program: Arc::clone(&program),
-                    mailbox: inside,
-                    report: Arc::clone(&report),
-                    announced: false,
-                    serving: None,
-                    unsettled: Vec::new(),
-                });
-                program.run_loop(worker, configuration, main)
-            };
-            let result = match catch_unwind(AssertUnwindSafe(run)) {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(format!("event loop of worker {worker} failed: {error}")),
-                Err(_) => Err(format!("event loop of worker {worker} panicked")),
-            };
-            report(LoopEvent::Exited(result));
-        })?;
+    thread::Builder::new().name(format!("worker {worker}")).spawn(move || {
+        let run = || {
+            let main: LoopMain = Box::pin(Attendance::<P> {
+                program: Arc::clone(&program),
+                mailbox: inside,
+                report: Arc::clone(&report),
+                announced: false,
+                serving: None,
+                unsettled: Vec::new(),
+            });
+            program.run_loop(worker, configuration, main)
+        };
+        let result = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(format!("event loop of worker {worker} failed: {error}")),
+            Err(_) => Err(format!("event loop of worker {worker} panicked")),
+        };
+        report(LoopEvent::Exited(result));
+    })?;
     Ok(LoopHandle { mailbox })
 }
 
@@ -228,28 +218,12 @@ impl<P: Program> Future for Attendance<P> {
 impl<P: Program> Attendance<P> {
     fn carry_out(&mut self, order: Order<P::Configuration>) -> std::ops::ControlFlow<()> {
         match (order, &mut self.serving) {
-            (
-                Order::Start {
-                    seat,
-                    configuration,
-                },
-                _,
-            ) => {
-                let started = self
-                    .program
-                    .start(seat, configuration)
-                    .map(|worker| self.serving = Some(worker));
+            (Order::Start { seat, configuration }, _) => {
+                let started = self.program.start(seat, configuration).map(|worker| self.serving = Some(worker));
                 (self.report)(LoopEvent::Started(started));
             }
-            (
-                Order::Commit {
-                    seat,
-                    configuration,
-                },
-                Some(worker),
-            ) => {
-                self.unsettled
-                    .push((Settles::Commit, worker.commit(seat, configuration)));
+            (Order::Commit { seat, configuration }, Some(worker)) => {
+                self.unsettled.push((Settles::Commit, worker.commit(seat, configuration)));
             }
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit { .. }, None) => (self.report)(LoopEvent::Committed),

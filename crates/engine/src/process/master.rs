@@ -156,10 +156,7 @@ impl<P: Program> Master<P> {
             workers: Vec::new(),
             reload: None,
             reload_wanted: false,
-            respawn: Respawn {
-                at: None,
-                pause: Duration::ZERO,
-            },
+            respawn: Respawn { at: None, pause: Duration::ZERO },
             stop: None,
             serving_since_start: false,
             waiting: start.waiting,
@@ -186,11 +183,7 @@ impl<P: Program> Master<P> {
             self.handle_time(Instant::now());
         }
         self.leave();
-        if self.failed {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        }
+        if self.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
     fn is_done(&self) -> bool {
@@ -199,22 +192,13 @@ impl<P: Program> Master<P> {
 
     fn wait(&self) {
         let mut polled = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        let links = self
-            .workers
-            .iter()
-            .filter_map(|worker| worker.link.as_ref());
+        let links = self.workers.iter().filter_map(|worker| worker.link.as_ref());
         let helper = match &self.reload {
             Some(Reload::Helping { link, .. }) => Some(link),
             _ => None,
         };
-        polled.extend(
-            links
-                .chain(helper)
-                .map(|link| PollFd::new(link, link.interest())),
-        );
-        let timeout = self
-            .next_deadline()
-            .map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        polled.extend(links.chain(helper).map(|link| PollFd::new(link, link.interest())));
+        let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
         // An interrupted wait is a short one.
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
     }
@@ -245,10 +229,7 @@ impl<P: Program> Master<P> {
         {
             let pid = *pid;
             self.kill(pid, rustix::process::Signal::KILL);
-            let text = format!(
-                "the configuration was not built within {} seconds",
-                HELPER_TIMEOUT.as_secs()
-            );
+            let text = format!("the configuration was not built within {} seconds", HELPER_TIMEOUT.as_secs());
             self.reject(Report::new(Level::Emerg, text));
         }
         if self.respawn.at.is_some_and(|at| at <= now) {
@@ -315,9 +296,7 @@ impl<P: Program> Master<P> {
             self.notifier.stopping();
         }
         self.drop_reload();
-        self.stop = Some(Stop::Fast {
-            kill_at: Some(Instant::now() + KILL_AFTER),
-        });
+        self.stop = Some(Stop::Fast { kill_at: Some(Instant::now() + KILL_AFTER) });
         for worker in &mut self.workers {
             worker.phase = WorkerPhase::Serving; // also one that drains
         }
@@ -327,17 +306,9 @@ impl<P: Program> Master<P> {
     /// Tells every worker process that is not leaving already; by signal when the link is gone.
     fn tell_to_leave(&mut self, message: &Message, signal: rustix::process::Signal) {
         let mut unreachable = Vec::new();
-        for worker in self
-            .workers
-            .iter_mut()
-            .filter(|worker| worker.phase != WorkerPhase::Leaving)
-        {
+        for worker in self.workers.iter_mut().filter(|worker| worker.phase != WorkerPhase::Leaving) {
             worker.phase = WorkerPhase::Leaving;
-            if worker
-                .link
-                .as_mut()
-                .is_none_or(|link| link.send(message).is_err())
-            {
+            if worker.link.as_mut().is_none_or(|link| link.send(message).is_err()) {
                 unreachable.push(worker.pid);
             }
         }
@@ -359,45 +330,26 @@ impl<P: Program> Master<P> {
     fn kill(&self, pid: Pid, signal: rustix::process::Signal) {
         // Not reaped yet, so the number is still its own.
         if let Err(error) = rustix::process::kill_process(pid, signal) {
-            let text = format!(
-                "kill({pid}, {}) failed{}",
-                signal.as_raw(),
-                errno_text(&error.into())
-            );
+            let text = format!("kill({pid}, {}) failed{}", signal.as_raw(), errno_text(&error.into()));
             self.log.write(Level::Alert, &text);
         }
     }
 
     fn reopen_logs(&mut self) {
         self.log.write(Level::Notice, "reopening logs");
-        let owner = self
-            .bundle
-            .settings
-            .account
-            .as_ref()
-            .filter(|_| user::is_super_user())
-            .map(|account| account.user);
+        let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
         let mut reopened = Vec::new();
         for log in &self.bundle.record.logs {
             let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
-                log.replace(&descriptor).map_err(|error| {
-                    format!(
-                        "dup3() \"{}\" failed{}",
-                        log.path().display(),
-                        errno_text(&error)
-                    )
-                })
+                log.replace(&descriptor)
+                    .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
             });
             match replaced {
                 Ok(()) => reopened.push(Arc::clone(log)),
                 Err(message) => self.log.write(Level::Emerg, &message),
             }
         }
-        for link in self
-            .workers
-            .iter_mut()
-            .filter_map(|worker| worker.link.as_mut())
-        {
+        for link in self.workers.iter_mut().filter_map(|worker| worker.link.as_mut()) {
             // A lost link is found and logged when it is read.
             let _ = link.send_reopened(&reopened);
         }
@@ -408,10 +360,7 @@ impl<P: Program> Master<P> {
         if let Some(file) = self.bundle.standard_error()
             && let Err(error) = rustix::stdio::dup2_stderr(&*file)
         {
-            self.log.write(
-                Level::Alert,
-                &format!("dup2(STDERR) failed{}", errno_text(&error.into())),
-            );
+            self.log.write(Level::Alert, &format!("dup2(STDERR) failed{}", errno_text(&error.into())));
         }
     }
 
@@ -419,8 +368,7 @@ impl<P: Program> Master<P> {
         self.log.write(Level::Notice, "changing binary");
         match upgrade::start_new_binary(&self.bundle) {
             Ok(pid) => {
-                self.log
-                    .write(Level::Notice, &format!("start new binary process {pid}"));
+                self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);
             }
             Err(message) => self.log.write(Level::Alert, &message),
@@ -436,43 +384,27 @@ impl<P: Program> Master<P> {
             Err(error) => {
                 self.log.write(
                     Level::Alert,
-                    &format!(
-                        "fork() failed while spawning \"worker process\"{}",
-                        errno_text(&error)
-                    ),
+                    &format!("fork() failed while spawning \"worker process\"{}", errno_text(&error)),
                 );
                 if self.serving_since_start {
                     self.schedule_respawn();
                 } else {
-                    self.fail(&Report::new(
-                        Level::Emerg,
-                        "could not start the worker process",
-                    ));
+                    self.fail(&Report::new(Level::Emerg, "could not start the worker process"));
                 }
             }
         }
     }
 
     fn start_worker(&self, bundle: &Bundle) -> io::Result<WorkerProcess> {
-        let (pid, mut link) =
-            self.executable
-                .start(Role::Worker, &bundle.request.program, &bundle.settings)?;
-        self.log
-            .write(Level::Notice, &format!("start worker process {pid}"));
+        let (pid, mut link) = self.executable.start(Role::Worker, &bundle.request.program, &bundle.settings)?;
+        self.log.write(Level::Notice, &format!("start worker process {pid}"));
         // If it is dead already, SIGCHLD says so.
         let link = link.send_bundle(bundle).is_ok().then_some(link);
-        Ok(WorkerProcess {
-            pid,
-            link,
-            phase: WorkerPhase::Starting,
-            since: Instant::now(),
-        })
+        Ok(WorkerProcess { pid, link, phase: WorkerPhase::Starting, since: Instant::now() })
     }
 
     fn serving_worker(&self) -> Option<&WorkerProcess> {
-        self.workers
-            .iter()
-            .find(|worker| worker.phase != WorkerPhase::Leaving)
+        self.workers.iter().find(|worker| worker.phase != WorkerPhase::Leaving)
     }
 
     fn worker_mut(&mut self, pid: Pid) -> Option<&mut WorkerProcess> {
@@ -489,8 +421,7 @@ impl<P: Program> Master<P> {
     }
 
     fn handle_exit(&mut self, pid: Pid, status: WaitStatus) {
-        let is_helper =
-            matches!(&self.reload, Some(Reload::Helping { pid: helper, .. }) if *helper == pid);
+        let is_helper = matches!(&self.reload, Some(Reload::Helping { pid: helper, .. }) if *helper == pid);
         let position = self.workers.iter().position(|worker| worker.pid == pid);
         let name = match (position, is_helper, self.new_binary == Some(pid)) {
             (Some(_), _, _) => "worker process",
@@ -501,21 +432,11 @@ impl<P: Program> Master<P> {
         };
         match (status.terminating_signal(), status.exit_status()) {
             (Some(signal), _) => {
-                let core = if libc::WCOREDUMP(status.as_raw()) {
-                    " (core dumped)"
-                } else {
-                    ""
-                };
-                self.log.write(
-                    Level::Alert,
-                    &format!("{name} {pid} exited on signal {signal}{core}"),
-                );
+                let core = if libc::WCOREDUMP(status.as_raw()) { " (core dumped)" } else { "" };
+                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}"));
             }
             (None, code) => {
-                self.log.write(
-                    Level::Notice,
-                    &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)),
-                );
+                self.log.write(Level::Notice, &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)));
             }
         }
         if is_helper {
@@ -537,41 +458,22 @@ impl<P: Program> Master<P> {
 
     fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
         match self.reload.take() {
-            Some(Reload::Preparing {
-                bundle,
-                worker: pid,
-            }) if pid == worker.pid => {
-                self.discard(
-                    *bundle,
-                    "the worker process died while it prepared the new configuration",
-                );
+            Some(Reload::Preparing { bundle, worker: pid }) if pid == worker.pid => {
+                self.discard(*bundle, "the worker process died while it prepared the new configuration");
             }
-            Some(Reload::Replacing {
-                bundle,
-                worker: pid,
-            }) if pid == worker.pid => {
+            Some(Reload::Replacing { bundle, worker: pid }) if pid == worker.pid => {
                 self.discard(*bundle, "the new worker process died before it was ready");
                 return; // the old one still serves
             }
             // Acknowledged: the next process is started with the new configuration.
-            Some(Reload::Committing {
-                previous,
-                worker: pid,
-            }) if pid == worker.pid => self.finish_commit(&previous),
+            Some(Reload::Committing { previous, worker: pid }) if pid == worker.pid => self.finish_commit(&previous),
             other => self.reload = other,
         }
-        if self.stop.is_some()
-            || self.resting
-            || self.failed
-            || worker.phase == WorkerPhase::Leaving
-        {
+        if self.stop.is_some() || self.resting || self.failed || worker.phase == WorkerPhase::Leaving {
             return;
         }
         if !self.serving_since_start {
-            self.fail(&Report::new(
-                Level::Emerg,
-                "the worker process failed to start",
-            ));
+            self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
         if worker.since.elapsed() >= RESPAWN_HEALTHY {
@@ -615,18 +517,14 @@ impl<P: Program> Master<P> {
             let Some(link) = &mut worker.link else {
                 continue;
             };
-            let result = drain(link, |received| {
-                heard.push_back(Heard::Worker(worker.pid, Ok(received)))
-            });
+            let result = drain(link, |received| heard.push_back(Heard::Worker(worker.pid, Ok(received))));
             if let Err(error) = result {
                 worker.link = None;
                 heard.push_back(Heard::Worker(worker.pid, Err(error)));
             }
         }
         if let Some(Reload::Helping { link, .. }) = &mut self.reload {
-            let result = drain(link, |received| {
-                heard.push_back(Heard::Helper(Ok(received)))
-            });
+            let result = drain(link, |received| heard.push_back(Heard::Helper(Ok(received))));
             if let Err(error) = result {
                 heard.push_back(Heard::Helper(Err(error)));
             }
@@ -638,25 +536,17 @@ impl<P: Program> Master<P> {
     fn handle_lost(&mut self, pid: Pid, error: &io::Error) {
         if matches!(
             error.kind(),
-            io::ErrorKind::UnexpectedEof
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::BrokenPipe
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
         ) {
             return;
         }
-        self.log.write(
-            Level::Alert,
-            &format!("the link to worker process {pid} was lost: {error}"),
-        );
+        self.log.write(Level::Alert, &format!("the link to worker process {pid} was lost: {error}"));
         self.kill(pid, rustix::process::Signal::TERM);
     }
 
     fn handle_worker(&mut self, pid: Pid, received: Received) {
         let Received::Message(message) = received else {
-            return self.log.write(
-                Level::Alert,
-                &format!("unexpected bundle from worker process {pid}"),
-            );
+            return self.log.write(Level::Alert, &format!("unexpected bundle from worker process {pid}"));
         };
         match message {
             Message::Ready { .. } => self.handle_ready(pid),
@@ -664,10 +554,7 @@ impl<P: Program> Master<P> {
             Message::Committed { .. } => self.handle_committed(pid),
             Message::Refused { report, .. } => self.handle_refused(pid, report),
             Message::Log { level, message } => self.log.write(level, &message),
-            _ => self.log.write(
-                Level::Alert,
-                &format!("unexpected message from worker process {pid}"),
-            ),
+            _ => self.log.write(Level::Alert, &format!("unexpected message from worker process {pid}")),
         }
     }
 
@@ -701,11 +588,7 @@ impl<P: Program> Master<P> {
         let mut unreachable = Vec::new();
         for worker in self.workers.iter_mut().filter(|worker| worker.pid != pid) {
             worker.phase = WorkerPhase::Leaving;
-            if worker
-                .link
-                .as_mut()
-                .is_none_or(|link| link.send(&Message::Quit).is_err())
-            {
+            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit).is_err()) {
                 unreachable.push(worker.pid);
             }
         }
@@ -739,34 +622,21 @@ impl<P: Program> Master<P> {
             return self.spawn_worker();
         }
         if self.reload.is_some() || !self.serving_since_start {
-            self.log.write(
-                Level::Notice,
-                "still busy with the previous configuration, this one follows",
-            );
+            self.log.write(Level::Notice, "still busy with the previous configuration, this one follows");
             self.reload_wanted = true;
             return;
         }
         self.log.write(Level::Notice, "reconfiguring");
         self.notifier.reloading();
-        let started = self.executable.start(
-            Role::Helper,
-            &self.bundle.request.program,
-            &self.bundle.settings,
-        );
+        let started = self.executable.start(Role::Helper, &self.bundle.request.program, &self.bundle.settings);
         let sent = started.and_then(|(pid, mut link)| {
             link.send_bundle(&self.bundle)?;
-            link.send(&Message::Build {
-                request: self.bundle.request.clone(),
-            })?;
+            link.send(&Message::Build { request: self.bundle.request.clone() })?;
             Ok((pid, link))
         });
         match sent {
             Ok((pid, link)) => {
-                self.reload = Some(Reload::Helping {
-                    pid,
-                    link,
-                    until: Instant::now() + HELPER_TIMEOUT,
-                });
+                self.reload = Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT });
             }
             Err(error) => {
                 self.reject(Report::new(
@@ -782,9 +652,7 @@ impl<P: Program> Master<P> {
             Received::Message(Message::Log { level, message }) => self.log.write(level, &message),
             Received::Message(Message::Refused { report, .. }) => self.reject(report),
             Received::Bundle(bundle) => self.prepare(bundle),
-            _ => self
-                .log
-                .write(Level::Alert, "unexpected message from the reload helper"),
+            _ => self.log.write(Level::Alert, "unexpected message from the reload helper"),
         }
     }
 
@@ -793,12 +661,8 @@ impl<P: Program> Master<P> {
         self.generation += 1;
         bundle.generation = self.generation;
         bundle.adopt(&self.bundle);
-        let serving = self
-            .workers
-            .iter()
-            .position(|worker| worker.phase == WorkerPhase::Serving);
-        let in_place =
-            serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
+        let serving = self.workers.iter().position(|worker| worker.phase == WorkerPhase::Serving);
+        let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
         let Some(position) = in_place else {
             return self.replace_worker(bundle);
         };
@@ -806,12 +670,7 @@ impl<P: Program> Master<P> {
         let worker = &mut self.workers[position];
         let pid = worker.pid;
         match worker.link.as_mut().map(|link| link.send_bundle(&bundle)) {
-            Some(Ok(())) => {
-                self.reload = Some(Reload::Preparing {
-                    bundle,
-                    worker: pid,
-                })
-            }
+            Some(Ok(())) => self.reload = Some(Reload::Preparing { bundle, worker: pid }),
             _ => self.discard(*bundle, "the worker process cannot be reached"),
         }
     }
@@ -821,16 +680,10 @@ impl<P: Program> Master<P> {
             Ok(worker) => {
                 let pid = worker.pid;
                 self.workers.push(worker);
-                self.reload = Some(Reload::Replacing {
-                    bundle,
-                    worker: pid,
-                });
+                self.reload = Some(Reload::Replacing { bundle, worker: pid });
             }
             Err(error) => {
-                let text = format!(
-                    "fork() failed while spawning \"worker process\"{}",
-                    errno_text(&error)
-                );
+                let text = format!("fork() failed while spawning \"worker process\"{}", errno_text(&error));
                 self.discard(*bundle, &text);
             }
         }
@@ -839,19 +692,14 @@ impl<P: Program> Master<P> {
     /// The worker may not raise its own limit, we may. If not even we, it says so itself.
     fn raise_descriptor_limit(&self, pid: Pid, bundle: &Bundle) {
         if let Some(limit) = bundle.settings.rlimit_nofile {
-            let limits = Rlimit {
-                current: Some(limit),
-                maximum: Some(limit),
-            };
+            let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
             let _ = rustix::process::prlimit(Some(pid), Resource::Nofile, limits);
         }
     }
 
     fn handle_prepared(&mut self, pid: Pid, generation: u64) {
         match self.reload.take() {
-            Some(Reload::Preparing { bundle, worker })
-                if worker == pid && bundle.generation == generation =>
-            {
+            Some(Reload::Preparing { bundle, worker }) if worker == pid && bundle.generation == generation => {
                 let previous = self.acknowledge(bundle);
                 self.reload = Some(Reload::Committing { previous, worker });
             }
@@ -870,20 +718,14 @@ impl<P: Program> Master<P> {
                 listen::configure(listener, Some(old), &*self.log);
             }
         }
-        pid_file::change(
-            &previous.settings.pid_path,
-            &self.bundle.settings.pid_path,
-            &*self.log,
-        );
+        pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
         self.redirect_standard_error();
         previous.addresses()
     }
 
     fn handle_committed(&mut self, pid: Pid) {
         match self.reload.take() {
-            Some(Reload::Committing { previous, worker }) if worker == pid => {
-                self.finish_commit(&previous)
-            }
+            Some(Reload::Committing { previous, worker }) if worker == pid => self.finish_commit(&previous),
             other => self.reload = other,
         }
     }
@@ -917,10 +759,7 @@ impl<P: Program> Master<P> {
         self.reload = None;
         system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
         drop(bundle);
-        self.reject(Report::new(
-            Level::Emerg,
-            format!("{why}, the old configuration stays"),
-        ));
+        self.reject(Report::new(Level::Emerg, format!("{why}, the old configuration stays")));
     }
 
     fn drop_reload(&mut self) {
@@ -941,8 +780,7 @@ impl<P: Program> Master<P> {
 
     fn close_listeners(&mut self) {
         // As nginx: not while another binary uses the files.
-        let shared = self.new_binary.is_some()
-            || (self.upgraded && rustix::process::getppid() == self.parent);
+        let shared = self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent);
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (!listener.inherited && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
@@ -952,11 +790,7 @@ impl<P: Program> Master<P> {
 
     fn leave(&mut self) {
         let path = &self.bundle.settings.pid_path;
-        let path = if self.new_binary.is_some() {
-            pid_file::old_path(path)
-        } else {
-            path.clone()
-        };
+        let path = if self.new_binary.is_some() { pid_file::old_path(path) } else { path.clone() };
         pid_file::remove(&path, &*self.log);
         self.close_listeners();
         self.log.write(Level::Notice, "exit");

@@ -45,9 +45,7 @@ pub use log_file::{LogFile, LogHandle};
 pub use loops::LoopMain;
 pub use program::{BuildRequest, Built, Program, Quiet, Seat, Worker};
 pub use resources::{ResourceError, Resources};
-pub use settings::{
-    EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings,
-};
+pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
 pub use spawn::Role;
 pub use system::SystemResources;
 pub use user::{Account, USER_IGNORED, is_super_user};

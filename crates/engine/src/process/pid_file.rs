@@ -21,35 +21,19 @@ pub(super) fn write(path: &Path) -> Result<(), String> {
         .mode(0o644)
         .open(path)
         .map_err(|error| format!("open() \"{name}\" failed{}", errno_text(&error)))?;
-    writeln!(file, "{}", std::process::id())
-        .map_err(|error| format!("write() \"{name}\" failed{}", errno_text(&error)))
+    writeln!(file, "{}", std::process::id()).map_err(|error| format!("write() \"{name}\" failed{}", errno_text(&error)))
 }
 
 /// For `-t`: that it could be written. Like nginx, this creates the file.
 pub(super) fn test(path: &Path) -> Result<(), String> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o644)
-        .open(path);
-    opened
-        .map(drop)
-        .map_err(|error| format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
+    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
+    opened.map(drop).map_err(|error| format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
 }
 
 /// Removes it.
 pub(super) fn remove(path: &Path, log: &dyn ErrorLog) {
     if let Err(error) = fs::remove_file(path) {
-        log.write(
-            Level::Alert,
-            &format!(
-                "unlink() \"{}\" failed{}",
-                path.display(),
-                errno_text(&error)
-            ),
-        );
+        log.write(Level::Alert, &format!("unlink() \"{}\" failed{}", path.display(), errno_text(&error)));
     }
 }
 
@@ -81,18 +65,12 @@ pub(super) fn read(path: &Path) -> Result<i32, String> {
     let mut text = Vec::new();
     // nginx reads as many bytes as its longest number has.
     let file = fs::File::open(path).map_err(|error| failed("open()", error))?;
-    file.take(22)
-        .read_to_end(&mut text)
-        .map_err(|error| failed("read()", error))?;
+    file.take(22).read_to_end(&mut text).map_err(|error| failed("read()", error))?;
     while matches!(text.last(), Some(b'\r' | b'\n')) {
         text.pop();
     }
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = String::from_utf8_lossy(&text);
-    let number = if digits {
-        text.parse().ok().filter(|&number| number > 0)
-    } else {
-        None
-    };
+    let number = if digits { text.parse().ok().filter(|&number| number > 0) } else { None };
     number.ok_or_else(|| format!("invalid PID number \"{text}\" in \"{name}\""))
 }

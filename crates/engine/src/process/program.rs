@@ -90,22 +90,13 @@ pub trait Program: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// The loop cannot be set up; `main` must not have been polled then.
-    fn run_loop(
-        &self,
-        worker: usize,
-        configuration: Arc<Self::Configuration>,
-        main: LoopMain,
-    ) -> io::Result<()>;
+    fn run_loop(&self, worker: usize, configuration: Arc<Self::Configuration>, main: LoopMain) -> io::Result<()>;
 
     /// Begins to serve on the calling event loop: starts accepting.
     ///
     /// # Errors
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
-    fn start(
-        &self,
-        seat: Seat,
-        configuration: Arc<Self::Configuration>,
-    ) -> Result<Self::Worker, String>;
+    fn start(&self, seat: Seat, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
 
     /// Last call before the process exits, on a thread of its own: flush logs. Cut off after one second.
     fn finish(&self) {}

@@ -46,11 +46,7 @@ pub trait Resources: Files {
     ///
     /// # Errors
     /// No such user or group.
-    fn account(
-        &mut self,
-        user: &str,
-        group: Option<&str>,
-    ) -> Result<Option<Account>, ResourceError>;
+    fn account(&mut self, user: &str, group: Option<&str>) -> Result<Option<Account>, ResourceError>;
 
     /// Makes sure that a directory exists and belongs to the worker's user (`client_body_temp_path`, cache paths).
     ///
@@ -68,9 +64,7 @@ pub struct ResourceError {
 impl ResourceError {
     /// An error with this message.
     pub fn new(message: impl Into<String>) -> ResourceError {
-        ResourceError {
-            message: message.into(),
-        }
+        ResourceError { message: message.into() }
     }
 }
 

@@ -97,13 +97,7 @@ impl Signals {
         let mut information = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let length = size_of::<libc::signalfd_siginfo>();
         // SAFETY: the buffer is `length` bytes of writable memory.
-        let read = unsafe {
-            libc::read(
-                self.descriptor.as_raw_fd(),
-                information.as_mut_ptr().cast(),
-                length,
-            )
-        };
+        let read = unsafe { libc::read(self.descriptor.as_raw_fd(), information.as_mut_ptr().cast(), length) };
         if read != length as isize {
             return None;
         }
@@ -111,12 +105,7 @@ impl Signals {
         let information = unsafe { information.assume_init() };
         let number = information.ssi_signo as i32;
         let (_, name, signal) = SIGNALS.into_iter().find(|row| row.0 == number)?;
-        Some(Arrived {
-            signal,
-            number,
-            name,
-            sender: information.ssi_pid,
-        })
+        Some(Arrived { signal, number, name, sender: information.ssi_pid })
     }
 }
 
@@ -139,8 +128,5 @@ pub(super) fn number_of_command(signal: super::command::Command) -> i32 {
 
 /// A duration as `poll` takes it.
 pub(super) fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
+    Timespec { tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
 }

@@ -40,9 +40,7 @@ impl Role {
     /// The part that the environment names.
     pub(super) fn from_environment() -> Option<Role> {
         let value = env::var_os(ROLE_VARIABLE)?;
-        [Role::Worker, Role::Helper]
-            .into_iter()
-            .find(|role| value == role.name())
+        [Role::Worker, Role::Helper].into_iter().find(|role| value == role.name())
     }
 }
 
@@ -53,27 +51,15 @@ pub(super) struct Executable {
 
 impl Executable {
     pub fn open() -> io::Result<Executable> {
-        let descriptor = rustix::fs::open(
-            "/proc/self/exe",
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let descriptor = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Executable { descriptor })
     }
 
     /// Starts it. The worker's environment is only what `env` lists; the helper has the master's own.
-    pub fn start(
-        &self,
-        role: Role,
-        program: &str,
-        settings: &ProcessSettings,
-    ) -> io::Result<(Pid, Link)> {
+    pub fn start(&self, role: Role, program: &str, settings: &ProcessSettings) -> io::Result<(Pid, Link)> {
         let (link, theirs) = Link::pair()?;
         // Resolved in the new process, before its descriptors are closed: the table there is a copy of ours.
-        let mut command = Command::new(format!(
-            "/proc/self/fd/{}",
-            self.descriptor.as_fd().as_raw_fd()
-        ));
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.descriptor.as_fd().as_raw_fd()));
         command.arg0(match role {
             Role::Worker => format!("{program}: worker process"),
             Role::Helper => format!("{program}: reload helper"),
@@ -81,9 +67,7 @@ impl Executable {
         if role == Role::Worker {
             command.env_clear().envs(worker_environment(settings));
         }
-        command
-            .env(ROLE_VARIABLE, role.name())
-            .stdin(Stdio::from(theirs));
+        command.env(ROLE_VARIABLE, role.name()).stdin(Stdio::from(theirs));
         let child = command.spawn()?;
         // Reaped by the master's own waitpid, together with every other child.
         Ok((Pid::from_child(&child), link))
@@ -101,15 +85,8 @@ pub(super) fn inherited_link() -> io::Result<Link> {
 
 /// `env` of the configuration, and TZ. <https://nginx.org/en/docs/ngx_core_module.html#env>
 pub(super) fn worker_environment(settings: &ProcessSettings) -> Vec<(OsString, OsString)> {
-    let time_zone = settings
-        .environment
-        .iter()
-        .all(|entry| entry.name != "TZ")
-        .then(|| OsString::from("TZ"));
-    let listed = settings
-        .environment
-        .iter()
-        .map(|entry| (entry.name.clone(), entry.value.clone()));
+    let time_zone = settings.environment.iter().all(|entry| entry.name != "TZ").then(|| OsString::from("TZ"));
+    let listed = settings.environment.iter().map(|entry| (entry.name.clone(), entry.value.clone()));
     listed
         .chain(time_zone.map(|name| (name, None)))
         .filter_map(|(name, value)| {

@@ -40,13 +40,7 @@ pub struct SystemResources {
 impl SystemResources {
     /// Resources of a first start: nothing is open yet.
     pub fn new(log: Arc<dyn ErrorLog>) -> SystemResources {
-        SystemResources {
-            record: Record::default(),
-            existing: Vec::new(),
-            log,
-            test: false,
-            bind_pause: BIND_PAUSE,
-        }
+        SystemResources { record: Record::default(), existing: Vec::new(), log, test: false, bind_pause: BIND_PAUSE }
     }
 
     /// For `-t`: an address in use is no error, and nothing stays behind.
@@ -69,33 +63,19 @@ impl SystemResources {
 
     /// What was asked for, as a bundle.
     pub fn into_bundle(self, request: BuildRequest, settings: ProcessSettings) -> Bundle {
-        Bundle {
-            generation: 1,
-            request,
-            settings,
-            record: self.record,
-        }
+        Bundle { generation: 1, request, settings, record: self.record }
     }
 
     /// Takes back what would stay behind when the configuration is not used: files of Unix sockets opened for it.
     pub(super) fn abandon(self) {
-        for listener in self
-            .record
-            .listeners
-            .iter()
-            .filter(|listener| !self.test && !self.was_open(listener))
-        {
+        for listener in self.record.listeners.iter().filter(|listener| !self.test && !self.was_open(listener)) {
             remove_socket_file(listener, &*self.log);
         }
     }
 
     /// Opens what `listener` still lacks; true when an address was in use.
     fn complete(&self, listener: &mut Listener) -> Result<bool, ResourceError> {
-        let wanted = if self.test {
-            1
-        } else {
-            listener.spec.socket_count()
-        };
+        let wanted = if self.test { 1 } else { listener.spec.socket_count() };
         while listener.sockets.len() < wanted {
             let mut spec = listener.spec.clone();
             // The further sockets of a port that the kernel chose go to that port.
@@ -121,45 +101,29 @@ impl SystemResources {
     fn adopt(&self, spec: &ListenSpec) -> Listener {
         // An inherited socket, or one whose port the kernel chose, is known by the address that it is bound to.
         let is_there = |old: &&ListenerHandle| {
-            let bound = || {
-                old.local_address()
-                    .is_ok_and(|address| address == spec.address)
-            };
+            let bound = || old.local_address().is_ok_and(|address| address == spec.address);
             old.spec.kind == spec.kind && (old.spec.address == spec.address || bound())
         };
         let known = self.existing.iter().find(is_there);
         let Some(old) = known else {
-            return Listener {
-                spec: spec.clone(),
-                sockets: Vec::new(),
-                inherited: false,
-            };
+            return Listener { spec: spec.clone(), sockets: Vec::new(), inherited: false };
         };
         if spec.reuseport > 0 && (old.spec.reuseport == 0 || old.inherited) {
             for socket in &old.sockets {
                 if let Err(error) = listen::share_port(socket) {
                     let why = errno_text(&error);
-                    let text = format!(
-                        "setsockopt(SO_REUSEPORT) {} failed{why}, ignored",
-                        spec.address
-                    );
+                    let text = format!("setsockopt(SO_REUSEPORT) {} failed{why}, ignored", spec.address);
                     self.log.write(Level::Alert, &text);
                 }
             }
         }
-        Listener {
-            spec: spec.clone(),
-            sockets: old.sockets.clone(),
-            inherited: old.inherited,
-        }
+        Listener { spec: spec.clone(), sockets: old.sockets.clone(), inherited: old.inherited }
     }
 
     fn was_open(&self, listener: &Listener) -> bool {
         let first = listener.sockets.first();
         let holds = |old: &ListenerHandle| {
-            old.sockets
-                .iter()
-                .any(|socket| first.is_some_and(|first| Arc::ptr_eq(first, socket)))
+            old.sockets.iter().any(|socket| first.is_some_and(|first| Arc::ptr_eq(first, socket)))
         };
         self.existing.iter().any(holds)
     }
@@ -174,9 +138,7 @@ impl Files for SystemResources {
 
     fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>> {
         let result = gale_config::DiskFiles.glob(pattern);
-        self.record
-            .globs
-            .insert(pattern.to_owned(), recorded(&result));
+        self.record.globs.insert(pattern.to_owned(), recorded(&result));
         result
     }
 }
@@ -194,20 +156,14 @@ impl Resources for SystemResources {
                 break;
             }
             let milliseconds = self.bind_pause.as_millis();
-            self.log.write(
-                Level::Notice,
-                &format!("try again to bind() after {milliseconds}ms"),
-            );
+            self.log.write(Level::Notice, &format!("try again to bind() after {milliseconds}ms"));
             std::thread::sleep(self.bind_pause);
         }
         if in_use {
             return Err(ResourceError::new("still could not bind()"));
         }
         // Sockets in service are configured when the new configuration is; see the master.
-        for listener in listeners
-            .iter()
-            .filter(|listener| !self.test && !self.was_open(listener))
-        {
+        for listener in listeners.iter().filter(|listener| !self.test && !self.was_open(listener)) {
             listen::configure(listener, None, &*self.log);
         }
         let handles: Vec<ListenerHandle> = listeners.into_iter().map(Arc::new).collect();
@@ -220,11 +176,7 @@ impl Resources for SystemResources {
             return Ok(Arc::clone(open));
         }
         let file = LogFile::open(path).map_err(|error| {
-            ResourceError::new(format!(
-                "open() \"{}\" failed{}",
-                path.display(),
-                errno_text(&error)
-            ))
+            ResourceError::new(format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
         })?;
         let handle = Arc::new(file);
         self.record.logs.push(Arc::clone(&handle));
@@ -233,9 +185,7 @@ impl Resources for SystemResources {
 
     fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         let result = read_bounded(path);
-        self.record
-            .secrets
-            .insert(path.to_owned(), recorded(&result));
+        self.record.secrets.insert(path.to_owned(), recorded(&result));
         result
     }
 
@@ -245,40 +195,22 @@ impl Resources for SystemResources {
             addresses.dedup();
             addresses
         });
-        let recorded = result
-            .as_ref()
-            .map(Clone::clone)
-            .map_err(ToString::to_string);
+        let recorded = result.as_ref().map(Clone::clone).map_err(ToString::to_string);
         self.record.names.insert(host.to_owned(), recorded);
         result
     }
 
-    fn account(
-        &mut self,
-        user: &str,
-        group: Option<&str>,
-    ) -> Result<Option<Account>, ResourceError> {
-        let found = if user::is_super_user() {
-            Some(Account::look_up(user, group)?)
-        } else {
-            None
-        };
-        let entry = AccountEntry {
-            user: user.to_owned(),
-            group: group.map(str::to_owned),
-            found: found.clone(),
-        };
+    fn account(&mut self, user: &str, group: Option<&str>) -> Result<Option<Account>, ResourceError> {
+        let found = if user::is_super_user() { Some(Account::look_up(user, group)?) } else { None };
+        let entry = AccountEntry { user: user.to_owned(), group: group.map(str::to_owned), found: found.clone() };
         self.record.accounts.push(entry);
         Ok(found)
     }
 
     fn directory(&mut self, path: &Path, owner: Option<&Account>) -> Result<(), ResourceError> {
         let name = path.display();
-        let failed = |call: String| {
-            move |error: io::Error| {
-                ResourceError::new(format!("{call} failed{}", errno_text(&error)))
-            }
-        };
+        let failed =
+            |call: String| move |error: io::Error| ResourceError::new(format!("{call} failed{}", errno_text(&error)));
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(failed(format!("mkdir() \"{name}\""))(error));
@@ -304,9 +236,7 @@ impl Resources for SystemResources {
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     use std::io::Read;
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?
-        .take(FILE_SIZE_MAX + 1)
-        .read_to_end(&mut bytes)?;
+    std::fs::File::open(path)?.take(FILE_SIZE_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_SIZE_MAX {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
@@ -330,26 +260,14 @@ fn remove_file_of(address: &ListenAddress, log: &dyn ErrorLog) {
         return;
     };
     if let Err(error) = std::fs::remove_file(path) {
-        log.write(
-            Level::Emerg,
-            &format!("unlink() {} failed{}", path.display(), errno_text(&error)),
-        );
+        log.write(Level::Emerg, &format!("unlink() {} failed{}", path.display(), errno_text(&error)));
     }
 }
 
 /// Removes the socket files of addresses that `current` does not have any more.
-pub(super) fn remove_old_socket_files(
-    addresses: &[ListenAddress],
-    current: &Bundle,
-    log: &dyn ErrorLog,
-) {
-    let served = |address: &ListenAddress| {
-        current
-            .record
-            .listeners
-            .iter()
-            .any(|listener| listener.spec.address == *address)
-    };
+pub(super) fn remove_old_socket_files(addresses: &[ListenAddress], current: &Bundle, log: &dyn ErrorLog) {
+    let served =
+        |address: &ListenAddress| current.record.listeners.iter().any(|listener| listener.spec.address == *address);
     for address in addresses.iter().filter(|address| !served(address)) {
         if let ListenAddress::Unix(path) = address {
             log.write(Level::Warn, &format!("deleting socket {}", path.display()));
@@ -359,18 +277,9 @@ pub(super) fn remove_old_socket_files(
 }
 
 /// Removes the socket files that `rejected` opened and `current` does not serve.
-pub(super) fn remove_rejected_socket_files(
-    rejected: &Bundle,
-    current: &Bundle,
-    log: &dyn ErrorLog,
-) {
+pub(super) fn remove_rejected_socket_files(rejected: &Bundle, current: &Bundle, log: &dyn ErrorLog) {
     for listener in &rejected.record.listeners {
-        if !current
-            .record
-            .listeners
-            .iter()
-            .any(|mine| mine.spec.address == listener.spec.address)
-        {
+        if !current.record.listeners.iter().any(|mine| mine.spec.address == listener.spec.address) {
             remove_socket_file(listener, log);
         }
     }
@@ -386,74 +295,47 @@ mod tests {
 
     impl ErrorLog for Lines {
         fn write(&self, level: Level, message: &str) {
-            self.0
-                .lock()
-                .expect("no panic")
-                .push(format!("[{}] {message}", level.name()));
+            self.0.lock().expect("no panic").push(format!("[{}] {message}", level.name()));
         }
     }
 
     fn any_port() -> ListenSpec {
-        ListenSpec::new(ListenAddress::Inet(
-            "127.0.0.1:0".parse().expect("an address"),
-        ))
+        ListenSpec::new(ListenAddress::Inet("127.0.0.1:0".parse().expect("an address")))
     }
 
     #[test]
     fn an_address_in_use_is_tried_five_times() {
         let lines = Arc::new(Lines::default());
         let mut first = SystemResources::new(lines.clone());
-        let address = first.listeners(&[any_port()]).expect("free")[0]
-            .local_address()
-            .expect("bound");
+        let address = first.listeners(&[any_port()]).expect("free")[0].local_address().expect("bound");
         let mut second = SystemResources::new(lines.clone()).with_bind_pause(Duration::ZERO);
-        let error = second
-            .listeners(&[ListenSpec::new(address.clone())])
-            .expect_err("taken");
+        let error = second.listeners(&[ListenSpec::new(address.clone())]).expect_err("taken");
         assert_eq!(error.to_string(), "still could not bind()");
         let lines = lines.0.lock().expect("no panic");
         let expected = format!("[emerg] bind() to {address} failed (98: Address already in use)");
-        assert_eq!(
-            lines.iter().filter(|line| **line == expected).count(),
-            BIND_TRIES
-        );
+        assert_eq!(lines.iter().filter(|line| **line == expected).count(), BIND_TRIES);
     }
 
     #[test]
     fn a_test_ignores_an_address_in_use() {
         let lines = Arc::new(Lines::default());
         let mut first = SystemResources::new(lines.clone());
-        let address = first.listeners(&[any_port()]).expect("free")[0]
-            .local_address()
-            .expect("bound");
+        let address = first.listeners(&[any_port()]).expect("free")[0].local_address().expect("bound");
         let mut test = SystemResources::new(lines.clone()).for_test();
-        test.listeners(&[ListenSpec::new(address)])
-            .expect("not an error");
+        test.listeners(&[ListenSpec::new(address)]).expect("not an error");
         assert!(lines.0.lock().expect("no panic").is_empty());
     }
 
     #[test]
     fn open_sockets_are_adopted_by_address_and_joined_for_reuseport() {
         let lines = Arc::new(Lines::default());
-        let open = SystemResources::new(lines.clone())
-            .listeners(&[any_port()])
-            .expect("free");
-        let more = ListenSpec {
-            reuseport: 3,
-            ..any_port()
-        };
+        let open = SystemResources::new(lines.clone()).listeners(&[any_port()]).expect("free");
+        let more = ListenSpec { reuseport: 3, ..any_port() };
         let mut next = SystemResources::new(lines.clone()).with_existing(open.clone());
         let joined = next.listeners(&[more]).expect("shared");
         assert!(Arc::ptr_eq(&joined[0].sockets[0], &open[0].sockets[0]));
         assert_eq!(joined[0].sockets.len(), 3);
-        let fewer = SystemResources::new(lines)
-            .with_existing(joined)
-            .listeners(&[any_port()])
-            .expect("adopted");
-        assert_eq!(
-            fewer[0].sockets.len(),
-            3,
-            "sockets of a configured address are kept"
-        );
+        let fewer = SystemResources::new(lines).with_existing(joined).listeners(&[any_port()]).expect("adopted");
+        assert_eq!(fewer[0].sockets.len(), 3, "sockets of a configured address are kept");
     }
 }

@@ -46,20 +46,12 @@ pub mod optional_path {
     use super::*;
     use std::path::PathBuf;
 
-    pub fn serialize<S: Serializer>(
-        path: &Option<PathBuf>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        path.as_ref()
-            .map(|path| Encoded::new(path.as_os_str().as_bytes()))
-            .serialize(serializer)
+    pub fn serialize<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+        path.as_ref().map(|path| Encoded::new(path.as_os_str().as_bytes())).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<PathBuf>, D::Error> {
-        Ok(Option::<Encoded>::deserialize(deserializer)?
-            .map(|encoded| encoded.into_os_string().into()))
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+        Ok(Option::<Encoded>::deserialize(deserializer)?.map(|encoded| encoded.into_os_string().into()))
     }
 }
 
@@ -79,18 +71,11 @@ pub mod os_string {
 pub mod optional_os_string {
     use super::*;
 
-    pub fn serialize<S: Serializer>(
-        text: &Option<OsString>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        text.as_ref()
-            .map(|text| Encoded::new(text.as_bytes()))
-            .serialize(serializer)
+    pub fn serialize<S: Serializer>(text: &Option<OsString>, serializer: S) -> Result<S::Ok, S::Error> {
+        text.as_ref().map(|text| Encoded::new(text.as_bytes())).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<OsString>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OsString>, D::Error> {
         Ok(Option::<Encoded>::deserialize(deserializer)?.map(Encoded::into_os_string))
     }
 }

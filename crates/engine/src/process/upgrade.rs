@@ -30,10 +30,7 @@ const INHERITED_MAX: usize = 65536;
 pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHandle>> {
     let value = env::var_os(VARIABLE)?;
     let value = value.to_string_lossy().into_owned();
-    log.write(
-        Level::Notice,
-        &format!("using inherited sockets from \"{value}\""),
-    );
+    log.write(Level::Notice, &format!("using inherited sockets from \"{value}\""));
     let mut listeners: Vec<Listener> = Vec::new();
     for number in numbers(&value, log) {
         match claim(number) {
@@ -45,11 +42,7 @@ pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHand
                         known.sockets.push(socket);
                         known.spec.reuseport = known.sockets.len();
                     }
-                    None => listeners.push(Listener {
-                        spec,
-                        sockets: vec![socket],
-                        inherited: true,
-                    }),
+                    None => listeners.push(Listener { spec, sockets: vec![socket], inherited: true }),
                 }
             }
             Err(message) => log.write(Level::Crit, &message),
@@ -64,13 +57,8 @@ pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHand
 /// Said in nginx's words.
 pub(super) fn start_new_binary(bundle: &Bundle) -> Result<Pid, String> {
     let mut arguments = env::args_os();
-    let name = arguments
-        .next()
-        .ok_or("the name of the binary is not known")?;
-    let (current, old) = (
-        &bundle.settings.pid_path,
-        pid_file::old_path(&bundle.settings.pid_path),
-    );
+    let name = arguments.next().ok_or("the name of the binary is not known")?;
+    let (current, old) = (&bundle.settings.pid_path, pid_file::old_path(&bundle.settings.pid_path));
     fs::rename(current, &old).map_err(|error| {
         format!(
             "rename() {} to {} failed before executing new binary process \"{}\"{}",
@@ -80,54 +68,34 @@ pub(super) fn start_new_binary(bundle: &Bundle) -> Result<Pid, String> {
             errno_text(&error)
         )
     })?;
-    let sockets: Vec<&Arc<OwnedFd>> = bundle
-        .record
-        .listeners
-        .iter()
-        .flat_map(|listener| &listener.sockets)
-        .collect();
-    let list: String = sockets
-        .iter()
-        .map(|socket| format!("{};", socket.as_raw_fd()))
-        .collect();
+    let sockets: Vec<&Arc<OwnedFd>> = bundle.record.listeners.iter().flat_map(|listener| &listener.sockets).collect();
+    let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let mut command = Command::new(&name);
-    command
-        .arg0(&name)
-        .args(arguments)
-        .env_clear()
-        .envs(worker_environment(&bundle.settings));
+    command.arg0(&name).args(arguments).env_clear().envs(worker_environment(&bundle.settings));
     command.env(VARIABLE, list).stdin(Stdio::inherit());
     // The service manager has to hear from the new master.
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         command.env("NOTIFY_SOCKET", socket);
     }
     let spawned = with_inheritable(&sockets, || command.spawn());
-    spawned
-        .map(|child| Pid::from_child(&child))
-        .map_err(|error| {
-            let mut message = format!(
-                "execve() failed while executing new binary process \"{}\"{}",
-                name.display(),
+    spawned.map(|child| Pid::from_child(&child)).map_err(|error| {
+        let mut message =
+            format!("execve() failed while executing new binary process \"{}\"{}", name.display(), errno_text(&error));
+        if let Err(error) = fs::rename(&old, current) {
+            message.push_str(&format!(
+                "; rename() {} back to {} failed{}",
+                old.display(),
+                current.display(),
                 errno_text(&error)
-            );
-            if let Err(error) = fs::rename(&old, current) {
-                message.push_str(&format!(
-                    "; rename() {} back to {} failed{}",
-                    old.display(),
-                    current.display(),
-                    errno_text(&error)
-                ));
-            }
-            message
-        })
+            ));
+        }
+        message
+    })
 }
 
 /// After the new binary has ended: our pid file gets its name back.
 pub(super) fn restore_pid_file(bundle: &Bundle, log: &dyn ErrorLog) {
-    let (current, old) = (
-        &bundle.settings.pid_path,
-        pid_file::old_path(&bundle.settings.pid_path),
-    );
+    let (current, old) = (&bundle.settings.pid_path, pid_file::old_path(&bundle.settings.pid_path));
     if let Err(error) = fs::rename(&old, current) {
         let text = format!(
             "rename() {} back to {} failed after the new binary process exited{}",
@@ -141,18 +109,9 @@ pub(super) fn restore_pid_file(bundle: &Bundle, log: &dyn ErrorLog) {
 
 /// Lets descriptors survive an exec for the time of `spawn`. The master has one thread and starts one process at a time, so
 /// no other child can catch them.
-fn with_inheritable<T>(
-    sockets: &[&Arc<OwnedFd>],
-    spawn: impl FnOnce() -> io::Result<T>,
-) -> io::Result<T> {
-    let set_all = |flags| {
-        sockets
-            .iter()
-            .try_for_each(|socket| rustix::io::fcntl_setfd(socket, flags))
-    };
-    let result = set_all(FdFlags::empty())
-        .map_err(io::Error::from)
-        .and_then(|()| spawn());
+fn with_inheritable<T>(sockets: &[&Arc<OwnedFd>], spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let set_all = |flags| sockets.iter().try_for_each(|socket| rustix::io::fcntl_setfd(socket, flags));
+    let result = set_all(FdFlags::empty()).map_err(io::Error::from).and_then(|()| spawn());
     set_all(FdFlags::CLOEXEC)?;
     result
 }
@@ -162,9 +121,7 @@ fn numbers(value: &str, log: &dyn ErrorLog) -> Vec<RawFd> {
     let mut rest = value;
     while let Some(end) = rest.find([':', ';']) {
         match rest[..end].parse::<RawFd>() {
-            Ok(number)
-                if number > 2 && numbers.len() < INHERITED_MAX && !numbers.contains(&number) =>
-            {
+            Ok(number) if number > 2 && numbers.len() < INHERITED_MAX && !numbers.contains(&number) => {
                 numbers.push(number)
             }
             _ => {
@@ -178,9 +135,7 @@ fn numbers(value: &str, log: &dyn ErrorLog) -> Vec<RawFd> {
         rest = &rest[end + 1..];
     }
     if !rest.is_empty() {
-        let text = format!(
-            "invalid socket number \"{rest}\" in {VARIABLE} environment variable, ignoring"
-        );
+        let text = format!("invalid socket number \"{rest}\" in {VARIABLE} environment variable, ignoring");
         log.write(Level::Emerg, &text);
     }
     numbers
@@ -191,22 +146,14 @@ fn claim(number: RawFd) -> Result<(listen::ListenSpec, Arc<OwnedFd>), String> {
     // SAFETY: only borrowed for a call that fails with EBADF if it is not open.
     let probe = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::net::sockopt::socket_type(probe).map_err(|error| {
-        format!(
-            "getsockname() of the inherited socket #{number} failed{}",
-            errno_text(&error.into())
-        )
+        format!("getsockname() of the inherited socket #{number} failed{}", errno_text(&error.into()))
     })?;
     // SAFETY: it is an open socket that was there when the process began: this process has opened no socket yet, so nothing
     // in it owns the number.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)
         .and_then(|()| rustix::io::ioctl_fionbio(&socket, true))
-        .map_err(|error| {
-            format!(
-                "fcntl() of the inherited socket #{number} failed{}",
-                errno_text(&error.into())
-            )
-        })?;
+        .map_err(|error| format!("fcntl() of the inherited socket #{number} failed{}", errno_text(&error.into())))?;
     let spec = listen::inherited_spec(&socket)?;
     Ok((spec, Arc::new(socket)))
 }
@@ -218,10 +165,7 @@ mod tests {
 
     #[test]
     fn the_list_is_read_as_far_as_it_is_sound() {
-        let log = StderrLog {
-            program: "test".into(),
-            level: Level::Emerg,
-        };
+        let log = StderrLog { program: "test".into(), level: Level::Emerg };
         assert_eq!(numbers("6;7:8;", &log), [6, 7, 8]);
         assert_eq!(numbers("6;x;8;", &log), [6]);
         assert_eq!(numbers("6;7", &log), [6]);

@@ -16,7 +16,8 @@ use super::errors::errno_text;
 use super::resources::ResourceError;
 
 /// nginx's warning for a `user` directive that can have no effect.
-pub const USER_IGNORED: &str = "the \"user\" directive makes sense only if the master process runs with super-user privileges, ignored";
+pub const USER_IGNORED: &str =
+    "the \"user\" directive makes sense only if the master process runs with super-user privileges, ignored";
 
 /// Longest entry of the account databases that is read, in bytes.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
@@ -47,20 +48,14 @@ impl Account {
     /// # Errors
     /// `getpwnam("x") failed` or `getgrnam("x") failed`.
     pub fn look_up(user: &str, group: Option<&str>) -> Result<Account, ResourceError> {
-        let not_found =
-            |call: &str, name: &str| ResourceError::new(format!("{call}(\"{name}\") failed"));
+        let not_found = |call: &str, name: &str| ResourceError::new(format!("{call}(\"{name}\") failed"));
         let group = group.unwrap_or(user);
         let name = CString::new(user).map_err(|_| not_found("getpwnam", user))?;
         let group_name = CString::new(group).map_err(|_| not_found("getgrnam", group))?;
         let user_number = user_number(&name).ok_or_else(|| not_found("getpwnam", user))?;
         let group_number = group_number(&group_name).ok_or_else(|| not_found("getgrnam", group))?;
         let groups = groups(&name, group_number);
-        Ok(Account {
-            name: user.to_owned(),
-            user: user_number,
-            group: group_number,
-            groups,
-        })
+        Ok(Account { name: user.to_owned(), user: user_number, group: group_number, groups })
     }
 
     /// Becomes this account, for good: group, supplementary groups, user. With `keep_net_raw`, CAP_NET_RAW is the one
@@ -75,35 +70,23 @@ impl Account {
         if thread_count() != Some(1) {
             return Err("the user must be changed before the first thread starts".into());
         }
-        let failed = |call: String| {
-            move |error: rustix::io::Errno| format!("{call} failed{}", errno_text(&error.into()))
-        };
+        let failed =
+            |call: String| move |error: rustix::io::Errno| format!("{call} failed{}", errno_text(&error.into()));
         let user = Uid::from_raw(self.user);
         let group = Gid::from_raw(self.group);
-        let groups: Vec<Gid> = self
-            .groups
-            .iter()
-            .map(|&number| Gid::from_raw(number))
-            .collect();
+        let groups: Vec<Gid> = self.groups.iter().map(|&number| Gid::from_raw(number)).collect();
         let keeps = keep_net_raw && self.user != 0;
 
-        rustix::thread::set_thread_res_gid(group, group, group)
-            .map_err(failed(format!("setgid({})", self.group)))?;
+        rustix::thread::set_thread_res_gid(group, group, group).map_err(failed(format!("setgid({})", self.group)))?;
         rustix::thread::set_thread_groups(&groups)
             .map_err(failed(format!("initgroups({}, {})", self.name, self.group)))?;
         if keeps {
-            rustix::thread::set_keep_capabilities(true)
-                .map_err(failed("prctl(PR_SET_KEEPCAPS, 1)".into()))?;
+            rustix::thread::set_keep_capabilities(true).map_err(failed("prctl(PR_SET_KEEPCAPS, 1)".into()))?;
         }
-        rustix::thread::set_thread_res_uid(user, user, user)
-            .map_err(failed(format!("setuid({})", self.user)))?;
+        rustix::thread::set_thread_res_uid(user, user, user).map_err(failed(format!("setuid({})", self.user)))?;
         if keeps {
             let kept = CapabilitySet::NET_RAW;
-            let sets = CapabilitySets {
-                effective: kept,
-                permitted: kept,
-                inheritable: CapabilitySet::empty(),
-            };
+            let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
             rustix::thread::set_capabilities(None, sets).map_err(failed("capset()".into()))?;
         }
         Ok(())
@@ -121,19 +104,10 @@ fn user_number(name: &CStr) -> Option<u32> {
         let mut found = ptr::null_mut();
         // SAFETY: every pointer is valid for the call, and `buffer.len()` is the length of the buffer given.
         let code = unsafe {
-            libc::getpwnam_r(
-                name.as_ptr(),
-                entry.as_mut_ptr(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
+            libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr().cast(), buffer.len(), &mut found)
         };
         // SAFETY: `found` is not null, so the call succeeded and has filled `entry`; numbers are copied out.
-        (
-            code,
-            (!found.is_null()).then(|| unsafe { entry.assume_init_ref().pw_uid }),
-        )
+        (code, (!found.is_null()).then(|| unsafe { entry.assume_init_ref().pw_uid }))
     })
 }
 
@@ -143,19 +117,10 @@ fn group_number(name: &CStr) -> Option<u32> {
         let mut found = ptr::null_mut();
         // SAFETY: every pointer is valid for the call, and `buffer.len()` is the length of the buffer given.
         let code = unsafe {
-            libc::getgrnam_r(
-                name.as_ptr(),
-                entry.as_mut_ptr(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
+            libc::getgrnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr().cast(), buffer.len(), &mut found)
         };
         // SAFETY: `found` is not null, so the call succeeded and has filled `entry`; numbers are copied out.
-        (
-            code,
-            (!found.is_null()).then(|| unsafe { entry.assume_init_ref().gr_gid }),
-        )
+        (code, (!found.is_null()).then(|| unsafe { entry.assume_init_ref().gr_gid }))
     })
 }
 
@@ -176,8 +141,7 @@ fn groups(name: &CStr, main: u32) -> Vec<u32> {
     loop {
         let mut count = groups.len() as libc::c_int;
         // SAFETY: `groups` has room for `count` entries; the call writes at most that many and the number there are.
-        let code =
-            unsafe { libc::getgrouplist(name.as_ptr(), main, groups.as_mut_ptr(), &mut count) };
+        let code = unsafe { libc::getgrouplist(name.as_ptr(), main, groups.as_mut_ptr(), &mut count) };
         if code >= 0 {
             groups.truncate(count as usize);
             return groups;

@@ -60,22 +60,12 @@ pub(super) fn run<P: Program>(program: P, mut link: Link) -> ExitCode {
     let prepared = prepare(&program, &mut bundle, &*log);
     match prepared {
         Ok((signals, configuration)) => {
-            let control = Control::new(
-                program,
-                signals,
-                log,
-                *bundle,
-                configuration,
-                Origin::Master(Some(link)),
-            );
+            let control = Control::new(program, signals, log, *bundle, configuration, Origin::Master(Some(link)));
             control.map_or(ExitCode::from(EXIT_FATAL), Control::run)
         }
         Err(report) => {
             report.log_to(&*log);
-            let _ = link.send(&Message::Refused {
-                generation,
-                report: report.bounded(),
-            });
+            let _ = link.send(&Message::Refused { generation, report: report.bounded() });
             let _ = link.drain(Instant::now() + BUNDLE_TIMEOUT);
             program.finish();
             ExitCode::from(EXIT_FATAL)
@@ -98,20 +88,10 @@ pub(super) fn run_single<P: Program>(
     single: Single,
 ) -> ExitCode {
     let log = program.error_log(&bundle.error_log_targets());
-    match Control::new(
-        program,
-        signals,
-        Arc::clone(&log),
-        bundle,
-        configuration,
-        Origin::Single(single),
-    ) {
+    match Control::new(program, signals, Arc::clone(&log), bundle, configuration, Origin::Single(single)) {
         Ok(control) => control.run(),
         Err(error) => {
-            log.write(
-                Level::Emerg,
-                &format!("the process could not be set up{}", errno_text(&error)),
-            );
+            log.write(Level::Emerg, &format!("the process could not be set up{}", errno_text(&error)));
             ExitCode::FAILURE
         }
     }
@@ -124,8 +104,7 @@ fn prepare<P: Program>(
     log: &dyn ErrorLog,
 ) -> Result<(Signals, P::Configuration), Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
-    let signals = Signals::take()
-        .map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
+    let signals = Signals::take().map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
     become_worker(&bundle.settings, log).map_err(emerg)?;
     let built = helper::guarded(|| program.build(&bundle.request, &mut bundle.resources()))?;
     Ok((signals, built.configuration))
@@ -136,27 +115,15 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
         && let Err(error) = rustix::process::setpriority_process(None, settings.priority)
     {
         let why = errno_text(&error.into());
-        log.write(
-            Level::Alert,
-            &format!("setpriority({}) failed{why}", settings.priority),
-        );
+        log.write(Level::Alert, &format!("setpriority({}) failed{why}", settings.priority));
     }
     if let Some(limit) = settings.rlimit_nofile {
         limit_descriptors(limit, log);
     }
     if let Some(limit) = settings.rlimit_core {
-        let limits = Rlimit {
-            current: Some(limit),
-            maximum: Some(limit),
-        };
+        let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
         if let Err(error) = rustix::process::setrlimit(Resource::Core, limits) {
-            log.write(
-                Level::Alert,
-                &format!(
-                    "setrlimit(RLIMIT_CORE, {limit}) failed{}",
-                    errno_text(&error.into())
-                ),
-            );
+            log.write(Level::Alert, &format!("setrlimit(RLIMIT_CORE, {limit}) failed{}", errno_text(&error.into())));
         }
     }
     if let Some(account) = &settings.account {
@@ -164,39 +131,22 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
     }
     // A change of user forbids core dumps until they are allowed again.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable) {
-        log.write(
-            Level::Alert,
-            &format!("prctl(PR_SET_DUMPABLE) failed{}", errno_text(&error.into())),
-        );
+        log.write(Level::Alert, &format!("prctl(PR_SET_DUMPABLE) failed{}", errno_text(&error.into())));
     }
     if let Some(directory) = &settings.working_directory {
-        std::env::set_current_dir(directory).map_err(|error| {
-            format!(
-                "chdir(\"{}\") failed{}",
-                directory.display(),
-                errno_text(&error)
-            )
-        })?;
+        std::env::set_current_dir(directory)
+            .map_err(|error| format!("chdir(\"{}\") failed{}", directory.display(), errno_text(&error)))?;
     }
     Ok(())
 }
 
 fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
-    let limits = Rlimit {
-        current: Some(limit),
-        maximum: Some(limit),
-    };
+    let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
     if rustix::process::getrlimit(Resource::Nofile) == limits {
         return; // the master may have set it for us, which we might not be allowed to
     }
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limits) {
-        log.write(
-            Level::Alert,
-            &format!(
-                "setrlimit(RLIMIT_NOFILE, {limit}) failed{}",
-                errno_text(&error.into())
-            ),
-        );
+        log.write(Level::Alert, &format!("setrlimit(RLIMIT_NOFILE, {limit}) failed{}", errno_text(&error.into())));
     }
 }
 
@@ -243,16 +193,8 @@ enum LoopPhase {
 /// Where a reload stands. See the head of the file.
 enum Reload<C> {
     Building,
-    Growing {
-        bundle: Box<Bundle>,
-        configuration: Arc<C>,
-        waiting: BTreeSet<u64>,
-    },
-    Committing {
-        generation: u64,
-        previous: Box<Bundle>,
-        waiting: BTreeSet<u64>,
-    },
+    Growing { bundle: Box<Bundle>, configuration: Arc<C>, waiting: BTreeSet<u64> },
+    Committing { generation: u64, previous: Box<Bundle>, waiting: BTreeSet<u64> },
 }
 
 /// A configuration that was replaced and that something still holds.
@@ -350,14 +292,9 @@ impl<P: Program> Control<P> {
             Origin::Master(Some(link)) => Some(link),
             _ => None,
         };
-        let mut polled = vec![
-            PollFd::new(&self.signals, PollFlags::IN),
-            PollFd::new(&*self.events, PollFlags::IN),
-        ];
+        let mut polled = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&*self.events, PollFlags::IN)];
         polled.extend(link.map(|link| PollFd::new(link, link.interest())));
-        let timeout = self
-            .next_deadline()
-            .map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
         // An interrupted wait is a short one.
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
     }
@@ -374,11 +311,7 @@ impl<P: Program> Control<P> {
         });
         let expiring = self.retired.iter().filter_map(|retired| retired.expires);
         let retired = (!self.retired.is_empty()).then(|| Instant::now() + RETIRED_CHECK);
-        stop.into_iter()
-            .chain(draining)
-            .chain(expiring)
-            .chain(retired)
-            .min()
+        stop.into_iter().chain(draining).chain(expiring).chain(retired).min()
     }
 
     // Signals
@@ -386,9 +319,7 @@ impl<P: Program> Control<P> {
     fn handle_signal(&mut self, arrived: &Arrived) {
         let single = matches!(self.origin, Origin::Single(_));
         let action = match arrived.signal {
-            Signal::Quit | Signal::StopAccepting if arrived.signal == Signal::Quit || !single => {
-                ", shutting down"
-            }
+            Signal::Quit | Signal::StopAccepting if arrived.signal == Signal::Quit || !single => ", shutting down",
             Signal::Terminate => ", exiting",
             Signal::Reopen => ", reopening logs",
             Signal::Reconfigure if single => ", reconfiguring",
@@ -425,18 +356,9 @@ impl<P: Program> Control<P> {
     }
 
     fn replace_log(&self, path: &Path, descriptor: &OwnedFd) {
-        for log in self
-            .bundle
-            .record
-            .logs
-            .iter()
-            .filter(|log| log.path() == path)
-        {
+        for log in self.bundle.record.logs.iter().filter(|log| log.path() == path) {
             if let Err(error) = log.replace(descriptor) {
-                self.log.write(
-                    Level::Alert,
-                    &format!("dup3() \"{}\" failed{}", path.display(), errno_text(&error)),
-                );
+                self.log.write(Level::Alert, &format!("dup3() \"{}\" failed{}", path.display(), errno_text(&error)));
             }
         }
     }
@@ -445,10 +367,7 @@ impl<P: Program> Control<P> {
         if let Some(file) = self.bundle.standard_error()
             && let Err(error) = rustix::stdio::dup2_stderr(&*file)
         {
-            self.log.write(
-                Level::Alert,
-                &format!("dup2(STDERR) failed{}", errno_text(&error.into())),
-            );
+            self.log.write(Level::Alert, &format!("dup2(STDERR) failed{}", errno_text(&error.into())));
         }
     }
 
@@ -468,9 +387,7 @@ impl<P: Program> Control<P> {
                         io::ErrorKind::UnexpectedEof => String::new(),
                         _ => format!(": {error}"),
                     };
-                    let text = format!(
-                        "the link to the master process was lost{why}, serving on until signalled"
-                    );
+                    let text = format!("the link to the master process was lost{why}, serving on until signalled");
                     self.log.write(Level::Alert, &text);
                     self.origin = Origin::Master(None);
                 }
@@ -489,9 +406,7 @@ impl<P: Program> Control<P> {
             }
             Received::Message(Message::Quit) => self.begin_graceful_stop(),
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
-            Received::Message(_) => self
-                .log
-                .write(Level::Alert, "unexpected message from the master process"),
+            Received::Message(_) => self.log.write(Level::Alert, "unexpected message from the master process"),
         }
     }
 
@@ -509,9 +424,7 @@ impl<P: Program> Control<P> {
         let generation = bundle.generation;
         let busy = match (&self.stop, &self.reload, self.started) {
             (Some(_), _, _) => Some("the worker process is shutting down"),
-            (None, Some(_), _) => {
-                Some("the worker process is still busy with another configuration")
-            }
+            (None, Some(_), _) => Some("the worker process is still busy with another configuration"),
             (None, None, false) => Some("the worker process is still starting"),
             (None, None, true) => None,
         };
@@ -558,14 +471,12 @@ impl<P: Program> Control<P> {
         build: impl FnOnce() -> Result<(Bundle, Built<P::Configuration>), Report> + Send + 'static,
     ) {
         let events = Arc::clone(&self.events);
-        let spawned = thread::Builder::new()
-            .name("builder".into())
-            .spawn(move || {
-                events.push(match helper::guarded(build) {
-                    Ok((bundle, built)) => Event::Built(Box::new(bundle), built),
-                    Err(report) => Event::NotBuilt { generation, report },
-                });
+        let spawned = thread::Builder::new().name("builder".into()).spawn(move || {
+            events.push(match helper::guarded(build) {
+                Ok((bundle, built)) => Event::Built(Box::new(bundle), built),
+                Err(report) => Event::NotBuilt { generation, report },
             });
+        });
         match spawned {
             Ok(_) => self.reload = Some(Reload::Building),
             Err(error) => {
@@ -581,10 +492,7 @@ impl<P: Program> Control<P> {
                 report.log_to(&*self.log);
                 single.notifier.ready();
             }
-            Origin::Master(_) => self.tell_master(&Message::Refused {
-                generation,
-                report: report.bounded(),
-            }),
+            Origin::Master(_) => self.tell_master(&Message::Refused { generation, report: report.bounded() }),
         }
         self.finish_reload();
     }
@@ -603,11 +511,7 @@ impl<P: Program> Control<P> {
             return;
         }
         let configuration = Arc::new(configuration);
-        let serving = self
-            .loops
-            .iter()
-            .filter(|each| each.phase == LoopPhase::Serving)
-            .count();
+        let serving = self.loops.iter().filter(|each| each.phase == LoopPhase::Serving).count();
         let mut waiting = BTreeSet::new();
         for worker in serving..worker_count(&bundle.settings) {
             match self.spawn_loop(worker, &configuration) {
@@ -618,11 +522,7 @@ impl<P: Program> Control<P> {
                 }
             }
         }
-        self.reload = Some(Reload::Growing {
-            bundle,
-            configuration,
-            waiting,
-        });
+        self.reload = Some(Reload::Growing { bundle, configuration, waiting });
         self.continue_growing(None);
     }
 
@@ -634,11 +534,7 @@ impl<P: Program> Control<P> {
             waiting.remove(&id);
         }
         if waiting.is_empty()
-            && let Some(Reload::Growing {
-                bundle,
-                configuration,
-                ..
-            }) = self.reload.take()
+            && let Some(Reload::Growing { bundle, configuration, .. }) = self.reload.take()
         {
             self.commit(bundle, configuration);
         }
@@ -666,49 +562,26 @@ impl<P: Program> Control<P> {
         self.tell_master(&Message::Prepared { generation });
         let mut waiting = BTreeSet::new();
         for each in &mut self.loops {
-            let seat = Seat {
-                worker: each.worker,
-                workers,
-            };
+            let seat = Seat { worker: each.worker, workers };
             let configuration = Arc::clone(&configuration);
             let order = match each.phase {
-                LoopPhase::Serving => Order::Commit {
-                    seat,
-                    configuration,
-                },
-                LoopPhase::Idle => Order::Start {
-                    seat,
-                    configuration,
-                },
+                LoopPhase::Serving => Order::Commit { seat, configuration },
+                LoopPhase::Idle => Order::Start { seat, configuration },
                 _ => continue,
             };
             each.phase = LoopPhase::Serving;
             if each.handle.order(order) {
                 waiting.insert(each.id);
             } else {
-                self.log.write(
-                    Level::Alert,
-                    &format!("worker {} takes no orders", each.worker),
-                );
+                self.log.write(Level::Alert, &format!("worker {} takes no orders", each.worker));
             }
         }
         self.log = self.program.error_log(&bundle.error_log_targets());
         let previous = std::mem::replace(&mut self.bundle, bundle);
         let old = std::mem::replace(&mut self.configuration, configuration);
-        let expires = self
-            .bundle
-            .settings
-            .shutdown_timeout
-            .map(|timeout| Instant::now() + timeout);
-        self.retired.push(Retired {
-            configuration: old,
-            expires,
-        });
-        self.reload = Some(Reload::Committing {
-            generation,
-            previous,
-            waiting,
-        });
+        let expires = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
+        self.retired.push(Retired { configuration: old, expires });
+        self.reload = Some(Reload::Committing { generation, previous, waiting });
         self.continue_committing(None);
     }
 
@@ -720,11 +593,7 @@ impl<P: Program> Control<P> {
             waiting.remove(&id);
         }
         if waiting.is_empty()
-            && let Some(Reload::Committing {
-                generation,
-                previous,
-                ..
-            }) = self.reload.take()
+            && let Some(Reload::Committing { generation, previous, .. }) = self.reload.take()
         {
             self.settle(generation, &previous);
         }
@@ -733,42 +602,21 @@ impl<P: Program> Control<P> {
     /// Every loop uses the new configuration: lets go of what only the old one had.
     fn settle(&mut self, generation: u64, previous: &Bundle) {
         let workers = worker_count(&self.bundle.settings);
-        let until = self
-            .bundle
-            .settings
-            .shutdown_timeout
-            .map(|timeout| Instant::now() + timeout);
-        for each in self
-            .loops
-            .iter_mut()
-            .filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers)
-        {
+        let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
+        for each in self.loops.iter_mut().filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers) {
             each.handle.order(Order::Drain);
-            each.phase = LoopPhase::Draining {
-                until,
-                stopped_accepting: false,
-            };
+            each.phase = LoopPhase::Draining { until, stopped_accepting: false };
         }
         let removed = self.bundle.sockets_removed_since(previous);
         if let Err(error) = listen::detach(removed) {
-            self.log.write(
-                Level::Alert,
-                &format!(
-                    "closing removed listening sockets failed{}",
-                    errno_text(&error)
-                ),
-            );
+            self.log.write(Level::Alert, &format!("closing removed listening sockets failed{}", errno_text(&error)));
         }
         if let Origin::Single(single) = &self.origin {
             for listener in &self.bundle.record.listeners {
                 listen::configure(listener, previous.spec_of(listener), &*self.log);
             }
             system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
-            pid_file::change(
-                &previous.settings.pid_path,
-                &self.bundle.settings.pid_path,
-                &*self.log,
-            );
+            pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
             single.notifier.ready();
         }
         self.redirect_standard_error();
@@ -779,8 +627,7 @@ impl<P: Program> Control<P> {
     /// Drops old configurations that nobody holds any more: here, because that can take a while and a loop has no time.
     fn check_retired(&mut self) {
         let now = Instant::now();
-        self.retired
-            .retain(|retired| Arc::strong_count(&retired.configuration) > 1);
+        self.retired.retain(|retired| Arc::strong_count(&retired.configuration) > 1);
         let mut expired = false;
         for retired in &mut self.retired {
             if retired.expires.is_some_and(|at| at <= now) {
@@ -805,27 +652,13 @@ impl<P: Program> Control<P> {
 
     // Loops
 
-    fn spawn_loop(
-        &mut self,
-        worker: usize,
-        configuration: &Arc<P::Configuration>,
-    ) -> io::Result<u64> {
+    fn spawn_loop(&mut self, worker: usize, configuration: &Arc<P::Configuration>) -> io::Result<u64> {
         let id = self.next_loop;
         self.next_loop += 1;
         let events = Arc::clone(&self.events);
         let report = move |event| events.push(Event::Loop(id, event));
-        let handle = loops::spawn(
-            Arc::clone(&self.program),
-            worker,
-            Arc::clone(configuration),
-            report,
-        )?;
-        self.loops.push(Loop {
-            id,
-            worker,
-            handle,
-            phase: LoopPhase::SettingUp,
-        });
+        let handle = loops::spawn(Arc::clone(&self.program), worker, Arc::clone(configuration), report)?;
+        self.loops.push(Loop { id, worker, handle, phase: LoopPhase::SettingUp });
         Ok(id)
     }
 
@@ -875,14 +708,8 @@ impl<P: Program> Control<P> {
     fn start_loops(&mut self) {
         let workers = self.loops.len();
         for each in &mut self.loops {
-            let seat = Seat {
-                worker: each.worker,
-                workers,
-            };
-            each.handle.order(Order::Start {
-                seat,
-                configuration: Arc::clone(&self.configuration),
-            });
+            let seat = Seat { worker: each.worker, workers };
+            each.handle.order(Order::Start { seat, configuration: Arc::clone(&self.configuration) });
         }
     }
 
@@ -890,19 +717,10 @@ impl<P: Program> Control<P> {
         if self.started {
             return self.continue_committing(Some(id));
         }
-        if let Some(each) = self
-            .loops
-            .iter_mut()
-            .find(|each| each.id == id && each.phase == LoopPhase::Idle)
-        {
+        if let Some(each) = self.loops.iter_mut().find(|each| each.id == id && each.phase == LoopPhase::Idle) {
             each.phase = LoopPhase::Serving;
         }
-        if self.stop.is_none()
-            && self
-                .loops
-                .iter()
-                .all(|each| each.phase == LoopPhase::Serving)
-        {
+        if self.stop.is_none() && self.loops.iter().all(|each| each.phase == LoopPhase::Serving) {
             self.started = true;
             self.redirect_standard_error();
             let generation = self.bundle.generation;
@@ -919,16 +737,11 @@ impl<P: Program> Control<P> {
 
     /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting.
     fn handle_draining(&mut self, index: usize) {
-        if let LoopPhase::Draining {
-            stopped_accepting, ..
-        } = &mut self.loops[index].phase
-        {
+        if let LoopPhase::Draining { stopped_accepting, .. } = &mut self.loops[index].phase {
             *stopped_accepting = true;
         }
         let accepts = |each: &Loop<_>| match each.phase {
-            LoopPhase::Draining {
-                stopped_accepting, ..
-            } => !stopped_accepting,
+            LoopPhase::Draining { stopped_accepting, .. } => !stopped_accepting,
             LoopPhase::Stopping => false,
             _ => true,
         };
@@ -938,17 +751,9 @@ impl<P: Program> Control<P> {
     }
 
     fn detach_all(&self) {
-        let sockets = self
-            .bundle
-            .record
-            .listeners
-            .iter()
-            .flat_map(|listener| listener.sockets.iter().cloned());
+        let sockets = self.bundle.record.listeners.iter().flat_map(|listener| listener.sockets.iter().cloned());
         if let Err(error) = listen::detach(sockets) {
-            self.log.write(
-                Level::Alert,
-                &format!("closing listening sockets failed{}", errno_text(&error)),
-            );
+            self.log.write(Level::Alert, &format!("closing listening sockets failed{}", errno_text(&error)));
         }
     }
 
@@ -960,9 +765,7 @@ impl<P: Program> Control<P> {
             Ok(()) => format!("event loop of worker {} ended unasked", ended.worker),
         };
         match &self.reload {
-            _ if self.stop.is_some() || ended.phase == LoopPhase::Stopping => {
-                self.log.write(Level::Alert, &message)
-            }
+            _ if self.stop.is_some() || ended.phase == LoopPhase::Stopping => self.log.write(Level::Alert, &message),
             Some(Reload::Growing { bundle, .. }) if ended.phase == LoopPhase::SettingUp => {
                 let generation = bundle.generation;
                 self.give_up_growing(generation, message);
@@ -985,10 +788,7 @@ impl<P: Program> Control<P> {
             eprintln!("{}: [emerg] {message}", self.bundle.request.program);
         }
         let generation = self.bundle.generation;
-        self.tell_master(&Message::Refused {
-            generation,
-            report: Report::new(Level::Emerg, message).bounded(),
-        });
+        self.tell_master(&Message::Refused { generation, report: Report::new(Level::Emerg, message).bounded() });
         self.exit_code = EXIT_FATAL;
         self.begin_fast_stop();
     }
@@ -1004,20 +804,13 @@ impl<P: Program> Control<P> {
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }
-        let until = self
-            .bundle
-            .settings
-            .shutdown_timeout
-            .map(|timeout| Instant::now() + timeout);
+        let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         self.stop = Some(Stop::Graceful { until });
         for each in &mut self.loops {
             match each.phase {
                 LoopPhase::Serving => {
                     each.handle.order(Order::Drain);
-                    each.phase = LoopPhase::Draining {
-                        until,
-                        stopped_accepting: false,
-                    };
+                    each.phase = LoopPhase::Draining { until, stopped_accepting: false };
                 }
                 LoopPhase::SettingUp | LoopPhase::Idle => {
                     each.handle.order(Order::Stop);
@@ -1037,9 +830,7 @@ impl<P: Program> Control<P> {
         }
         self.log.write(Level::Notice, "exiting");
         self.stop_loops();
-        self.stop = Some(Stop::Fast {
-            until: Instant::now() + LOOPS_STOP_TIMEOUT,
-        });
+        self.stop = Some(Stop::Fast { until: Instant::now() + LOOPS_STOP_TIMEOUT });
     }
 
     fn stop_loops(&mut self) {
@@ -1080,14 +871,8 @@ impl<P: Program> Control<P> {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| program.finish()));
             events.push(Event::Finished);
         });
-        let wait = if spawned.is_ok() {
-            FINISH_TIMEOUT
-        } else {
-            Duration::ZERO
-        };
-        self.stop = Some(Stop::Finishing {
-            until: Instant::now() + wait,
-        });
+        let wait = if spawned.is_ok() { FINISH_TIMEOUT } else { Duration::ZERO };
+        self.stop = Some(Stop::Finishing { until: Instant::now() + wait });
     }
 
     fn leave_single(&self) {

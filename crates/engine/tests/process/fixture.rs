@@ -48,20 +48,8 @@ impl Server {
         notify.set_read_timeout(Some(DEADLINE)).expect("a timeout");
         let log_path = directory.join("error.log");
         // A FIFO can be waited for; a file would have to be looked at again and again.
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &log_path,
-            rustix::fs::FileType::Fifo,
-            0o666.into(),
-            0,
-        )
-        .expect("a FIFO");
-        let log = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(&log_path)
-            .expect("open");
+        rustix::fs::mknodat(rustix::fs::CWD, &log_path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+        let log = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&log_path).expect("open");
         rustix::fs::chmod(&directory, 0o777.into()).expect("shared with the worker's user");
         write_configuration(&directory, configuration);
         let child = Command::new(std::env::current_exe().expect("our path"))
@@ -71,13 +59,7 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .expect("started");
-        Server {
-            directory,
-            child,
-            log,
-            log_text: String::new(),
-            notify,
-        }
+        Server { directory, child, log, log_text: String::new(), notify }
     }
 
     pub fn pid(&self) -> Pid {
@@ -104,17 +86,9 @@ impl Server {
                 self.read_log();
                 let mut text = String::new();
                 if let Ok(Some(_)) = self.child.try_wait() {
-                    self.child
-                        .stderr
-                        .take()
-                        .expect("piped")
-                        .read_to_string(&mut text)
-                        .expect("text");
+                    self.child.stderr.take().expect("piped").read_to_string(&mut text).expect("text");
                 }
-                panic!(
-                    "no {beginning} in time; log:\n{}\nstderr:\n{text}",
-                    self.log_text
-                );
+                panic!("no {beginning} in time; log:\n{}\nstderr:\n{text}", self.log_text);
             };
             if heard[..length].starts_with(beginning.as_bytes()) {
                 return;
@@ -130,11 +104,7 @@ impl Server {
             if let Some(line) = self.log_text.lines().find(|line| line.contains(text)) {
                 return line.to_owned();
             }
-            assert!(
-                wait_readable(&self.log, end),
-                "no \"{text}\" in time in the log:\n{}",
-                self.log_text
-            );
+            assert!(wait_readable(&self.log, end), "no \"{text}\" in time in the log:\n{}", self.log_text);
         }
     }
 
@@ -146,8 +116,7 @@ impl Server {
     fn read_log(&mut self) {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = self.log.read(&mut bytes) {
-            self.log_text
-                .push_str(&String::from_utf8_lossy(&bytes[..length]));
+            self.log_text.push_str(&String::from_utf8_lossy(&bytes[..length]));
         }
     }
 
@@ -161,19 +130,13 @@ impl Server {
 
     pub fn stderr(&mut self) -> String {
         let mut text = String::new();
-        self.child
-            .stderr
-            .take()
-            .expect("piped")
-            .read_to_string(&mut text)
-            .expect("text");
+        self.child.stderr.take().expect("piped").read_to_string(&mut text).expect("text");
         text
     }
 
     /// The addresses that the worker listens on.
     pub fn addresses(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.directory.join("addresses"))
-            .expect("written before it was ready");
+        let text = fs::read_to_string(self.directory.join("addresses")).expect("written before it was ready");
         text.lines().map(str::to_owned).collect()
     }
 
@@ -230,25 +193,14 @@ impl Client {
     pub fn connect(address: &str) -> Client {
         let stream = TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-        Client {
-            stream: BufReader::new(stream),
-        }
+        Client { stream: BufReader::new(stream) }
     }
 
     pub fn ask(&mut self, line: &str) -> Answer {
         let text = self.say(line);
         let mut words = text.trim_end().splitn(3, ' ');
-        let mut word = || {
-            words
-                .next()
-                .unwrap_or_else(|| panic!("an answer, not {text:?}"))
-                .to_owned()
-        };
-        Answer {
-            pid: word().parse().expect("pid"),
-            worker: word().parse().expect("worker"),
-            text: word(),
-        }
+        let mut word = || words.next().unwrap_or_else(|| panic!("an answer, not {text:?}")).to_owned();
+        Answer { pid: word().parse().expect("pid"), worker: word().parse().expect("worker"), text: word() }
     }
 
     /// Sends a line; the answer's line, empty when the connection was closed.
@@ -260,10 +212,7 @@ impl Client {
     }
 
     pub fn send(&mut self, line: &str) {
-        self.stream
-            .get_mut()
-            .write_all(format!("{line}\n").as_bytes())
-            .expect("sent");
+        self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).expect("sent");
     }
 
     /// Waits until the server has closed the connection.
@@ -272,11 +221,7 @@ impl Client {
         match self.stream.read_line(&mut text) {
             Ok(0) => {}
             Ok(_) => panic!("an unexpected line: {text}"),
-            Err(error) => assert_eq!(
-                error.kind(),
-                std::io::ErrorKind::ConnectionReset,
-                "closed in time"
-            ),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "closed in time"),
         }
     }
 }
@@ -292,8 +237,7 @@ pub fn ends(pid: Pid) -> bool {
 pub fn new_directory() -> PathBuf {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let directory =
-        std::env::temp_dir().join(format!("gale-process-{}-{number}", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("gale-process-{}-{number}", std::process::id()));
     fs::create_dir_all(&directory).expect("a directory");
     directory
 }
@@ -307,13 +251,6 @@ fn write_configuration(directory: &Path, configuration: &str) {
 
 fn wait_readable(descriptor: &impl AsFd, end: Instant) -> bool {
     let left = end.saturating_duration_since(Instant::now());
-    let timeout = Timespec {
-        tv_sec: left.as_secs() as i64,
-        tv_nsec: left.subsec_nanos().into(),
-    };
-    rustix::event::poll(
-        &mut [PollFd::new(descriptor, PollFlags::IN)],
-        Some(&timeout),
-    )
-    .is_ok_and(|ready| ready > 0)
+    let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    rustix::event::poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
 }

@@ -15,9 +15,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use gale_engine::process::{
-    BuildRequest, Built, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, Level,
-    ListenAddress, ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program,
-    Quiet, Report, Resources, Seat, Worker,
+    BuildRequest, Built, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, Level, ListenAddress,
+    ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Quiet, Report, Resources, Seat, Worker,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -36,11 +35,7 @@ impl Program for Toy {
     type Configuration = Configuration;
     type Worker = ToyWorker;
 
-    fn build(
-        &self,
-        request: &BuildRequest,
-        resources: &mut dyn Resources,
-    ) -> Result<Built<Configuration>, Report> {
+    fn build(&self, request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<Configuration>, Report> {
         build(request, resources).map_err(|message| Report::new(Level::Emerg, message))
     }
 
@@ -65,10 +60,8 @@ impl Program for Toy {
             return Err("told to fail".into());
         }
         if let (0, Some(path)) = (seat.worker, &configuration.addresses) {
-            let address =
-                |listener: &ListenerHandle| Some(listener.local_address().ok()?.to_string());
-            let addresses: Vec<String> =
-                configuration.listeners.iter().filter_map(address).collect();
+            let address = |listener: &ListenerHandle| Some(listener.local_address().ok()?.to_string());
+            let addresses: Vec<String> = configuration.listeners.iter().filter_map(address).collect();
             // Another user's file can be replaced where it cannot be written.
             let _ = std::fs::remove_file(path);
             std::fs::write(path, addresses.join("\n")).map_err(|error| error.to_string())?;
@@ -78,15 +71,9 @@ impl Program for Toy {
     }
 }
 
-fn build(
-    request: &BuildRequest,
-    resources: &mut dyn Resources,
-) -> Result<Built<Configuration>, String> {
+fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<Configuration>, String> {
     let mut configuration = Configuration {
-        settings: ProcessSettings {
-            daemon: false,
-            ..ProcessSettings::default()
-        },
+        settings: ProcessSettings { daemon: false, ..ProcessSettings::default() },
         listeners: Vec::new(),
         answer: String::new(),
         trace: None,
@@ -94,9 +81,7 @@ fn build(
         start_fails: false,
     };
     let mut specs = Vec::new();
-    let text = resources
-        .read(&request.configuration_path)
-        .map_err(|error| error.to_string())?;
+    let text = resources.read(&request.configuration_path).map_err(|error| error.to_string())?;
     let text = String::from_utf8(text).map_err(|error| error.to_string())?;
     for line in text.lines() {
         let (name, value) = line.split_once(' ').unwrap_or((line, ""));
@@ -106,77 +91,44 @@ fn build(
             "pid" => settings.pid_path = value.into(),
             "daemon" => settings.daemon = true,
             "single" => settings.master_process = false,
-            "shutdown_timeout" => {
-                settings.shutdown_timeout = Some(Duration::from_millis(value.parse().expect("ms")))
-            }
-            "user" => {
-                settings.account = resources
-                    .account(value, None)
-                    .map_err(|error| error.to_string())?
-            }
+            "shutdown_timeout" => settings.shutdown_timeout = Some(Duration::from_millis(value.parse().expect("ms"))),
+            "user" => settings.account = resources.account(value, None).map_err(|error| error.to_string())?,
             "error_log" => {
-                resources
-                    .log_file(value.as_ref())
-                    .map_err(|error| error.to_string())?;
+                resources.log_file(value.as_ref()).map_err(|error| error.to_string())?;
                 let destination = ErrorLogDestination::File(value.into());
-                settings.error_log.push(ErrorLogSetting {
-                    level: Level::Notice,
-                    destination,
-                });
+                settings.error_log.push(ErrorLogSetting { level: Level::Notice, destination });
             }
             "logs" => {
                 // Many descriptors.
                 for index in 0..value.parse().expect("a number") {
                     let path = format!("{}.{index}", request.configuration_path.display());
-                    resources
-                        .log_file(path.as_ref())
-                        .map_err(|error| error.to_string())?;
+                    resources.log_file(path.as_ref()).map_err(|error| error.to_string())?;
                 }
             }
             "trace" => {
-                configuration.trace = Some(
-                    resources
-                        .log_file(value.as_ref())
-                        .map_err(|error| error.to_string())?,
-                );
+                configuration.trace = Some(resources.log_file(value.as_ref()).map_err(|error| error.to_string())?);
             }
-            "listen" => specs.push(ListenSpec::new(ListenAddress::Inet(
-                value.parse().expect("an address"),
-            ))),
+            "listen" => specs.push(ListenSpec::new(ListenAddress::Inet(value.parse().expect("an address")))),
             "listen_unix" => specs.push(ListenSpec::new(ListenAddress::Unix(value.into()))),
             "reuseport" => {
-                let address =
-                    ListenAddress::Inet("127.0.0.1:0".parse::<SocketAddr>().expect("an address"));
-                specs.push(ListenSpec {
-                    reuseport: value.parse().expect("a number"),
-                    ..ListenSpec::new(address)
-                });
+                let address = ListenAddress::Inet("127.0.0.1:0".parse::<SocketAddr>().expect("an address"));
+                specs.push(ListenSpec { reuseport: value.parse().expect("a number"), ..ListenSpec::new(address) });
             }
             "answer" => configuration.answer = value.into(),
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
             "panic" => panic!("told to panic"),
-            "worker_panics"
-                if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") =>
-            {
+            "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
             "worker_panics" => {}
             _ => {
-                return Err(format!(
-                    "unknown directive \"{name}\" in {}:1",
-                    request.configuration_path.display()
-                ));
+                return Err(format!("unknown directive \"{name}\" in {}:1", request.configuration_path.display()));
             }
         }
     }
-    configuration.listeners = resources
-        .listeners(&specs)
-        .map_err(|error| error.to_string())?;
-    Ok(Built {
-        configuration,
-        warnings: Report::default(),
-    })
+    configuration.listeners = resources.listeners(&specs).map_err(|error| error.to_string())?;
+    Ok(Built { configuration, warnings: Report::default() })
 }
 
 struct ToyLog {
@@ -211,8 +163,7 @@ impl Worker for ToyWorker {
     fn expire(&mut self) {
         TURN.with_borrow_mut(|turn| {
             let current = turn.configuration.clone().expect("it serves");
-            turn.connections
-                .retain(|connection| Arc::ptr_eq(&connection.configuration, &current));
+            turn.connections.retain(|connection| Arc::ptr_eq(&connection.configuration, &current));
         });
     }
 
@@ -228,11 +179,7 @@ impl Future for Drained {
 
     /// The main future is polled after every turn.
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
-        if TURN.with_borrow(|turn| turn.connections.is_empty()) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+        if TURN.with_borrow(|turn| turn.connections.is_empty()) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -262,12 +209,7 @@ impl Turn {
             match listener.sockets.as_slice() {
                 _ if seat.worker >= seat.workers => Vec::new(),
                 [shared] => vec![Arc::clone(shared)],
-                several => several
-                    .iter()
-                    .skip(seat.worker)
-                    .step_by(seat.workers)
-                    .cloned()
-                    .collect(),
+                several => several.iter().skip(seat.worker).step_by(seat.workers).cloned().collect(),
             }
         };
         self.sockets = configuration.listeners.iter().flat_map(mine).collect();
@@ -276,14 +218,9 @@ impl Turn {
 
     fn accept(&mut self) {
         for socket in &self.sockets {
-            while let Ok(stream) =
-                rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK)
-            {
+            while let Ok(stream) = rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK) {
                 let configuration = Arc::clone(self.configuration.as_ref().expect("it serves"));
-                self.connections.push(Connection {
-                    stream: TcpStream::from(stream),
-                    configuration,
-                });
+                self.connections.push(Connection { stream: TcpStream::from(stream), configuration });
             }
         }
     }
@@ -329,22 +266,12 @@ impl Wake for EventWaker {
 fn run_loop(mut main: LoopMain) -> io::Result<()> {
     let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
     let waker = Waker::from(Arc::new(EventWaker(event.try_clone()?)));
-    while main
-        .as_mut()
-        .poll(&mut Context::from_waker(&waker))
-        .is_pending()
-    {
+    while main.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
         TURN.with_borrow_mut(|turn| {
             let mut polled = vec![PollFd::new(&event, PollFlags::IN)];
+            polled.extend(turn.sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
             polled.extend(
-                turn.sockets
-                    .iter()
-                    .map(|socket| PollFd::new(socket, PollFlags::IN)),
-            );
-            polled.extend(
-                turn.connections
-                    .iter()
-                    .map(|each| PollFd::from_borrowed_fd(each.stream.as_fd(), PollFlags::IN)),
+                turn.connections.iter().map(|each| PollFd::from_borrowed_fd(each.stream.as_fd(), PollFlags::IN)),
             );
             let _ = rustix::event::poll(&mut polled, None);
             drop(polled);

@@ -63,11 +63,7 @@ fn index(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Resul
     Ok(())
 }
 
-fn merge(
-    conf: &mut dyn std::any::Any,
-    parent: Option<&dyn std::any::Any>,
-    _: &mut Builder,
-) -> Result<(), Diagnostic> {
+fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("the index module's settings");
     if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {
         conf.names.inherit(&parent.names);

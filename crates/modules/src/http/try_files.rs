@@ -31,7 +31,11 @@ pub const MODULE: Module = Module {
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[(
         Phase::PreContent,
-        &Wait { applies: |conf: &Conf| conf.fallback.is_some(), first: |_, _| None, then: |request, conf| look(request, conf) },
+        &Wait {
+            applies: |conf: &Conf| conf.fallback.is_some(),
+            first: |_, _| None,
+            then: |request, conf| look(request, conf),
+        },
     )],
     ..Module::EMPTY
 };

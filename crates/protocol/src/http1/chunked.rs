@@ -22,10 +22,7 @@ impl Default for ChunkLimits {
     /// 16 KiB of extensions, which nobody is known to use, and as many trailers as a large header
     /// buffer of nginx.
     fn default() -> Self {
-        Self {
-            extensions_max: 16 * 1024,
-            trailers_max: 8 * 1024,
-        }
+        Self { extensions_max: 16 * 1024, trailers_max: 8 * 1024 }
     }
 }
 
@@ -98,11 +95,7 @@ impl ChunkedDecoder {
 
     /// Bytes of data of the current chunk that have not been handed out.
     pub fn chunk_remaining(&self) -> u64 {
-        if self.state == State::Data {
-            self.remaining
-        } else {
-            0
-        }
+        if self.state == State::Data { self.remaining } else { 0 }
     }
 
     /// Decodes up to the next piece of data, the end of the body, or the end of the input,
@@ -115,29 +108,19 @@ impl ChunkedDecoder {
         while let Some(&byte) = input.get(at) {
             match self.state {
                 State::Data => {
-                    let length = usize::try_from(self.remaining)
-                        .unwrap_or(usize::MAX)
-                        .min(input.len() - at);
+                    let length = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(input.len() - at);
                     self.remaining -= length as u64;
                     if self.remaining == 0 {
                         self.state = State::DataCr;
                     }
-                    return Ok(Decoded {
-                        consumed: at + length,
-                        data: Some(at..at + length),
-                        finished: false,
-                    });
+                    return Ok(Decoded { consumed: at + length, data: Some(at..at + length), finished: false });
                 }
                 State::Finished => break,
                 _ => self.handle_byte(byte)?,
             }
             at += 1;
         }
-        Ok(Decoded {
-            consumed: at,
-            data: None,
-            finished: self.is_finished(),
-        })
+        Ok(Decoded { consumed: at, data: None, finished: self.is_finished() })
     }
 
     /// One byte of what surrounds the data.
@@ -145,9 +128,7 @@ impl ChunkedDecoder {
         match (self.state, byte) {
             (State::Size, b'\r') if self.digits > 0 => self.state = State::SizeLf,
             (State::Size, b';') if self.digits > 0 => self.enter_extension(State::Extension)?,
-            (State::Size, b' ' | b'\t') if self.digits > 0 => {
-                self.enter_extension(State::SpaceAfterSize)?
-            }
+            (State::Size, b' ' | b'\t') if self.digits > 0 => self.enter_extension(State::SpaceAfterSize)?,
             (State::Size, _) => self.take_digit(byte)?,
 
             (State::SpaceAfterSize, b' ' | b'\t') => self.enter_extension(State::SpaceAfterSize)?,
@@ -157,11 +138,7 @@ impl ChunkedDecoder {
 
             (State::SizeLf, b'\n') => {
                 self.digits = 0;
-                self.state = if self.remaining == 0 {
-                    State::TrailerStart
-                } else {
-                    State::Data
-                };
+                self.state = if self.remaining == 0 { State::TrailerStart } else { State::Data };
             }
             (State::DataCr, b'\r') => self.state = State::DataLf,
             (State::DataLf, b'\n') => self.state = State::Size,
@@ -172,14 +149,9 @@ impl ChunkedDecoder {
             }
             (State::TrailerName, b':') => self.enter_trailer(State::TrailerValue)?,
             (State::TrailerValue, b'\r') => self.enter_trailer(State::TrailerLf)?,
-            (State::TrailerValue, byte) if is_text(byte) => {
-                self.enter_trailer(State::TrailerValue)?
-            }
+            (State::TrailerValue, byte) if is_text(byte) => self.enter_trailer(State::TrailerValue)?,
             (State::TrailerLf, b'\n') => self.enter_trailer(State::TrailerStart)?,
-            (
-                State::TrailerStart | State::TrailerName | State::TrailerValue | State::TrailerLf,
-                _,
-            ) => {
+            (State::TrailerStart | State::TrailerName | State::TrailerValue | State::TrailerLf, _) => {
                 return Err(Offence::InvalidTrailer);
             }
             (State::EndLf, b'\n') => self.state = State::Finished,
@@ -201,19 +173,13 @@ impl ChunkedDecoder {
     }
 
     fn enter_extension(&mut self, state: State) -> Result<(), Offence> {
-        self.extensions_left = self
-            .extensions_left
-            .checked_sub(1)
-            .ok_or(Offence::ChunkExtensionsTooLarge)?;
+        self.extensions_left = self.extensions_left.checked_sub(1).ok_or(Offence::ChunkExtensionsTooLarge)?;
         self.state = state;
         Ok(())
     }
 
     fn enter_trailer(&mut self, state: State) -> Result<(), Offence> {
-        self.trailers_left = self
-            .trailers_left
-            .checked_sub(1)
-            .ok_or(Offence::TrailersTooLarge)?;
+        self.trailers_left = self.trailers_left.checked_sub(1).ok_or(Offence::TrailersTooLarge)?;
         self.state = state;
         Ok(())
     }

@@ -33,9 +33,7 @@ impl ConnectionOptions {
 /// True if `token` is among the connection options in `value`, in any case: for removing the fields
 /// that it names.
 pub fn names_option(value: &[u8], token: &[u8]) -> bool {
-    value
-        .split(|&byte| byte == b',')
-        .any(|option| option.trim_ascii().eq_ignore_ascii_case(token))
+    value.split(|&byte| byte == b',').any(|option| option.trim_ascii().eq_ignore_ascii_case(token))
 }
 
 #[cfg(test)]
@@ -53,10 +51,7 @@ mod tests {
         assert!(options(b"Keep-Alive, Upgrade").keep_alive);
         assert!(options(b"Keep-Alive, Upgrade").upgrade);
         assert!(options(b" ,, TE\t,x").te);
-        assert_eq!(
-            options(b"enclosed, closed, x-close, keep-alives"),
-            ConnectionOptions::default()
-        );
+        assert_eq!(options(b"enclosed, closed, x-close, keep-alives"), ConnectionOptions::default());
         assert!(names_option(b"X-Hop, close", b"x-hop"));
         assert!(!names_option(b"X-Hops, close", b"x-hop"));
     }

@@ -61,11 +61,7 @@ fn parse_length(value: &[u8]) -> Result<u64, Offence> {
             .and_then(|length| length.checked_add(u64::from(digit)))
             .ok_or(Offence::InvalidContentLength)?;
     }
-    if length > i64::MAX as u64 {
-        Err(Offence::InvalidContentLength)
-    } else {
-        Ok(length)
-    }
+    if length > i64::MAX as u64 { Err(Offence::InvalidContentLength) } else { Ok(length) }
 }
 
 enum CodingFault {
@@ -87,10 +83,7 @@ fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
             return Err(CodingFault::Malformed);
         }
         let is_chunked = coding.eq_ignore_ascii_case(b"chunked");
-        let is_registered = is_chunked
-            || REGISTERED
-                .iter()
-                .any(|name| coding.eq_ignore_ascii_case(name.as_bytes()));
+        let is_registered = is_chunked || REGISTERED.iter().any(|name| coding.eq_ignore_ascii_case(name.as_bytes()));
         if !is_registered {
             return Err(CodingFault::NotImplemented);
         }

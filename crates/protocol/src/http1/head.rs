@@ -123,15 +123,8 @@ impl RequestHead {
     pub fn clear(&mut self) {
         let mut headers = std::mem::take(&mut self.headers);
         headers.clear();
-        let known = KnownIndex {
-            present: 0,
-            ..self.known
-        }; // the places need no clearing
-        *self = Self {
-            headers,
-            known,
-            ..Self::default()
-        };
+        let known = KnownIndex { present: 0, ..self.known }; // the places need no clearing
+        *self = Self { headers, known, ..Self::default() };
     }
 
     /// The method's text.
@@ -177,9 +170,8 @@ impl RequestHead {
         match KnownHeader::from_name(name) {
             Some(known) => self.value(input, known),
             None => {
-                let same = |field: &&HeaderField| {
-                    field.known.is_none() && field.name.of(input).eq_ignore_ascii_case(name)
-                };
+                let same =
+                    |field: &&HeaderField| field.known.is_none() && field.name.of(input).eq_ignore_ascii_case(name);
                 Some(self.headers.iter().find(same)?.value.of(input))
             }
         }
@@ -264,12 +256,7 @@ impl HeadParser {
     /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows
     /// from call to call; it may move in memory. `limits` and `head` stay the same ones throughout
     /// a head.
-    pub fn parse(
-        &mut self,
-        input: &[u8],
-        limits: &Limits,
-        head: &mut RequestHead,
-    ) -> Result<Status, Offence> {
+    pub fn parse(&mut self, input: &[u8], limits: &Limits, head: &mut RequestHead) -> Result<Status, Offence> {
         let result = self.advance(input, limits, head);
         if !matches!(result, Ok(Status::NeedMore)) {
             self.reset();
@@ -277,12 +264,7 @@ impl HeadParser {
         result
     }
 
-    fn advance(
-        &mut self,
-        input: &[u8],
-        limits: &Limits,
-        head: &mut RequestHead,
-    ) -> Result<Status, Offence> {
+    fn advance(&mut self, input: &[u8], limits: &Limits, head: &mut RequestHead) -> Result<Status, Offence> {
         let input = &input[..input.len().min(u32::MAX as usize)];
         if input.len() < self.scanned as usize {
             return Ok(Status::NeedMore); // the caller lost bytes that it had shown: wait for them
@@ -359,9 +341,7 @@ impl HeadParser {
         let mut at = self.scanned as usize;
         while let Some(&byte) = seen.get(at) {
             if byte == b' ' && at > self.line_start as usize {
-                self.phase = Phase::RequestLine {
-                    method_end: at as u32,
-                };
+                self.phase = Phase::RequestLine { method_end: at as u32 };
                 self.scanned = at as u32;
                 return Ok(Some(at));
             }
@@ -371,11 +351,7 @@ impl HeadParser {
             at += 1;
         }
         self.scanned = at as u32;
-        if input.len() >= limit {
-            Err(Offence::UriTooLong)
-        } else {
-            Ok(None)
-        }
+        if input.len() >= limit { Err(Offence::UriTooLong) } else { Ok(None) }
     }
 
     /// The end of the current line and the beginning of the next, if within the limits.
@@ -387,19 +363,14 @@ impl HeadParser {
     ) -> Result<Option<(usize, usize)>, Offence> {
         let (limit, line_is_limit) = self.deadline(limits);
         let start = self.line_start as usize;
-        match find_line_end(
-            &input[..input.len().min(limit)],
-            limit.min(self.scanned as usize),
-        ) {
+        match find_line_end(&input[..input.len().min(limit)], limit.min(self.scanned as usize)) {
             LineEnd::Found { end, next } => Ok(Some((end, next))),
             LineEnd::Control { .. } if request_line => Err(Offence::InvalidRequest),
             LineEnd::Control { at } => Err(invalid_field(input, start, at)),
             LineEnd::Incomplete { .. } if input.len() >= limit => Err(if request_line {
                 Offence::UriTooLong
             } else if line_is_limit {
-                Offence::HeaderLineTooLong {
-                    line: Range32::new(start, limit),
-                }
+                Offence::HeaderLineTooLong { line: Range32::new(start, limit) }
             } else {
                 Offence::HeadTooLarge
             }),
@@ -433,8 +404,7 @@ fn parse_request_line(
     head.method = Method::from_name(&input[start..method_end]);
 
     let target_start = skip_spaces(input, method_end, end);
-    let target_end =
-        memchr::memchr(b' ', &input[target_start..end]).map_or(end, |length| target_start + length);
+    let target_end = memchr::memchr(b' ', &input[target_start..end]).map_or(end, |length| target_start + length);
     let target = Range32::new(target_start, target_end);
     head.target_range = target;
     head.target = if head.method == Method::Connect {
@@ -447,29 +417,20 @@ fn parse_request_line(
     }
 
     let version_start = skip_spaces(input, target_end, end);
-    let version_end = end
-        - input[version_start..end]
-            .iter()
-            .rev()
-            .take_while(|&&byte| byte == b' ')
-            .count();
+    let version_end = end - input[version_start..end].iter().rev().take_while(|&&byte| byte == b' ').count();
     head.version_range = Range32::new(version_start, version_end);
     head.version = parse_version(&input[version_start..version_end])?;
     if head.version == Version::Http09 && head.method != Method::Get {
         return Err(Offence::InvalidHttp09Method);
     }
     if let Some(host) = head.target.host {
-        head.authority =
-            Some(host::validate_in(input, host).map_err(|_| Offence::InvalidRequestLineHost)?);
+        head.authority = Some(host::validate_in(input, host).map_err(|_| Offence::InvalidRequestLineHost)?);
     }
     Ok(())
 }
 
 fn skip_spaces(input: &[u8], from: usize, end: usize) -> usize {
-    from + input[from..end]
-        .iter()
-        .take_while(|&&byte| byte == b' ')
-        .count()
+    from + input[from..end].iter().take_while(|&&byte| byte == b' ').count()
 }
 
 /// `HTTP/1.` and one digit (RFC 9112 §2.3); a larger major number is another version of HTTP,
@@ -490,18 +451,9 @@ fn parse_version(text: &[u8]) -> Result<Version, Offence> {
 
 /// The header line `input[start..end]`, which is not empty and free of control characters other
 /// than tabs: RFC 9112 §5.
-fn parse_field(
-    input: &[u8],
-    start: usize,
-    end: usize,
-    limits: &Limits,
-    head: &mut RequestHead,
-) -> Result<(), Offence> {
+fn parse_field(input: &[u8], start: usize, end: usize, limits: &Limits, head: &mut RequestHead) -> Result<(), Offence> {
     let line = &input[start..end];
-    let name_length = line
-        .iter()
-        .position(|&byte| NAME[byte as usize] != VALID)
-        .unwrap_or(line.len());
+    let name_length = line.iter().position(|&byte| NAME[byte as usize] != VALID).unwrap_or(line.len());
     let (name_length, ignored) = match line.get(name_length) {
         Some(b':') if name_length > 0 => (name_length, false),
         _ => judge_name(input, start, end, limits)?,
@@ -526,12 +478,7 @@ fn parse_field(
 }
 
 /// Duplicates, Host, and the index of known fields.
-fn note_known(
-    input: &[u8],
-    header: KnownHeader,
-    field: &HeaderField,
-    head: &mut RequestHead,
-) -> Result<(), Offence> {
+fn note_known(input: &[u8], header: KnownHeader, field: &HeaderField, head: &mut RequestHead) -> Result<(), Offence> {
     if let Some(previous) = head.field(header) {
         let (line, previous) = (field.line(), previous.line());
         return match header {
@@ -551,38 +498,24 @@ fn note_known(
 /// A name that is not letters, digits and "-" up to the colon: its length, and whether the line is
 /// to be ignored.
 #[cold]
-fn judge_name(
-    input: &[u8],
-    start: usize,
-    end: usize,
-    limits: &Limits,
-) -> Result<(usize, bool), Offence> {
+fn judge_name(input: &[u8], start: usize, end: usize, limits: &Limits) -> Result<(usize, bool), Offence> {
     let line = &input[start..end];
-    let colon = line
-        .iter()
-        .position(|&byte| matches!(byte, b':' | b' ' | b'\t'));
+    let colon = line.iter().position(|&byte| matches!(byte, b':' | b' ' | b'\t'));
     let length = match colon {
         // No colon, or a space before it: RFC 9112 §5.1 demands 400 here. A line that begins with a
         // space is obsolete folding (§5.2), refused likewise.
         Some(at) if at > 0 && line[at] == b':' => at,
         Some(at) => return Err(invalid_field(input, start, start + at)),
         None => {
-            return Err(Offence::InvalidHeaderLine {
-                before: Range32::new(start, end),
-                byte: None,
-            });
+            return Err(Offence::InvalidHeaderLine { before: Range32::new(start, end), byte: None });
         }
     };
     let name = &line[..length];
     if pretends_framing(name) {
-        return Err(Offence::InvalidHeaderLine {
-            before: Range32::new(start, end),
-            byte: None,
-        });
+        return Err(Offence::InvalidHeaderLine { before: Range32::new(start, end), byte: None });
     }
-    let valid = name.iter().all(|&byte| {
-        NAME[byte as usize] == VALID || (byte == b'_' && limits.underscores_in_headers)
-    });
+    let valid =
+        name.iter().all(|&byte| NAME[byte as usize] == VALID || (byte == b'_' && limits.underscores_in_headers));
     if !valid && limits.ignore_invalid_headers {
         return Ok((length, true));
     }
@@ -595,20 +528,12 @@ fn judge_name(
 /// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
 /// without them it reads the same.
 fn pretends_framing(name: &[u8]) -> bool {
-    let letters = || {
-        name.iter()
-            .filter(|byte| byte.is_ascii_alphanumeric())
-            .map(u8::to_ascii_lowercase)
-    };
-    letters().eq(b"contentlength".iter().copied())
-        || letters().eq(b"transferencoding".iter().copied())
+    let letters = || name.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(u8::to_ascii_lowercase);
+    letters().eq(b"contentlength".iter().copied()) || letters().eq(b"transferencoding".iter().copied())
 }
 
 fn invalid_field(input: &[u8], start: usize, at: usize) -> Offence {
-    Offence::InvalidHeaderLine {
-        before: Range32::new(start, at),
-        byte: input.get(at).copied(),
-    }
+    Offence::InvalidHeaderLine { before: Range32::new(start, at), byte: input.get(at).copied() }
 }
 
 /// Without spaces and tabs at both ends: RFC 9110 §5.5.
@@ -625,10 +550,7 @@ fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
         return Err(Offence::MissingHost);
     }
     let value = |header| head.field(header).map(|field| field.value);
-    let (length, encoding) = (
-        value(KnownHeader::ContentLength),
-        value(KnownHeader::TransferEncoding),
-    );
+    let (length, encoding) = (value(KnownHeader::ContentLength), value(KnownHeader::TransferEncoding));
     head.framing = framing::decide(input, head.method, head.version, length, encoding)?;
     Ok(())
 }
@@ -645,10 +567,7 @@ struct KnownIndex {
 
 impl Default for KnownIndex {
     fn default() -> Self {
-        Self {
-            present: 0,
-            first: [0; KNOWN_COUNT],
-        }
+        Self { present: 0, first: [0; KNOWN_COUNT] }
     }
 }
 
@@ -681,8 +600,7 @@ static NAME: [u8; 256] = {
     while byte < 256 {
         classes[byte] = match byte as u8 {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => VALID,
-            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'.' | b'^' | b'_' | b'`'
-            | b'|' | b'~' => TOKEN,
+            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~' => TOKEN,
             _ => NO_TOKEN,
         };
         byte += 1;

@@ -117,10 +117,9 @@ fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
     }
     let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes) | 0x2020_2020_2020_2020;
     let (mut name, mut known) = (name, known);
-    while let (Some((a, name_rest)), Some((b, known_rest))) = (
-        name.split_first_chunk::<8>(),
-        known.split_first_chunk::<8>(),
-    ) {
+    while let (Some((a, name_rest)), Some((b, known_rest))) =
+        (name.split_first_chunk::<8>(), known.split_first_chunk::<8>())
+    {
         if word(a) != word(b) {
             return false;
         }
@@ -141,10 +140,7 @@ static SLOTS: [Option<KnownHeader>; 256] = {
         let header = KnownHeader::ALL[index];
         let name = header.name().as_bytes();
         let slot = slot(name.len(), name[0], name[name.len() - 1]);
-        assert!(
-            slots[slot].is_none(),
-            "two names share a slot: choose other factors"
-        );
+        assert!(slots[slot].is_none(), "two names share a slot: choose other factors");
         slots[slot] = Some(header);
         index += 1;
     }
@@ -160,30 +156,16 @@ mod tests {
         for &header in KnownHeader::ALL {
             let name = header.name();
             assert_eq!(KnownHeader::from_name(name.as_bytes()), Some(header));
-            assert_eq!(
-                KnownHeader::from_name(name.to_lowercase().as_bytes()),
-                Some(header)
-            );
-            assert_eq!(
-                KnownHeader::from_name(name.to_uppercase().as_bytes()),
-                Some(header)
-            );
+            assert_eq!(KnownHeader::from_name(name.to_lowercase().as_bytes()), Some(header));
+            assert_eq!(KnownHeader::from_name(name.to_uppercase().as_bytes()), Some(header));
         }
     }
 
     #[test]
     fn other_names_are_not_found() {
-        for name in [
-            "",
-            "X",
-            "Hosts",
-            "Hist",
-            "Content_Length",
-            "X-Real-Ip2",
-            "\u{212a}eep-Alive",
-            "Keep\rAlive",
-            "\u{8}ost",
-        ] {
+        for name in
+            ["", "X", "Hosts", "Hist", "Content_Length", "X-Real-Ip2", "\u{212a}eep-Alive", "Keep\rAlive", "\u{8}ost"]
+        {
             assert_eq!(KnownHeader::from_name(name.as_bytes()), None, "{name}");
         }
     }

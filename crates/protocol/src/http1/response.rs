@@ -164,10 +164,7 @@ impl ChunkHeader {
                 break;
             }
         }
-        Self {
-            text,
-            start: at as u8,
-        }
+        Self { text, start: at as u8 }
     }
 
     /// The line with its line end.
@@ -189,15 +186,8 @@ pub fn write_chunk(out: &mut Vec<u8>, data: &[u8]) {
 
 fn write_value(out: &mut Vec<u8>, value: &[u8]) {
     let breaks = |byte: u8| (byte == b'\r') | (byte == b'\n') | (byte == 0);
-    if value
-        .iter()
-        .fold(false, |found, &byte| found | breaks(byte))
-    {
-        out.extend(
-            value
-                .iter()
-                .map(|&byte| if breaks(byte) { b' ' } else { byte }),
-        );
+    if value.iter().fold(false, |found, &byte| found | breaks(byte)) {
+        out.extend(value.iter().map(|&byte| if breaks(byte) { b' ' } else { byte }));
     } else {
         out.extend_from_slice(value);
     }
@@ -225,45 +215,21 @@ mod tests {
 
     #[test]
     fn status_lines() {
-        assert_eq!(
-            written(|out| write_status_line(out, 200)),
-            "HTTP/1.1 200 OK\r\n"
-        );
-        assert_eq!(
-            written(|out| write_status_line(out, 302)),
-            "HTTP/1.1 302 Moved Temporarily\r\n"
-        );
-        assert_eq!(
-            written(|out| write_status_line(out, 203)),
-            "HTTP/1.1 203 \r\n"
-        );
-        assert_eq!(
-            written(|out| write_status_line(out, 7)),
-            "HTTP/1.1 007 \r\n"
-        );
-        assert_eq!(
-            written(|out| write_status_line(out, 65535)),
-            "HTTP/1.1 65535 \r\n"
-        );
-        assert_eq!(
-            written(|out| write_status_line_with(out, 299, b"Fine\nX: y")),
-            "HTTP/1.1 299 Fine X: y\r\n"
-        );
+        assert_eq!(written(|out| write_status_line(out, 200)), "HTTP/1.1 200 OK\r\n");
+        assert_eq!(written(|out| write_status_line(out, 302)), "HTTP/1.1 302 Moved Temporarily\r\n");
+        assert_eq!(written(|out| write_status_line(out, 203)), "HTTP/1.1 203 \r\n");
+        assert_eq!(written(|out| write_status_line(out, 7)), "HTTP/1.1 007 \r\n");
+        assert_eq!(written(|out| write_status_line(out, 65535)), "HTTP/1.1 65535 \r\n");
+        assert_eq!(written(|out| write_status_line_with(out, 299, b"Fine\nX: y")), "HTTP/1.1 299 Fine X: y\r\n");
         assert_eq!(reason(425), "");
-        assert_eq!(
-            (wire_status(494), wire_status(499), wire_status(404)),
-            (400, 499, 404)
-        );
+        assert_eq!((wire_status(494), wire_status(499), wire_status(404)), (400, 499, 404));
     }
 
     #[test]
     fn every_phrase_has_its_line() {
         for status in 0..1000 {
             match status_line(status) {
-                Some(line) => assert_eq!(
-                    line,
-                    format!("HTTP/1.1 {status} {}\r\n", reason(status)).as_bytes()
-                ),
+                Some(line) => assert_eq!(line, format!("HTTP/1.1 {status} {}\r\n", reason(status)).as_bytes()),
                 None => assert_eq!(reason(status), ""),
             }
         }
@@ -275,29 +241,16 @@ mod tests {
             written(|out| write_header(out, b"Location", b"/a\r\nSet-Cookie: x\0")),
             "Location: /a  Set-Cookie: x \r\n"
         );
-        assert_eq!(
-            written(|out| write_header(out, b"Empty", b"")),
-            "Empty: \r\n"
-        );
-        assert_eq!(
-            written(|out| write_header_number(out, b"Content-Length", 0)),
-            "Content-Length: 0\r\n"
-        );
-        assert_eq!(
-            written(|out| write_decimal(out, u64::MAX)),
-            "18446744073709551615"
-        );
+        assert_eq!(written(|out| write_header(out, b"Empty", b"")), "Empty: \r\n");
+        assert_eq!(written(|out| write_header_number(out, b"Content-Length", 0)), "Content-Length: 0\r\n");
+        assert_eq!(written(|out| write_decimal(out, u64::MAX)), "18446744073709551615");
     }
 
     #[test]
     fn chunk_framing() {
-        for (size, text) in [
-            (1, "1\r\n"),
-            (15, "f\r\n"),
-            (16, "10\r\n"),
-            (0xabcdef, "abcdef\r\n"),
-            (u64::MAX, "ffffffffffffffff\r\n"),
-        ] {
+        for (size, text) in
+            [(1, "1\r\n"), (15, "f\r\n"), (16, "10\r\n"), (0xabcdef, "abcdef\r\n"), (u64::MAX, "ffffffffffffffff\r\n")]
+        {
             assert_eq!(ChunkHeader::new(size).as_bytes(), text.as_bytes());
         }
         assert_eq!(written(|out| write_chunk(out, b"hello")), "5\r\nhello\r\n");

@@ -23,19 +23,13 @@ pub(super) fn find_line_end(input: &[u8], from: usize) -> LineEnd {
         match input.get(at) {
             None => return LineEnd::Incomplete { resume: at },
             Some(b'\n') => {
-                return LineEnd::Found {
-                    end: at,
-                    next: at + 1,
-                };
+                return LineEnd::Found { end: at, next: at + 1 };
             }
             Some(b'\t') => at += 1,
             Some(b'\r') => {
                 return match input.get(at + 1) {
                     None => LineEnd::Incomplete { resume: at },
-                    Some(b'\n') => LineEnd::Found {
-                        end: at,
-                        next: at + 2,
-                    },
+                    Some(b'\n') => LineEnd::Found { end: at, next: at + 2 },
                     Some(_) => LineEnd::Control { at },
                 };
             }
@@ -50,10 +44,7 @@ fn skip_text(input: &[u8], from: usize) -> usize {
     let mut rest = &input[from..];
     while let Some((block, tail)) = rest.split_first_chunk::<32>() {
         // Without early exit this becomes two vector comparisons.
-        if !block
-            .iter()
-            .fold(true, |clean, &byte| clean & (byte >= 0x20) & (byte != 0x7f))
-        {
+        if !block.iter().fold(true, |clean, &byte| clean & (byte >= 0x20) & (byte != 0x7f)) {
             break;
         }
         at += 32;
@@ -67,10 +58,7 @@ fn skip_text(input: &[u8], from: usize) -> usize {
         at += 8;
         rest = tail;
     }
-    at + rest
-        .iter()
-        .position(|&byte| byte < 0x20 || byte == 0x7f)
-        .unwrap_or(rest.len())
+    at + rest.iter().position(|&byte| byte < 0x20 || byte == 0x7f).unwrap_or(rest.len())
 }
 
 /// High bits set in the bytes that are control characters; only the lowest set bit is exact,
@@ -95,16 +83,8 @@ mod tests {
                 for byte in 0..=255u8 {
                     let mut text = vec![b'a'; length];
                     text[place] = byte;
-                    let expected = if byte < 0x20 || byte == 0x7f {
-                        place
-                    } else {
-                        length
-                    };
-                    assert_eq!(
-                        skip_text(&text, 0),
-                        expected,
-                        "byte {byte:#x} at {place} of {length}"
-                    );
+                    let expected = if byte < 0x20 || byte == 0x7f { place } else { length };
+                    assert_eq!(skip_text(&text, 0), expected, "byte {byte:#x} at {place} of {length}");
                 }
             }
         }
@@ -122,14 +102,8 @@ mod tests {
 
     #[test]
     fn line_ends() {
-        assert_eq!(
-            find_line_end(b"ab\r\nc", 0),
-            LineEnd::Found { end: 2, next: 4 }
-        );
-        assert_eq!(
-            find_line_end(b"a\tb\nc", 0),
-            LineEnd::Found { end: 3, next: 4 }
-        );
+        assert_eq!(find_line_end(b"ab\r\nc", 0), LineEnd::Found { end: 2, next: 4 });
+        assert_eq!(find_line_end(b"a\tb\nc", 0), LineEnd::Found { end: 3, next: 4 });
         assert_eq!(find_line_end(b"ab\r", 0), LineEnd::Incomplete { resume: 2 });
         assert_eq!(find_line_end(b"ab", 0), LineEnd::Incomplete { resume: 2 });
         assert_eq!(find_line_end(b"ab\rc", 0), LineEnd::Control { at: 2 });

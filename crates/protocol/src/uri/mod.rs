@@ -47,11 +47,7 @@ pub struct Target {
 impl Target {
     /// The raw path; "/" where it is empty.
     pub fn raw_path<'i>(&self, input: &'i [u8]) -> &'i [u8] {
-        if self.path.is_empty() {
-            b"/"
-        } else {
-            self.path.of(input)
-        }
+        if self.path.is_empty() { b"/" } else { self.path.of(input) }
     }
 
     /// The path that locations are matched against: borrowed where it is plain, otherwise
@@ -88,11 +84,7 @@ pub fn split_in(input: &[u8], range: Range32) -> Result<Target, Offence> {
     match target.first() {
         Some(b'/') => split_path(input, range.start(), range.end(), Target::default()),
         Some(byte) if byte.is_ascii_alphabetic() => split_absolute(input, range),
-        Some(b'*') if target.len() == 1 => Ok(Target {
-            form: Form::Asterisk,
-            path: range,
-            ..Target::default()
-        }),
+        Some(b'*') if target.len() == 1 => Ok(Target { form: Form::Asterisk, path: range, ..Target::default() }),
         _ => Err(Offence::InvalidRequest),
     }
 }
@@ -100,23 +92,13 @@ pub fn split_in(input: &[u8], range: Range32) -> Result<Target, Offence> {
 /// Splits the target of CONNECT, `host:port`, where the port must be present: RFC 9110 §9.3.6.
 pub fn split_authority(input: &[u8], range: Range32) -> Result<Target, Offence> {
     let end = host_end(input, range.start(), range.end())?;
-    let has_port = range
-        .of(input)
-        .iter()
-        .rposition(|&byte| byte == b':')
-        .is_some_and(|colon| colon + 1 < range.len());
+    let has_port = range.of(input).iter().rposition(|&byte| byte == b':').is_some_and(|colon| colon + 1 < range.len());
     let literal_only = input[range.as_range()].last() == Some(&b']');
     if end != range.end() || !has_port || literal_only {
         return Err(Offence::InvalidRequest);
     }
     let path = Range32::new(range.end(), range.end());
-    Ok(Target {
-        form: Form::Authority,
-        plain: true,
-        host: Some(range),
-        path,
-        ..Target::default()
-    })
+    Ok(Target { form: Form::Authority, plain: true, host: Some(range), path, ..Target::default() })
 }
 
 /// Appends the normalised form of a raw path (without query) to `out`, as nginx does for `$uri`:
@@ -163,12 +145,7 @@ pub fn normalize(raw_path: &[u8], merge_slashes: bool, out: &mut Vec<u8>) -> Res
 
 /// Ends the segment that begins at `segment` with a slash, which is left out where the path ends
 /// with one already, and gives the beginning of the next segment.
-fn close_segment(
-    out: &mut Vec<u8>,
-    root: usize,
-    segment: usize,
-    keep_empty: bool,
-) -> Result<usize, Offence> {
+fn close_segment(out: &mut Vec<u8>, root: usize, segment: usize, keep_empty: bool) -> Result<usize, Offence> {
     match &out[segment..] {
         b"." => out.truncate(segment),
         b".." => {
@@ -190,12 +167,7 @@ pub(crate) fn decode_pair(pair: Option<&[u8]>) -> Option<u8> {
 }
 
 /// Origin form, or what follows the host in the absolute form: path, query, fragment.
-fn split_path(
-    input: &[u8],
-    start: usize,
-    end: usize,
-    mut target: Target,
-) -> Result<Target, Offence> {
+fn split_path(input: &[u8], start: usize, end: usize, mut target: Target) -> Result<Target, Offence> {
     let mut plain = true;
     let mut after_slash = false;
     let mut path_end = end;
@@ -274,12 +246,7 @@ fn host_end(input: &[u8], start: usize, limit: usize) -> Result<usize, Offence> 
     };
     let port = &text[name_length..];
     let port_length = match port.first() {
-        Some(b':') => {
-            1 + port[1..]
-                .iter()
-                .take_while(|byte| byte.is_ascii_digit())
-                .count()
-        }
+        Some(b':') => 1 + port[1..].iter().take_while(|byte| byte.is_ascii_digit()).count(),
         _ => 0,
     };
     Ok(start + name_length + port_length)
@@ -288,8 +255,7 @@ fn host_end(input: &[u8], start: usize, limit: usize) -> Result<usize, Offence> 
 /// No spaces and no control characters: as one pass without early exit, which the compiler turns
 /// into vector instructions.
 fn is_printable(text: &[u8]) -> bool {
-    text.iter()
-        .fold(true, |good, &byte| good & (byte > 0x20) & (byte != 0x7f))
+    text.iter().fold(true, |good, &byte| good & (byte > 0x20) & (byte != 0x7f))
 }
 
 const ORDINARY: u8 = 0;

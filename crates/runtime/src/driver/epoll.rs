@@ -110,16 +110,9 @@ impl Epoll {
 
     fn register(&self, key: Key, connection: &mut Connection) -> io::Result<()> {
         if !connection.registered {
-            let flags = epoll::EventFlags::IN
-                | epoll::EventFlags::OUT
-                | epoll::EventFlags::RDHUP
-                | epoll::EventFlags::ET;
-            epoll::add(
-                &self.epoll,
-                &connection.socket,
-                epoll::EventData::new_u64(key.pack()),
-                flags,
-            )?;
+            let flags =
+                epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            epoll::add(&self.epoll, &connection.socket, epoll::EventData::new_u64(key.pack()), flags)?;
             connection.registered = true;
         }
         Ok(())
@@ -136,14 +129,9 @@ impl Epoll {
         mut operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
     ) -> Poll<io::Result<T>> {
         let mut connections = self.connections.borrow_mut();
-        let connection = connections
-            .get_mut(key)
-            .expect("an open stream owns its slot");
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
         if *direction.ready(connection) {
-            if !direction
-                .share(connection)
-                .take(self.turn.get(), OPERATIONS_PER_TURN)
-            {
+            if !direction.share(connection).take(self.turn.get(), OPERATIONS_PER_TURN) {
                 drop(connections);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -188,10 +176,7 @@ impl Epoll {
             closed_waiter = connection.closed_waiter.take();
         }
         drop(connections);
-        [reader, writer, closed_waiter]
-            .into_iter()
-            .flatten()
-            .for_each(Waker::wake);
+        [reader, writer, closed_waiter].into_iter().flatten().for_each(Waker::wake);
     }
 
     fn handle_listener(&self, key: Key) {
@@ -250,13 +235,7 @@ impl Driver for Epoll {
         drop(connection);
     }
 
-    fn poll_recv(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        into: &mut Buffer,
-        max: usize,
-    ) -> Poll<io::Result<usize>> {
+    fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         let mut refused = None;
         let result = self.attempt(key, cx, Direction::Read, |connection| {
             let spare = match into.spare(max) {
@@ -286,12 +265,7 @@ impl Driver for Epoll {
         }
     }
 
-    fn poll_send(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        out: &mut Output,
-    ) -> Poll<io::Result<usize>> {
+    fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
         if out.is_empty() {
             return Poll::Ready(Ok(0));
         }
@@ -319,16 +293,12 @@ impl Driver for Epoll {
     }
 
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.attempt(key, cx, Direction::Write, |connection| {
-            sockopt::socket_error(&connection.socket)?
-        })
+        self.attempt(key, cx, Direction::Write, |connection| sockopt::socket_error(&connection.socket)?)
     }
 
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut connections = self.connections.borrow_mut();
-        let connection = connections
-            .get_mut(key)
-            .expect("an open stream owns its slot");
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
         if connection.hung_up {
             return Poll::Ready(Ok(()));
         }
@@ -343,10 +313,7 @@ impl Driver for Epoll {
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {
         let mut connections = self.connections.borrow_mut();
-        let socket = &connections
-            .get_mut(key)
-            .expect("an open stream owns its slot")
-            .socket;
+        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
         match control {
             Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
             Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
@@ -359,10 +326,7 @@ impl Driver for Epoll {
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
         let mut connections = self.connections.borrow_mut();
-        let socket = &connections
-            .get_mut(key)
-            .expect("an open stream owns its slot")
-            .socket;
+        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
         match end {
             End::Local => SocketAddress::from_kernel(Some(net::getsockname(socket)?)),
             End::Peer => SocketAddress::from_kernel(net::getpeername(socket)?),
@@ -393,30 +357,17 @@ impl Driver for Epoll {
         }
     }
 
-    fn poll_accept(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
+    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners
-            .get_mut(key)
-            .expect("an open listener owns its slot");
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
         let mut failures = 0;
         while listener.readable
-            && listener
-                .accepts
-                .take(self.turn.get(), listener.options.batch.max(1))
+            && listener.accepts.take(self.turn.get(), listener.options.batch.max(1))
             && failures < ACCEPT_FAILURES_MAX
         {
-            match net::acceptfrom_with(
-                &*listener.socket,
-                SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-            ) {
+            match net::acceptfrom_with(&*listener.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok((socket, peer)) => {
-                    return Poll::Ready(
-                        SocketAddress::from_kernel(peer).map(|peer| (socket, peer)),
-                    );
+                    return Poll::Ready(SocketAddress::from_kernel(peer).map(|peer| (socket, peer)));
                 }
                 Err(Errno::AGAIN) => break,
                 Err(errno) if concerns_one_connection(errno) => failures += 1,
@@ -449,11 +400,7 @@ impl Driver for Epoll {
         // Held while wakers run: only this function uses it, and no waker calls it.
         let mut events = self.events.borrow_mut();
         events.clear();
-        let result = epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut *events),
-            timeout.as_ref(),
-        );
+        let result = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut *events), timeout.as_ref());
         self.turn.set(self.turn.get().wrapping_add(1));
         match result {
             Err(Errno::INTR) => return Ok(0),

@@ -10,9 +10,7 @@ use gale_runtime::*;
 
 /// Runs `main` on a loop of its own in virtual time.
 pub fn run<T>(main: impl Future<Output = T>) -> T {
-    EventLoop::new(LoopOptions::simulated_time())
-        .unwrap()
-        .run(main)
+    EventLoop::new(LoopOptions::simulated_time()).unwrap().run(main)
 }
 
 /// Runs `main` on a loop of its own in real time, as peers in other threads need it.
@@ -27,8 +25,7 @@ impl Directory {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            std::env::temp_dir().join(format!("gale-runtime-{}-{number}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("gale-runtime-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Directory(path)
     }
@@ -39,10 +36,7 @@ impl Directory {
 
     pub fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path(name);
-        std::fs::File::create(&path)
-            .unwrap()
-            .write_all(content)
-            .unwrap();
+        std::fs::File::create(&path).unwrap().write_all(content).unwrap();
         path
     }
 }
@@ -60,9 +54,7 @@ pub fn any_port() -> SocketAddress {
 /// Both ends of a TCP connection, the accepted one first.
 pub async fn tcp_pair() -> (Stream, Stream) {
     let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
-    let client = Stream::connect(&listener.local_address().unwrap())
-        .await
-        .unwrap();
+    let client = Stream::connect(&listener.local_address().unwrap()).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
     (server, client)
 }
@@ -70,10 +62,7 @@ pub async fn tcp_pair() -> (Stream, Stream) {
 /// Both ends of a Unix connection.
 pub fn unix_pair() -> (Stream, Stream) {
     let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
-    (
-        Stream::from_fd(a.into()).unwrap(),
-        Stream::from_fd(b.into()).unwrap(),
-    )
+    (Stream::from_fd(a.into()).unwrap(), Stream::from_fd(b.into()).unwrap())
 }
 
 pub async fn send(stream: &Stream, bytes: &'static [u8]) {
@@ -87,24 +76,17 @@ pub async fn receive(stream: &Stream, length: usize) -> Vec<u8> {
     let mut input = Buffer::new();
     while input.len() < length {
         let missing = length - input.len();
-        assert_ne!(
-            stream.recv(&mut input, missing).await.unwrap(),
-            0,
-            "the stream ended early"
-        );
+        assert_ne!(stream.recv(&mut input, missing).await.unwrap(), 0, "the stream ended early");
     }
     input.readable().to_vec()
 }
 
 /// Polls a future once: what it says before anything else happens.
 pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> std::task::Poll<F::Output> {
-    std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(cx)))
-        .await
+    std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(cx))).await
 }
 
 /// A pattern in which a lost, doubled or misplaced byte shows.
 pub fn pattern(length: usize) -> Vec<u8> {
-    (0..length as u32)
-        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect()
+    (0..length as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

@@ -43,7 +43,8 @@ impl RequestBody {
             Framing::Length(length) => Coding::Length(length),
             Framing::Chunked => Coding::Chunked(Box::default()),
         };
-        let expects = || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
+        let expects =
+            || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
         let wants_continue = !matches!(framing, Coding::Read) && head.version == Version::Http11 && expects();
         *self = RequestBody { framing, received: 0, wants_continue, is_waiting: false };
     }

@@ -71,12 +71,7 @@ impl Http1 {
     ///
     /// `first` is the configuration for the first exchange when that is not the
     /// worker's current one.
-    pub fn new(
-        info: ConnectionInfo,
-        stream: Stream,
-        worker: Rc<HttpWorker>,
-        first: Option<Rc<Configured>>,
-    ) -> Http1 {
+    pub fn new(info: ConnectionInfo, stream: Stream, worker: Rc<HttpWorker>, first: Option<Rc<Configured>>) -> Http1 {
         Http1 {
             info,
             stream,
