@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -334,6 +334,12 @@ impl Drop for Listed {
             self.worker.waiting_for_end.take().into_iter().for_each(Waker::wake);
         }
     }
+}
+
+/// The machine's name in lower case, as it was when it was first asked for: `$hostname`.
+pub fn hostname() -> &'static [u8] {
+    static HOSTNAME: OnceLock<Vec<u8>> = OnceLock::new();
+    HOSTNAME.get_or_init(|| rustix::system::uname().nodename().to_bytes().to_ascii_lowercase())
 }
 
 /// How a listening socket is accepted from.
