@@ -9,8 +9,12 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
 
 /// See the file's head.
-pub const MODULE: Module =
-    Module { name: "event", directives: DIRECTIVES, conf: Some(ConfType { complete_main, ..ConfType::of::<EventsSettings>() }), ..Module::EMPTY };
+pub const MODULE: Module = Module {
+    name: "event",
+    directives: DIRECTIVES,
+    conf: Some(ConfType { complete_main, ..ConfType::of::<EventsSettings>() }),
+    ..Module::EMPTY
+};
 
 const DIRECTIVES: &[Directive] = &[
     Directive {

@@ -317,11 +317,7 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
 impl HttpDraft {
     /// Makes sure of the directories and opens the sockets. `owner` is the user that
     /// the worker process runs as.
-    pub fn open(
-        self,
-        resources: &mut dyn Resources,
-        owner: Option<&Account>,
-    ) -> Result<HttpConfiguration, Diagnostic> {
+    pub fn open(self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<HttpConfiguration, Diagnostic> {
         let HttpDraft { mut configuration, addresses } = self;
         prepare_temp_paths(&configuration, resources, owner)?;
         let has_own_socket = |index: usize| {
