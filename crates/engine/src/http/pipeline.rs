@@ -378,6 +378,10 @@ pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
+    if request.is_tunnel {
+        request.response.content_length = None;
+        return BodyLength::UntilEnd;
+    }
     if status < 200 || matches!(status, 204 | 304) {
         request.response.content_length = None;
         return BodyLength::NoBody;

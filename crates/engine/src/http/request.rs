@@ -71,6 +71,7 @@ pub struct Request {
     pub(crate) next_handler: usize,
     pub(crate) uri_was_changed: bool,
     pub(crate) redirects_left: u8,
+    pub(crate) is_tunnel: bool,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
 
@@ -110,6 +111,7 @@ impl Request {
             next_handler: 0,
             uri_was_changed: false,
             redirects_left: REDIRECTS_MAX,
+            is_tunnel: false,
             exchange: None,
             keep_alive: Cell::new(false),
             configuration: None,
@@ -139,6 +141,7 @@ impl Request {
         self.next_handler = 0;
         self.uri_was_changed = false;
         self.redirects_left = REDIRECTS_MAX;
+        self.is_tunnel = false;
         self.exchange = None;
         self.configuration = None;
         self.is_get_forced = false;
@@ -301,6 +304,14 @@ impl Request {
     /// The way to the client: for modules that read the body or send by themselves.
     pub fn exchange(&self) -> Rc<dyn Exchange> {
         Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
+    }
+
+    /// From now on bytes pass unframed in both directions: the handler answers
+    /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
+    /// what the client sends.
+    pub fn become_tunnel(&mut self) {
+        self.is_tunnel = true;
+        self.exchange().become_tunnel();
     }
 
     /// How much of the response has been sent.
