@@ -90,6 +90,8 @@ pub struct ResponseOptions<'r> {
     pub server: &'r [u8],
     /// Whether the connection may carry another request.
     pub keep_alive: bool,
+    /// How long it may be idle before that.
+    pub keep_alive_idle: Duration,
     /// What the `Keep-Alive` field says, if anything.
     pub keep_alive_advertised: Option<Duration>,
     /// `chunked_transfer_encoding`

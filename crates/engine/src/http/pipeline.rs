@@ -301,7 +301,8 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         &ResponseOptions {
             length,
             server: &server,
-            keep_alive: request.keep_alive.get() && !keep_alive.idle.is_zero(),
+            keep_alive: request.keeps_alive(),
+            keep_alive_idle: keep_alive.idle,
             keep_alive_advertised: keep_alive.advertised,
             chunked: *core.chunked_transfer_encoding.get(),
             files: FileOptions {

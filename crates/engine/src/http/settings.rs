@@ -38,6 +38,7 @@ pub struct CoreSettings {
     // The connection.
     pub send_timeout: Setting<Duration>,
     pub keepalive_timeout: Setting<KeepaliveTimeout>,
+    pub keepalive_disable: Setting<KeepaliveDisable>,
     pub keepalive_requests: Setting<u64>,
     pub keepalive_time: Setting<Duration>,
     pub keepalive_min_timeout: Setting<Duration>,
@@ -89,6 +90,15 @@ pub struct KeepaliveTimeout {
     pub idle: Duration,
     /// What the `Keep-Alive` field tells the client, if anything.
     pub advertised: Option<Duration>,
+}
+
+/// `keepalive_disable none|msie6|safari ...`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepaliveDisable {
+    /// Internet Explorer up to 6, after a POST.
+    pub msie6: bool,
+    /// Safari on macOS.
+    pub safari: bool,
 }
 
 /// `lingering_close off|on|always`

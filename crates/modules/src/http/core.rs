@@ -13,8 +13,8 @@ use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, State
 use gale_engine::configuration::{Builder, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::settings::{
-    CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveTimeout, LingeringClose, Root,
-    ServerTokens, TempPath, Types,
+    CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable, KeepaliveTimeout,
+    LingeringClose, Root, ServerTokens, TempPath, Types,
 };
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -190,6 +190,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "75s",
         about: "How long an idle connection is kept, and what the client is told.",
         store: &One { parse: keepalive_timeout, slot: slot!(CoreSettings, keepalive_timeout) },
+    },
+    Directive {
+        name: "keepalive_disable",
+        place: Place::ANYWHERE,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "msie6",
+        about: "Browsers that mishandle kept connections: none, msie6 or safari.",
+        store: &One { parse: keepalive_disable, slot: slot!(CoreSettings, keepalive_disable) },
     },
     Directive {
         name: "keepalive_requests",
@@ -526,6 +535,19 @@ fn keepalive_timeout(statement: &Statement) -> Result<KeepaliveTimeout, Diagnost
         None => None,
     };
     Ok(KeepaliveTimeout { idle: values::time_ms(statement)?, advertised })
+}
+
+fn keepalive_disable(statement: &Statement) -> Result<KeepaliveDisable, Diagnostic> {
+    let none = KeepaliveDisable::default();
+    let choices = [
+        ("none", none),
+        ("msie6", KeepaliveDisable { msie6: true, ..none }),
+        ("safari", KeepaliveDisable { safari: true, ..none }),
+    ];
+    statement.args.iter().try_fold(none, |all, word| {
+        let one = values::choice(word, &choices)?;
+        Ok(KeepaliveDisable { msie6: all.msie6 | one.msie6, safari: all.safari | one.safari })
+    })
 }
 
 fn lingering_close(statement: &Statement) -> Result<LingeringClose, Diagnostic> {

@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::LocalKey;
 use std::time::{Duration, UNIX_EPOCH};
 
+use bstr::ByteSlice;
 use gale_engine::http::files;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
@@ -85,8 +86,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
     }),
-    // A request that was pipelined is served like any other, and nobody notes it.
-    Variable::named("pipe", |_, _, out| append(out, b".")),
+    Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
     // The response.
     Variable::named("status", |request, _, out| append_status(out, request.response.status)),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
@@ -202,7 +202,25 @@ fn request_length(request: &Request) -> u64 {
         Framing::Length(length) if request.exchange().body_is_read() => length,
         _ => 0,
     };
-    request.head.len() as u64 + body
+    let line = request.parsed.line;
+    let head = request.head.readable().get(line.end()..).unwrap_or_default();
+    let fields = match request.version() {
+        _ if line.is_empty() => 0,
+        Version::Http09 => head.find_byte(b'\n').map_or(head.len(), |end| end + 1),
+        _ => length_to_empty_line(head),
+    };
+    (line.len() + fields) as u64 + body
+}
+
+/// Up to and with the first empty line. The text begins at the end of a line; what
+/// came together with the head may follow.
+fn length_to_empty_line(text: &[u8]) -> usize {
+    let ends = text.find_iter(b"\n").find_map(|end| match &text[end + 1..] {
+        [b'\n', ..] => Some(end + 2),
+        [b'\r', b'\n', ..] => Some(end + 3),
+        _ => None,
+    });
+    ends.unwrap_or(text.len())
 }
 
 /// Whether the whole response has left.
@@ -567,6 +585,14 @@ mod tests {
             assert_eq!(local, time.common_log().to_string());
             assert_eq!(iso8601, time.iso8601().to_string());
         }
+    }
+
+    #[test]
+    fn the_head_ends_with_its_first_empty_line() {
+        assert_eq!(length_to_empty_line(b"\r\nA: b\r\n\r\nbody\r\n\r\n"), 10);
+        assert_eq!(length_to_empty_line(b"\nA: b\n\nbody"), 7);
+        assert_eq!(length_to_empty_line(b"\r\n\r\n"), 4);
+        assert_eq!(length_to_empty_line(b"\r\nA: b\r\n"), 8);
     }
 
     #[test]

@@ -44,12 +44,14 @@ impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
         let State { input, parser, timer, .. } = &mut *self.state.borrow_mut();
+        let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
                 if pending.is_none() {
                     let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
                     timer.set_after(begun.timeout);
-                    *pending = Some(begun.pending);
+                    let head = pending.insert(begun.pending);
+                    head.request.is_pipelined = is_pipelined;
                     self.idle_since.set(None);
                 }
                 let head = pending.as_mut().expect("there is one now");
@@ -68,7 +70,9 @@ impl Http1 {
                         return Poll::Ready(Arrival::Offence(request, offence));
                     }
                 }
-            } else if timer.deadline().is_none() {
+            }
+            is_pipelined = false;
+            if input.is_empty() && timer.deadline().is_none() {
                 let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
                 timer.set_after(wait);
                 self.idle_since.set(Some(gale_runtime::now()));
@@ -106,12 +110,12 @@ impl Http1 {
     /// How long to wait for the first byte: `client_header_timeout` on a new
     /// connection, `keepalive_timeout` between requests. `None` closes.
     fn first_wait(&self) -> Option<std::time::Duration> {
+        if self.info.requests.get() > 0 {
+            return Some(self.idle_max.get());
+        }
         let configuration = self.next_configuration();
         let core = self.place(configuration.http())?.core(configuration.http());
-        if self.info.requests.get() == 0 {
-            return Some(*core.client_header_timeout.get());
-        }
-        Some(core.keepalive_timeout.get().idle)
+        Some(*core.client_header_timeout.get())
     }
 
     /// Takes a request to read into; its configuration is the one that the exchange
@@ -163,7 +167,7 @@ impl Http1 {
             state.sender.begin(request.parsed.version);
             state.body.begin(&request.parsed, request.head.readable());
         }
-        request.keep_alive.set(offence.is_none() && self.may_be_kept(request, core));
+        request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
         match offence.map_or_else(|| self.prepare(request, core), Err) {
             Ok(()) if gale_runtime::leases_exhausted() => {
                 request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
@@ -189,6 +193,7 @@ impl Http1 {
         if name == b"TRACE" || name == b"CONNECT" {
             let name = String::from_utf8_lossy(name).into_owned();
             request.log(Level::Info, format_args!("client sent {name} method"));
+            request.close_after_response();
             return pipeline::fail(request, 405);
         }
         pipeline::advance(request)
@@ -240,15 +245,6 @@ impl Http1 {
             Err(error) => request.log(Level::Alert, format_args!("regular expression failed: {error}")),
         }
         request.host = host;
-    }
-
-    /// Whether another request may follow, as far as can be said before the response.
-    fn may_be_kept(&self, request: &Request, core: &CoreSettings) -> bool {
-        let is_young = gale_runtime::now().since(self.info.accepted) < *core.keepalive_time.get();
-        request.parsed.wants_keep_alive(request.head.readable())
-            && request.number_on_connection < *core.keepalive_requests.get()
-            && is_young
-            && !self.worker.is_draining()
     }
 }
 
