@@ -200,7 +200,10 @@ fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time)),
         Flow::Answer(body) => answer(request, body),
-        Flow::Respond(444) => Some(Step::Close),
+        Flow::Respond(444) => {
+            request.response.status = 444;
+            Some(Step::Close)
+        }
         Flow::Respond(status) => match error_page::respond(request, status) {
             Flow::Answer(body) => answer(request, body),
             redirect => perform(request, redirect),

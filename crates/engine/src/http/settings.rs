@@ -139,11 +139,23 @@ pub enum ServerTokens {
 /// `root` or `alias`, of which a location has one.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// The directory, already relative to the prefix if it was not absolute.
+    /// The directory.
     pub path: Template,
-    /// Given by `alias`: it replaces the part of the URI that the location's
-    /// prefix covers.
-    pub is_alias: bool,
+    /// What it is relative to, when only its variables will tell whether it is:
+    /// the prefix of the program.
+    pub base: Option<Box<[u8]>>,
+    /// Given by `alias`.
+    pub alias: Option<Alias>,
+}
+
+/// What `alias` replaces: decided where it was written, also for locations that
+/// inherit it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Alias {
+    /// This beginning of the URI.
+    Prefix(Box<[u8]>),
+    /// All of the URI: in a location with a regular expression.
+    Whole,
 }
 
 /// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use bstr::ByteSlice;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
-use gale_engine::configuration::{Builder, MainSettings};
+use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::settings::{
-    CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable, KeepaliveTimeout,
-    LingeringClose, Root, ServerTokens, TempPath, Types,
+    Alias, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
+    KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
 };
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -572,14 +572,24 @@ fn server_tokens(builder: &mut Builder, statement: &Statement) -> Result<ServerT
 }
 
 fn root(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
-    directory(builder, statement, false)
+    directory(builder, statement, None)
 }
 
 fn alias(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
-    directory(builder, statement, true)
+    let alias = match builder.level {
+        Level::Scope(scope) => builder.http_mut().alias_of(scope),
+        Level::Main => None,
+    };
+    match alias {
+        Some(alias) => directory(builder, statement, Some(alias)),
+        None => {
+            let message = "the \"alias\" directive cannot be used inside the named location";
+            Err(statement.error(message))
+        }
+    }
 }
 
-fn directory(builder: &mut Builder, statement: &Statement, is_alias: bool) -> Result<Root, Diagnostic> {
+fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>) -> Result<Root, Diagnostic> {
     let word = &statement.args[0];
     for refused in ["document_root", "realpath_root"] {
         let (plain, braced) = (format!("${refused}"), format!("${{{refused}}}"));
@@ -590,14 +600,16 @@ fn directory(builder: &mut Builder, statement: &Statement, is_alias: bool) -> Re
         }
     }
     let mut path = word.clone();
-    if !is_alias && path.text.len() > 1 && path.text.ends_with(b"/") {
+    if alias.is_none() && path.text.len() > 1 && path.text.ends_with(b"/") {
         path.text.pop();
     }
-    // What begins with a variable is taken as absolute, as in nginx.
-    if !path.text.starts_with(b"/") && !path.text.starts_with(b"$") {
+    let mut base = None;
+    if path.text.starts_with(b"$") {
+        base = Some(builder.full_path(b"").as_os_str().as_bytes().strip_suffix(b"/").unwrap_or_default().into());
+    } else {
         path.text = builder.full_path(&path.text).as_os_str().as_bytes().into();
     }
-    Ok(Root { path: builder.http_mut().template(&path)?, is_alias })
+    Ok(Root { path: builder.http_mut().template(&path)?, base, alias })
 }
 
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {

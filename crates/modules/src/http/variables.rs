@@ -15,13 +15,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread::LocalKey;
 use std::time::{Duration, UNIX_EPOCH};
 
-use bstr::ByteSlice;
 use gale_engine::http::files;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
-use gale_protocol::http1::{Framing, KnownHeader, Method, Version};
+use gale_protocol::http1::{KnownHeader, Method, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::SocketAddress;
 
@@ -66,7 +65,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     // Its file.
     Variable::named("document_root", |request, _, out| {
-        request.scope().core.root.get().path.append(request, out);
+        files::directory_of(request, out);
         true
     }),
     Variable::named("request_filename", |request, _, out| files::path_for(request, out)),
@@ -198,29 +197,11 @@ fn port(address: &SocketAddress) -> Option<u16> {
 /// The head, and the body once all of it has come. The bytes of a chunked body, and
 /// those of one that broke off, are not counted.
 fn request_length(request: &Request) -> u64 {
-    let body = match request.parsed.framing {
-        Framing::Length(length) if request.exchange().body_is_read() => length,
-        _ => 0,
-    };
     let line = request.parsed.line;
-    let head = request.head.readable().get(line.end()..).unwrap_or_default();
-    let fields = match request.version() {
-        _ if line.is_empty() => 0,
-        Version::Http09 => head.find_byte(b'\n').map_or(head.len(), |end| end + 1),
-        _ => length_to_empty_line(head),
-    };
-    (line.len() + fields) as u64 + body
-}
-
-/// Up to and with the first empty line. The text begins at the end of a line; what
-/// came together with the head may follow.
-fn length_to_empty_line(text: &[u8]) -> usize {
-    let ends = text.find_iter(b"\n").find_map(|end| match &text[end + 1..] {
-        [b'\n', ..] => Some(end + 2),
-        [b'\r', b'\n', ..] => Some(end + 3),
-        _ => None,
-    });
-    ends.unwrap_or(text.len())
+    if line.is_empty() {
+        return 0;
+    }
+    (request.head.len() - line.start()) as u64 + request.exchange().received()
 }
 
 /// Whether the whole response has left.
@@ -585,14 +566,6 @@ mod tests {
             assert_eq!(local, time.common_log().to_string());
             assert_eq!(iso8601, time.iso8601().to_string());
         }
-    }
-
-    #[test]
-    fn the_head_ends_with_its_first_empty_line() {
-        assert_eq!(length_to_empty_line(b"\r\nA: b\r\n\r\nbody\r\n\r\n"), 10);
-        assert_eq!(length_to_empty_line(b"\nA: b\n\nbody"), 7);
-        assert_eq!(length_to_empty_line(b"\r\n\r\n"), 4);
-        assert_eq!(length_to_empty_line(b"\r\nA: b\r\n"), 8);
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Http1 {
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     if let Some(mut head) = pending.take() {
-                        self.give_up(&mut head.request, input, "client prematurely closed connection");
+                        self.give_up(&mut head.request, input, "client prematurely closed connection", 400);
                         self.worker.give_back(head.request);
                     }
                     return Poll::Ready(Arrival::Closed);
@@ -97,7 +97,7 @@ impl Http1 {
                     }
                     let mut resets = false;
                     if let Some(mut head) = pending.take() {
-                        self.give_up(&mut head.request, input, "client timed out (110: Connection timed out)");
+                        self.give_up(&mut head.request, input, "client timed out (110: Connection timed out)", 408);
                         resets = *head.request.scope().core.reset_timedout_connection.get();
                         self.worker.give_back(head.request);
                     }
@@ -146,10 +146,12 @@ impl Http1 {
     }
 
     /// Nothing can be answered any more; nginx says so at `info`.
-    fn give_up(&self, request: &mut Request, input: &mut Buffer, what: &str) {
+    fn give_up(&self, request: &mut Request, input: &mut Buffer, what: &str, status: u16) {
         let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
         request.head = std::mem::take(input);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
+        request.response.status = status;
+        pipeline::log(request);
     }
 
     /// Prepares the exchange and goes through the phases as far as it gets.
@@ -175,6 +177,8 @@ impl Http1 {
             }
             Ok(()) => self.run(request),
             Err(offence) => {
+                // The path is for the log; an offence in it was told already.
+                let _ = self.prepare(request, core);
                 let input = request.head.readable();
                 let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
@@ -263,11 +267,15 @@ fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId)
 
 /// The first `count` bytes; what follows stays in `input`.
 fn split_off(input: &mut Buffer, count: usize) -> Buffer {
-    let mut rest = Buffer::new();
-    if input.len() > count {
-        // At the memory's hard limit what follows is lost, and the connection with
-        // it: the next request cannot be parsed.
-        let _ = rest.append(&input.readable()[count..]);
+    if input.len() == count {
+        return std::mem::take(input);
     }
-    std::mem::replace(input, rest)
+    let mut head = Buffer::new();
+    // At the memory's hard limit there is no room for a copy: the whole buffer is
+    // the head then, what follows it is lost, and the connection with it.
+    match head.append(&input.readable()[..count]) {
+        Ok(()) => input.consume(count),
+        Err(_) => head = std::mem::take(input),
+    }
+    head
 }

@@ -365,6 +365,10 @@ impl Exchange for Http1 {
         self.state.borrow().body.is_read()
     }
 
+    fn received(&self) -> u64 {
+        self.state.borrow().body.received()
+    }
+
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
         state.body.become_tunnel();
