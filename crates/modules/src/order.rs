@@ -3,7 +3,7 @@
 use gale_engine::http::phases::Phase;
 use gale_engine::module::{Module, Order};
 
-use crate::http::{core as http_core, headers, index, rewrite, static_files, try_files};
+use crate::http::{core as http_core, headers, index, log, not_modified, range, rewrite, static_files, try_files};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -14,7 +14,10 @@ const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &log::MODULE,
     &headers::MODULE,
+    &not_modified::MODULE,
+    &range::MODULE,
     &static_files::MODULE,
     &index::MODULE,
     &try_files::MODULE,
@@ -28,7 +31,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (Phase::PreContent, &[&try_files::MODULE]),
     (Phase::Content, &[&index::MODULE, &static_files::MODULE]),
+    (Phase::Log, &[&log::MODULE]),
 ];
 
 /// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&headers::MODULE];
+const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &range::MODULE];

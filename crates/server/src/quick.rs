@@ -64,7 +64,6 @@ http {{
     access_log off;
     sendfile on;
     server_tokens off;
-    client_body_temp_path {directory};
 
     server {{
         listen {listen};

@@ -20,7 +20,7 @@ pub enum Body {
     Bytes(Bytes),
     /// One piece of a file.
     File(FilePiece),
-    /// Several items, all known: a response with several ranges.
+    /// Several items, all known: a body that was stored.
     Items(VecDeque<BodyItem>),
     /// Items that come as they are made.
     Stream(Box<dyn BodyStream>),

@@ -25,7 +25,7 @@ use super::variables::{VariableId, VariableTable};
 use crate::configuration::{Builder, Level};
 use crate::log::ErrorLog;
 use crate::module::{Conf, Module};
-use crate::process::{ListenAddress, ListenSpec, Resources};
+use crate::process::{Account, ListenAddress, ListenSpec, Resources};
 
 /// The http block while it is being read.
 #[derive(Default)]
@@ -40,7 +40,6 @@ struct ScopeDraft {
     kind: ScopeKind,
     parent: Option<ScopeId>,
     server: Option<ServerId>,
-    span: Span,
     /// The location as written, for messages; empty for the others.
     name: BString,
     shape: LocationShape,
@@ -114,7 +113,6 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
         kind: ScopeKind::Http,
         parent: None,
         server: None,
-        span: statement.span,
         name: BString::default(),
         shape: LocationShape::None,
         confs: builder.fresh_confs(),
@@ -135,7 +133,6 @@ pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), 
         kind: ScopeKind::Server,
         parent: Some(parent),
         server: Some(server),
-        span: statement.span,
         name: BString::default(),
         shape: LocationShape::None,
         confs,
@@ -159,7 +156,6 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
         kind: ScopeKind::Location,
         parent: Some(parent),
         server,
-        span: statement.span,
         name: stored_name(&pattern, &name),
         shape,
         confs,
@@ -319,9 +315,11 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
 }
 
 impl HttpDraft {
-    /// Opens the sockets.
-    pub fn open(self, resources: &mut dyn Resources) -> Result<HttpConfiguration, Diagnostic> {
+    /// Makes sure of the directories and opens the sockets. `owner` is the user that
+    /// the worker process runs as.
+    pub fn open(self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<HttpConfiguration, Diagnostic> {
         let HttpDraft { mut configuration, addresses } = self;
+        prepare_temp_paths(&configuration, resources, owner)?;
         let has_own_socket = |index: usize| {
             let (draft, _) = &addresses[index];
             draft.has_options
@@ -351,6 +349,29 @@ impl HttpDraft {
         }
         Ok(configuration)
     }
+}
+
+/// The directories for bodies have to be there before they are needed. The default
+/// one may be missing where nobody stores a body.
+fn prepare_temp_paths(
+    http: &HttpConfiguration,
+    resources: &mut dyn Resources,
+    owner: Option<&Account>,
+) -> Result<(), Diagnostic> {
+    let mut prepared: Vec<&std::path::Path> = Vec::new();
+    for scope in &http.scopes {
+        let setting = &scope.core.client_body_temp_path;
+        let path = setting.get().path.as_path();
+        if prepared.contains(&path) {
+            continue;
+        }
+        prepared.push(path);
+        match resources.directory(path, owner) {
+            Err(error) if setting.span().is_some() => return Err(setting.error(error.to_string())),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Parents first: what a scope did not say it takes from its parent, and the

@@ -2,11 +2,14 @@
 //!
 //! The interface is full duplex: the answer may begin, and end, before the
 //! request's body has been read, and both directions may be waited for at once.
-//! HTTP/1, HTTP/2 and HTTP/3 each implement it; so does the mock in this file's
-//! tests, which is what keeps it honest.
+//! HTTP/1, HTTP/2 and HTTP/3 each implement it; so does the mock beside this
+//! file, whose tests are what keeps it honest.
 //!
 //! Nothing here blocks or buffers without bound: [`Exchange::push`] queues, and
 //! whoever pushes waits in [`Exchange::poll_sent`] before pushing more.
+
+#[cfg(test)]
+pub(crate) mod mock;
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -40,6 +43,9 @@ pub enum BodyError {
     TooLarge,
     /// Not framed as its protocol demands: 400.
     Malformed,
+    /// We could not keep it: 500. An exchange never says this; whoever stores the
+    /// body does.
+    NotStored,
 }
 
 impl BodyError {
@@ -50,6 +56,7 @@ impl BodyError {
             BodyError::TimedOut => 408,
             BodyError::TooLarge => 413,
             BodyError::Malformed => 400,
+            BodyError::NotStored => 500,
         }
     }
 }

@@ -378,6 +378,10 @@ pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
+    if request.is_tunnel {
+        request.response.content_length = None;
+        return BodyLength::UntilEnd;
+    }
     if status < 200 || matches!(status, 204 | 304) {
         request.response.content_length = None;
         return BodyLength::NoBody;
@@ -426,5 +430,67 @@ pub async fn send_rest(request: &Request, mut body: Body) {
         if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+
+    use gale_runtime::{EventLoop, LoopOptions};
+
+    use super::*;
+    use crate::http::configuration::{BoundFilter, Scope};
+    use crate::http::exchange::mock::{self, MockExchange};
+    use crate::http::filters::Filter;
+
+    /// Refuses responses of the first status; the second takes their place.
+    struct Refuse(u16, u16);
+
+    impl Filter for Refuse {
+        fn applies(&self, _conf: &dyn Any) -> bool {
+            true
+        }
+
+        fn apply(&self, request: &mut Request, _conf: &dyn Any, body: Body) -> Filtered {
+            if request.response.status != self.0 {
+                request.response.add(b"X-Seen", b"yes");
+                return Filtered::Body(body);
+            }
+            request.response.clear();
+            Filtered::Respond(self.1)
+        }
+    }
+
+    /// The answer of a server that has nothing, with this filter.
+    fn answer_with(filter: &'static dyn Filter) -> (Step, u16, Option<Vec<u8>>) {
+        EventLoop::new(LoopOptions::default()).unwrap().run(async {
+            let scope = mock::scope(mock::settings());
+            let filters = vec![BoundFilter { filter, module: 0 }];
+            let scope = Scope { filters, confs: vec![None], ..scope };
+            let mut request = mock::request_in(&MockExchange::new(), scope);
+            let step = advance(&mut request);
+            let seen = request.response.field(b"X-Seen").map(<[u8]>::to_vec);
+            (step, request.response.status, seen)
+        })
+    }
+
+    #[test]
+    fn a_response_that_a_filter_refuses_is_replaced_and_filtered_anew() {
+        let (step, status, seen) = answer_with(&Refuse(404, 412));
+        assert!(matches!(step, Step::Answer(Body::Bytes(page)) if page.starts_with(b"<html>")));
+        assert_eq!((status, seen.as_deref()), (412, Some(&b"yes"[..])));
+    }
+
+    #[test]
+    fn a_filter_may_close_the_connection() {
+        assert!(matches!(answer_with(&Refuse(404, 444)).0, Step::Close));
+    }
+
+    #[test]
+    fn a_filter_that_refuses_everything_does_not_hold_a_request_up() {
+        let (step, status, seen) = answer_with(&Refuse(404, 404));
+        assert!(matches!(step, Step::Answer(Body::Bytes(_))));
+        assert_eq!((status, seen), (404, None));
     }
 }

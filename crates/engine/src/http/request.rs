@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
@@ -70,6 +71,7 @@ pub struct Request {
     pub(crate) next_handler: usize,
     pub(crate) uri_was_changed: bool,
     pub(crate) redirects_left: u8,
+    pub(crate) is_tunnel: bool,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
 
@@ -81,6 +83,7 @@ pub struct Request {
     captured_from: Vec<u8>,
     stored: RefCell<Vec<Option<Box<[u8]>>>>,
     variable_depth: Cell<u32>,
+    id: Cell<Option<[u8; 16]>>,
 }
 
 impl Request {
@@ -108,6 +111,7 @@ impl Request {
             next_handler: 0,
             uri_was_changed: false,
             redirects_left: REDIRECTS_MAX,
+            is_tunnel: false,
             exchange: None,
             keep_alive: Cell::new(false),
             configuration: None,
@@ -116,6 +120,7 @@ impl Request {
             captured_from: Vec::new(),
             stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
+            id: Cell::new(None),
         }
     }
 
@@ -136,12 +141,14 @@ impl Request {
         self.next_handler = 0;
         self.uri_was_changed = false;
         self.redirects_left = REDIRECTS_MAX;
+        self.is_tunnel = false;
         self.exchange = None;
         self.configuration = None;
         self.is_get_forced = false;
         self.captures.clear();
         self.captured_from.clear();
         self.stored.get_mut().clear();
+        self.id.set(None);
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -299,9 +306,30 @@ impl Request {
         Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
     }
 
+    /// From now on bytes pass unframed in both directions: the handler answers
+    /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
+    /// what the client sends.
+    pub fn become_tunnel(&mut self) {
+        self.is_tunnel = true;
+        self.exchange().become_tunnel();
+    }
+
     /// How much of the response has been sent.
     pub fn sent(&self) -> Sent {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
+    }
+
+    /// Whether the connection may carry another request, as far as the request and
+    /// its location decide: how the body ends may still forbid it.
+    pub fn keeps_alive(&self) -> bool {
+        self.keep_alive.get() && !self.scope().core.keepalive_timeout.get().idle.is_zero()
+    }
+
+    /// A number that no other request has and that is hard to guess: `$request_id`.
+    pub fn id(&self) -> [u8; 16] {
+        let id = self.id.get().unwrap_or_else(unique_id);
+        self.id.set(Some(id));
+        id
     }
 
     /// The connection will be closed after this response.
@@ -318,6 +346,22 @@ impl Request {
         }
         log.write(level, Some(self.connection().number), &format_args!("{message}{}", Context(self)));
     }
+}
+
+/// A counter behind a keyed hash (SipHash): as good as random, without a system
+/// call, and none can be told from those before it.
+fn unique_id() -> [u8; 16] {
+    thread_local! {
+        static KEY: RandomState = RandomState::new();
+        static COUNT: Cell<u64> = const { Cell::new(0) };
+    }
+    let count = COUNT.get();
+    COUNT.set(count + 1);
+    let half = |number: u8| KEY.with(|key| key.hash_one((count, number))).to_be_bytes();
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&half(0));
+    id[8..].copy_from_slice(&half(1));
+    id
 }
 
 /// What nginx adds to every message about a request.
@@ -338,5 +382,19 @@ impl fmt::Display for Context<'_> {
             write!(formatter, ", referrer: \"{}\"", bstr::BStr::new(referer))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_between_requests_and_between_threads() {
+        let mut ids: Vec<[u8; 16]> = (0..100).map(|_| unique_id()).collect();
+        ids.extend(std::thread::spawn(|| [unique_id(), unique_id()]).join().unwrap());
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 102);
     }
 }

@@ -1,1 +1,564 @@
+//! The whole body of a request, for modules that want it before they go on:
+//! the beginning in memory, the rest in a temporary file.
+//!   client_body_buffer_size SIZE;  client_body_temp_path PATH [LEVEL ...];
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#client_body_buffer_size>)
+//!
+//! Bounded whatever the client does: a body holds at most
+//! `client_body_buffer_size`, one batch on its way to the file and one item of
+//! the exchange. Nothing more is read while a batch is being written. The loop
+//! never touches the file: it is created, written and closed in the thread pool.
+//! It has no name once it is open, so that nothing is left behind however the
+//! request ends.
 
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use bytes::{Bytes, BytesMut};
+use gale_base::os_error::OsErrorText;
+use gale_runtime::{File, default_pool};
+
+use super::body::{Body, BodyItem, FilePiece};
+use super::exchange::BodyError;
+use super::request::Request;
+use super::settings::TempPath;
+use crate::process::Level;
+
+/// Pieces that come from the client are gathered in memory in chunks of this
+/// size: many tiny pieces cost no more than their bytes.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// How much is written to the file at once.
+const BATCH_BYTES: usize = 64 * 1024;
+
+/// How many names are tried for a temporary file. They are random: a second one
+/// is hardly ever needed.
+const NAMES_MAX: u32 = 100;
+
+/// A body that has been read to its end. It can be read again as often as need be.
+#[derive(Clone, Debug, Default)]
+pub struct StoredBody {
+    /// How long it is, in bytes.
+    pub length: u64,
+    /// Its beginning.
+    pub memory: Vec<Bytes>,
+    /// What did not fit into memory: a file of its own that has no name, read
+    /// from its start.
+    pub file: Option<File>,
+}
+
+impl StoredBody {
+    /// All of it, as items that an exchange or another codec can send.
+    pub fn items(&self) -> VecDeque<BodyItem> {
+        let mut items: VecDeque<BodyItem> = self.memory.iter().cloned().map(BodyItem::Bytes).collect();
+        if let Some(file) = &self.file {
+            items.push_back(BodyItem::File(FilePiece { file: file.clone(), offset: 0, length: self.file_length() }));
+        }
+        items
+    }
+
+    /// All of it, as the body of a message.
+    pub fn body(&self) -> Body {
+        Body::Items(self.items())
+    }
+
+    /// How much of it is in the file, in bytes.
+    pub fn file_length(&self) -> u64 {
+        self.length - self.memory.iter().map(|bytes| bytes.len() as u64).sum::<u64>()
+    }
+}
+
+/// Reads the request's body to its end, waiting for the client. To be called
+/// once: a body that has been read is gone from the exchange.
+///
+/// Errors: those of the client, and [`BodyError::NotStored`]; all of them are in
+/// the error log, in nginx's words, when this returns. Answer with their status.
+pub async fn read_body(request: &mut Request) -> Result<StoredBody, BodyError> {
+    request.body_is_wanted = true;
+    let request = &*request;
+    let (exchange, limits) = (request.exchange(), request.body_limits());
+    let mut store = Store::new(request);
+    loop {
+        match poll_fn(|context| exchange.poll_body(context, &limits)).await {
+            Ok(Some(item)) => store.take(&item).await.map_err(|failure| not_stored(request, &failure))?,
+            Ok(None) => break,
+            Err(error) => {
+                complain(request, error, store.length);
+                return Err(error);
+            }
+        }
+    }
+    store.finish().await.map_err(|failure| not_stored(request, &failure))
+}
+
+fn not_stored(request: &Request, failure: &Failure) -> BodyError {
+    request.log(Level::Crit, format_args!("{failure}"));
+    BodyError::NotStored
+}
+
+fn complain(request: &Request, error: BodyError, received: u64) {
+    match error {
+        BodyError::PeerGone => request.log(Level::Info, format_args!("client prematurely closed connection")),
+        BodyError::TimedOut => request.log(Level::Info, format_args!("client timed out")),
+        BodyError::Malformed => request.log(Level::Error, format_args!("client sent invalid chunked body")),
+        BodyError::TooLarge => {
+            request.log(
+                Level::Error,
+                format_args!("client intended to send too large chunked body: over {received} bytes"),
+            );
+        }
+        BodyError::NotStored => {}
+    }
+}
+
+/// A body that is coming in.
+struct Store<'r> {
+    request: &'r Request,
+    length: u64,
+    /// How many more bytes memory may take.
+    room: usize,
+    memory: Vec<Bytes>,
+    /// The chunk that is being filled.
+    chunk: BytesMut,
+    file: Option<TempFile>,
+    /// What has not been written to the file yet.
+    batch: Vec<u8>,
+}
+
+impl Store<'_> {
+    fn new(request: &Request) -> Store<'_> {
+        let room = *request.scope().core.client_body_buffer_size.get();
+        let declared = request.declared_body_length().and_then(|length| usize::try_from(length).ok());
+        let chunk = BytesMut::with_capacity(declared.unwrap_or(CHUNK_BYTES).min(room).min(CHUNK_BYTES));
+        Store { request, length: 0, room, memory: Vec::new(), chunk, file: None, batch: Vec::new() }
+    }
+
+    async fn take(&mut self, item: &BodyItem) -> Result<(), Failure> {
+        let bytes = match item {
+            BodyItem::Bytes(bytes) => &bytes[..],
+            BodyItem::Lease(lease) => &lease[..],
+            BodyItem::Flush | BodyItem::Trailers(_) => return Ok(()),
+            BodyItem::File(_) => unreachable!("what a client sends is no file of ours"),
+        };
+        self.length += bytes.len() as u64;
+        let (kept, mut rest) = bytes.split_at(bytes.len().min(self.room));
+        self.keep(kept);
+        while !rest.is_empty() {
+            let (part, later) = rest.split_at(rest.len().min(BATCH_BYTES - self.batch.len()));
+            self.batch.extend_from_slice(part);
+            rest = later;
+            if self.batch.len() == BATCH_BYTES {
+                self.write_batch().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps bytes in memory, for which there is room.
+    fn keep(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.chunk.len() == self.chunk.capacity() {
+                self.close_chunk();
+                self.chunk = BytesMut::with_capacity(self.room.min(CHUNK_BYTES));
+            }
+            let (part, later) = bytes.split_at(bytes.len().min(self.chunk.capacity() - self.chunk.len()));
+            self.chunk.extend_from_slice(part);
+            self.room -= part.len();
+            bytes = later;
+        }
+    }
+
+    fn close_chunk(&mut self) {
+        let chunk = std::mem::take(&mut self.chunk);
+        if !chunk.is_empty() {
+            self.memory.push(chunk.freeze());
+        }
+    }
+
+    /// Writes what waits for the file, which comes into being with the first batch.
+    async fn write_batch(&mut self) -> Result<(), Failure> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            place => {
+                let file = TempFile::create(self.request.scope().core.client_body_temp_path.get()).await?;
+                let path = file.path.display();
+                let message = format_args!("a client request body is buffered to a temporary file {path}");
+                self.request.log(Level::Warn, message);
+                place.insert(file)
+            }
+        };
+        self.batch = file.write(std::mem::take(&mut self.batch)).await?;
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<StoredBody, Failure> {
+        self.close_chunk();
+        if !self.batch.is_empty() {
+            self.write_batch().await?;
+        }
+        let file = match self.file {
+            Some(file) => Some(file.finish().await?),
+            None => None,
+        };
+        Ok(StoredBody { length: self.length, memory: self.memory, file })
+    }
+}
+
+/// A temporary file that is being written.
+struct TempFile {
+    /// `None` while the pool has it, and after a failure.
+    file: Option<std::fs::File>,
+    /// The name that it had, for messages.
+    path: PathBuf,
+    written: u64,
+}
+
+/// Something that could not be done with a temporary file, in nginx's words.
+#[derive(Debug)]
+struct Failure {
+    call: &'static str,
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}() \"{}\" failed {}", self.call, self.path.display(), OsErrorText(&self.error))
+    }
+}
+
+impl TempFile {
+    async fn create(temp_path: &TempPath) -> Result<TempFile, Failure> {
+        // No more than 32 bits: the name has ten digits, as nginx's.
+        let number = gale_runtime::random_u64() as u32;
+        let root = temp_path.path.clone();
+        let temp_path = temp_path.clone();
+        let created = default_pool().run(move || create_blocking(&temp_path, number)).await;
+        let refused = |error: gale_runtime::PoolError| Failure { call: "open", path: root, error: error.into() };
+        let (file, path) = created.map_err(refused)??;
+        Ok(TempFile { file: Some(file), path, written: 0 })
+    }
+
+    /// Appends a batch and gives its memory back, empty.
+    async fn write(&mut self, mut batch: Vec<u8>) -> Result<Vec<u8>, Failure> {
+        let (file, offset) = (self.file.take().expect("there after every success"), self.written);
+        // When this future is dropped, the thread still has the file and closes it.
+        let task = default_pool().run(move || {
+            let result = file.write_all_at(&batch, offset);
+            let length = batch.len();
+            batch.clear();
+            result.map(|()| (file, batch, length))
+        });
+        let result = task.await.unwrap_or_else(|refused| Err(refused.into()));
+        let (file, batch, length) = result.map_err(|error| self.failure("pwrite", error))?;
+        self.file = Some(file);
+        self.written += length as u64;
+        Ok(batch)
+    }
+
+    /// The file to read from; what it knows of itself includes what was written.
+    async fn finish(mut self) -> Result<File, Failure> {
+        let file = self.file.take().expect("there after every success");
+        let result = default_pool().run(move || File::from_std(file)).await;
+        result.unwrap_or_else(|refused| Err(refused.into())).map_err(|error| self.failure("fstat", error))
+    }
+
+    fn failure(&self, call: &'static str, error: io::Error) -> Failure {
+        Failure { call, path: self.path.clone(), error }
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            // Closing gives the blocks of a file without a name free, which takes time.
+            let _detached = default_pool().run(move || drop(file));
+        }
+    }
+}
+
+/// Creates a file that nobody else can open, and takes its name away.
+fn create_blocking(temp_path: &TempPath, number: u32) -> Result<(std::fs::File, PathBuf), Failure> {
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let mut attempts = 0;
+    let mut made_directories = false;
+    loop {
+        let path = name(temp_path, number.wrapping_add(attempts));
+        match options.open(&path) {
+            Ok(file) => {
+                let unlinked = std::fs::remove_file(&path);
+                return match unlinked {
+                    Ok(()) => Ok((file, path)),
+                    Err(error) => Err(Failure { call: "unlink", path, error }),
+                };
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < NAMES_MAX => attempts += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !made_directories => {
+                make_directories(path.parent().expect("it lies below the temporary path"))?;
+                made_directories = true;
+            }
+            Err(error) => return Err(Failure { call: "open", path, error }),
+        }
+    }
+}
+
+/// The levels of directories come into being when they are needed first.
+fn make_directories(path: &Path) -> Result<(), Failure> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| Failure { call: "mkdir", path: path.into(), error })
+}
+
+/// nginx's names: ten digits, of which the last name the directories on the way.
+/// With levels 1 and 2, number 12345 is `PATH/5/34/0000012345`.
+fn name(temp_path: &TempPath, number: u32) -> PathBuf {
+    let digits = format!("{number:010}");
+    let mut path = temp_path.path.clone();
+    let mut end = digits.len();
+    for &level in &temp_path.levels {
+        let start = end.saturating_sub(level.into());
+        path.push(&digits[start..end]);
+        end = start;
+    }
+    path.push(digits);
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::rc::Rc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use gale_runtime::{EventLoop, LoopOptions};
+    use smallvec::smallvec;
+
+    use super::super::exchange::mock::{self, MockExchange};
+    use super::*;
+
+    /// A directory that goes away with the test.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new() -> Directory {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = std::env::temp_dir().join(format!("gale-request-body-{}-{number}", std::process::id()));
+            std::fs::create_dir(&path).unwrap();
+            Directory(path)
+        }
+
+        /// Every file below it.
+        fn files(&self) -> Vec<PathBuf> {
+            let mut files = Vec::new();
+            let mut directories = vec![self.0.clone()];
+            while let Some(directory) = directories.pop() {
+                for entry in std::fs::read_dir(directory).unwrap() {
+                    let path = entry.unwrap().path();
+                    if path.is_dir() { directories.push(path) } else { files.push(path) }
+                }
+            }
+            files
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn on_a_loop<T>(work: impl Future<Output = T>) -> T {
+        EventLoop::new(LoopOptions::default()).unwrap().run(work)
+    }
+
+    /// Reads what `send` lets the client send, with this much memory.
+    fn read(directory: &Path, memory: usize, send: impl FnOnce(&MockExchange)) -> Result<StoredBody, BodyError> {
+        on_a_loop(async {
+            let exchange = MockExchange::new();
+            send(&exchange);
+            let mut core = mock::settings();
+            core.client_body_buffer_size = Default::default();
+            core.client_body_buffer_size.set(memory, None);
+            core.client_body_temp_path.set(TempPath { path: directory.into(), levels: smallvec![1, 2] }, None);
+            let mut request = mock::request(&exchange, core);
+            read_body(&mut request).await
+        })
+    }
+
+    fn contents(stored: &StoredBody) -> Vec<u8> {
+        let mut contents = Vec::new();
+        for item in stored.items() {
+            match item {
+                BodyItem::Bytes(bytes) => contents.extend_from_slice(&bytes),
+                BodyItem::File(FilePiece { file, offset, length }) => {
+                    let mut piece = vec![0; length as usize];
+                    assert_eq!(file.read_blocking(offset, &mut piece).unwrap(), piece.len());
+                    contents.extend_from_slice(&piece);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        contents
+    }
+
+    fn sample(length: usize) -> Vec<u8> {
+        (0..length).map(|index| (index % 251) as u8).collect()
+    }
+
+    #[test]
+    fn a_small_body_stays_in_memory() {
+        let directory = Directory::new();
+        let stored = read(&directory.0, 100, |client| {
+            client.sends(b"hello ");
+            client.sends(b"world");
+            client.ends();
+        });
+        let stored = stored.unwrap();
+        assert_eq!((stored.length, stored.memory.len(), stored.file.is_none()), (11, 1, true));
+        assert_eq!(contents(&stored), b"hello world");
+        assert_eq!(stored.body().length(), Some(11));
+    }
+
+    #[test]
+    fn no_body_is_an_empty_one() {
+        let stored = read(Path::new("/nowhere"), 100, MockExchange::ends).unwrap();
+        assert_eq!((stored.length, stored.items().len()), (0, 0));
+    }
+
+    #[test]
+    fn a_body_that_just_fits_needs_no_file() {
+        let stored = read(Path::new("/nowhere"), 40_000, |client| {
+            client.sends(&sample(40_000));
+            client.ends();
+        });
+        let stored = stored.unwrap();
+        assert_eq!((contents(&stored), stored.file_length()), (sample(40_000), 0));
+    }
+
+    #[test]
+    fn what_does_not_fit_goes_to_a_file_and_both_can_be_read_again() {
+        let directory = Directory::new();
+        let stored = read(&directory.0, 1000, |client| {
+            sample(200_000).chunks(16_384).for_each(|piece| client.sends(piece));
+            client.ends();
+        });
+        let stored = stored.unwrap();
+        assert_eq!((stored.length, stored.file_length()), (200_000, 199_000));
+        assert_eq!(contents(&stored), sample(200_000));
+        assert_eq!(contents(&stored), sample(200_000), "again");
+        assert_eq!(stored.file.as_ref().unwrap().metadata().size, 199_000);
+        assert_eq!(stored.file.as_ref().unwrap().metadata().mode & 0o777, 0o600);
+        assert_eq!(stored.file.as_ref().unwrap().metadata().links, 0);
+        assert!(directory.files().is_empty(), "the file has no name");
+    }
+
+    #[test]
+    fn many_tiny_pieces_take_no_more_memory_than_their_bytes() {
+        let stored = read(Path::new("/nowhere"), 50_000, |client| {
+            sample(50_000).chunks(1).for_each(|piece| client.sends(piece));
+            client.ends();
+        });
+        let stored = stored.unwrap();
+        assert_eq!(stored.memory.len(), 50_000_usize.div_ceil(CHUNK_BYTES));
+        assert_eq!(contents(&stored), sample(50_000));
+    }
+
+    #[test]
+    fn the_client_s_faults_are_reported() {
+        for (error, status) in [
+            (BodyError::PeerGone, 400),
+            (BodyError::TimedOut, 408),
+            (BodyError::Malformed, 400),
+            (BodyError::TooLarge, 413),
+        ] {
+            let found = read(Path::new("/nowhere"), 100, |client| {
+                client.sends(b"some");
+                client.fails(error);
+            });
+            assert_eq!((found.unwrap_err(), error.status()), (error, status));
+        }
+    }
+
+    #[test]
+    fn a_body_over_the_limit_ends_the_reading() {
+        let found = read(Path::new("/nowhere"), 10_000, |client| {
+            client.sends(&sample(mock::BODY_MAX as usize + 1));
+            client.ends();
+        });
+        assert_eq!(found.unwrap_err(), BodyError::TooLarge);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_our_fault() {
+        let found = read(Path::new("/dev/null/body"), 10, |client| {
+            client.sends(&sample(100));
+            client.ends();
+        });
+        let error = found.unwrap_err();
+        assert_eq!((error, error.status()), (BodyError::NotStored, 500));
+    }
+
+    #[test]
+    fn a_full_disk_is_told_in_nginx_s_words() {
+        on_a_loop(async {
+            let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let mut file = TempFile { file: Some(full), path: "/tmp/5/34/0000012345".into(), written: 0 };
+            let failure = file.write(sample(100)).await.unwrap_err();
+            let expected = "pwrite() \"/tmp/5/34/0000012345\" failed (28: No space left on device)";
+            assert_eq!(failure.to_string(), expected);
+        });
+    }
+
+    #[test]
+    fn levels_take_their_names_from_the_end_of_the_number() {
+        let path = |levels: &[u8]| name(&TempPath { path: "/t".into(), levels: levels.into() }, 12345);
+        assert_eq!(path(&[]), Path::new("/t/0000012345"));
+        assert_eq!(path(&[1, 2]), Path::new("/t/5/34/0000012345"));
+        assert_eq!(path(&[3, 3, 3]), Path::new("/t/345/012/000/0000012345"));
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_passed_over_and_never_opened() {
+        let directory = Directory::new();
+        let temp_path = TempPath { path: directory.0.clone(), levels: smallvec![] };
+        let taken = name(&temp_path, 7);
+        std::fs::write(&taken, "precious").unwrap();
+        let (_, path) = create_blocking(&temp_path, 7).unwrap();
+        assert_eq!(path, name(&temp_path, 8));
+        assert_eq!(std::fs::read(&taken).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn directories_are_for_the_worker_alone() {
+        let directory = Directory::new();
+        let temp_path = TempPath { path: directory.0.clone(), levels: smallvec![1, 2] };
+        create_blocking(&temp_path, 12345).unwrap();
+        let made = std::fs::metadata(directory.0.join("5")).unwrap();
+        assert_eq!(made.permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_request_that_is_given_up_leaves_nothing_behind() {
+        let directory = Directory::new();
+        on_a_loop(async {
+            let exchange: Rc<MockExchange> = MockExchange::new();
+            exchange.sends(&sample(100_000));
+            let mut core = mock::settings();
+            core.client_body_temp_path.set(TempPath { path: directory.0.clone(), levels: smallvec![] }, None);
+            let mut request = mock::request(&exchange, core);
+            let mut reading = Box::pin(read_body(&mut request));
+            let mut client_is_asked_again = exchange.asks_for_more();
+            // Until all that came is stored and more is wanted.
+            poll_fn(|context| {
+                assert!(reading.as_mut().poll(context).is_pending());
+                client_is_asked_again.as_mut().poll(context)
+            })
+            .await;
+        });
+        assert!(directory.files().is_empty());
+    }
+}

@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -132,11 +132,28 @@ impl HttpWorker {
         self.is_draining.get()
     }
 
-    /// Closes idle connections, and every other one after its current answer.
-    pub fn drain(&self) {
+    /// Closes idle connections, and every other one after its current answer. Idle
+    /// ones with a `keepalive_min_timeout` are given that time.
+    pub fn drain(self: &Rc<Self>) {
         self.is_draining.set(true);
-        self.close_idle(usize::MAX);
         self.access.flush();
+        self.close_idle(usize::MAX);
+        let worker = Rc::downgrade(self);
+        gale_runtime::spawn(async move {
+            while let Some(next) = worker.upgrade().and_then(|worker| worker.next_close()) {
+                gale_runtime::sleep_until(next).await;
+                if let Some(worker) = worker.upgrade() {
+                    worker.close_idle(usize::MAX);
+                }
+            }
+        });
+    }
+
+    /// When the next idle connection may be closed.
+    fn next_close(&self) -> Option<Moment> {
+        let connections = self.connections.borrow();
+        let times = connections.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at());
+        times.min()
     }
 
     /// Ready when no connection is open any more.
@@ -162,7 +179,8 @@ impl HttpWorker {
     }
 
     fn close_idle(&self, count_max: usize) -> usize {
-        self.close_some(count_max, Http1::is_idle)
+        let now = gale_runtime::now();
+        self.close_some(count_max, |connection| connection.may_close_at().is_some_and(|time| time <= now))
     }
 
     fn close_some(&self, count_max: usize, chosen: impl Fn(&Http1) -> bool) -> usize {
@@ -316,6 +334,12 @@ impl Drop for Listed {
             self.worker.waiting_for_end.take().into_iter().for_each(Waker::wake);
         }
     }
+}
+
+/// The machine's name in lower case, as it was when it was first asked for: `$hostname`.
+pub fn hostname() -> &'static [u8] {
+    static HOSTNAME: OnceLock<Vec<u8>> = OnceLock::new();
+    HOSTNAME.get_or_init(|| rustix::system::uname().nodename().to_bytes().to_ascii_lowercase())
 }
 
 /// How a listening socket is accepted from.

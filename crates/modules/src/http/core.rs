@@ -24,6 +24,7 @@ pub const MODULE: Module = Module {
     name: "http_core",
     directives: DIRECTIVES,
     conf: Some(ConfType { merge, ..ConfType::of::<CoreSettings>() }),
+    variables: super::variables::VARIABLES,
     ..Module::EMPTY
 };
 

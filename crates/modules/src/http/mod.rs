@@ -3,10 +3,10 @@
 pub mod core;
 pub mod headers;
 pub mod index;
-// pub mod log;
-// pub mod not_modified;
-// pub mod range;
+pub mod log;
+pub mod not_modified;
+pub mod range;
 pub mod rewrite;
 pub mod static_files;
 pub mod try_files;
-// pub mod variables;
+pub mod variables;

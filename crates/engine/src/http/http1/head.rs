@@ -50,7 +50,7 @@ impl Http1 {
                     let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
                     timer.set_after(begun.timeout);
                     *pending = Some(begun.pending);
-                    self.is_idle.set(false);
+                    self.idle_since.set(None);
                 }
                 let head = pending.as_mut().expect("there is one now");
                 match parser.parse(input.readable(), &head.limits, &mut head.request.parsed) {
@@ -71,7 +71,7 @@ impl Http1 {
             } else if timer.deadline().is_none() {
                 let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
                 timer.set_after(wait);
-                self.is_idle.set(true);
+                self.idle_since.set(Some(gale_runtime::now()));
             }
             let read_max = match pending {
                 Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
@@ -165,6 +165,10 @@ impl Http1 {
         }
         request.keep_alive.set(offence.is_none() && self.may_be_kept(request, core));
         match offence.map_or_else(|| self.prepare(request, core), Err) {
+            Ok(()) if gale_runtime::leases_exhausted() => {
+                request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
+                pipeline::fail(request, 503)
+            }
             Ok(()) => self.run(request),
             Err(offence) => {
                 let input = request.head.readable();

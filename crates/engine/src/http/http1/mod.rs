@@ -13,10 +13,11 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, SocketAddress, Stream, Timer};
+use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
 use self::body::RequestBody;
 use self::head::Arrival;
@@ -44,7 +45,8 @@ pub struct Http1 {
     first_configuration: RefCell<Option<Rc<Configured>>>,
     /// The configuration of the exchange that is under way.
     exchange_generation: Cell<Option<u64>>,
-    is_idle: Cell<bool>,
+    /// Since when it waits for a request of which nothing has come.
+    idle_since: Cell<Option<Moment>>,
     nodelay_is_set: Cell<bool>,
 }
 
@@ -85,7 +87,7 @@ impl Http1 {
             }),
             first_configuration: RefCell::new(first),
             exchange_generation: Cell::new(None),
-            is_idle: Cell::new(true),
+            idle_since: Cell::new(Some(gale_runtime::now())),
             nodelay_is_set: Cell::new(false),
         }
     }
@@ -95,9 +97,17 @@ impl Http1 {
         self.first_configuration.borrow().clone().unwrap_or_else(|| self.worker.configuration())
     }
 
-    /// Whether it waits for a request of which nothing has come.
-    pub fn is_idle(&self) -> bool {
-        self.is_idle.get()
+    /// When an idle connection may be closed to make room or to let the worker end:
+    /// at once, or when `keepalive_min_timeout` has passed. `None` while it is busy.
+    pub fn may_close_at(&self) -> Option<Moment> {
+        let idle_since = self.idle_since.get()?;
+        if self.info.requests.get() == 0 {
+            return Some(idle_since);
+        }
+        let configuration = self.worker.configuration();
+        let http = configuration.http();
+        let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
+        Some(idle_since + min)
     }
 
     /// The generation of the configuration of the exchange under way, if any.

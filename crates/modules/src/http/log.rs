@@ -1,0 +1,647 @@
+//! log: a line for every request.
+//!   log_format NAME [escape=default|json|none] STRING ...;                         http
+//!   access_log off;
+//!   access_log PATH [FORMAT [buffer=SIZE] [flush=TIME] [if=CONDITION]];
+//!                       http, server, location, if in location, limit_except
+//! (<https://nginx.org/en/docs/http/ngx_http_log_module.html>)
+//!
+//! Lines are written into the worker's own buffer for the file and handed on by
+//! `AccessBuffers`; nothing here opens or writes a file. A format must stand before
+//! the logs that use it, as in nginx. Not there yet: `gzip`, `syslog:`, variables
+//! in PATH, `open_log_file_cache`.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bstr::{BStr, BString, ByteSlice};
+use gale_base::units;
+use gale_config::{Body, Custom, Diagnostic, Place, Span, Statement, Takes, Word};
+use gale_engine::configuration::{Builder, Level};
+use gale_engine::http::configuration::ScopeId;
+use gale_engine::http::phases::{Decide, Flow, Phase};
+use gale_engine::http::request::Request;
+use gale_engine::http::template::Template;
+use gale_engine::http::variables::{VariableId, is_name_byte};
+use gale_engine::log::{DeferredLog, Hold};
+use gale_engine::module::{ConfType, Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_log",
+    directives: &[
+        Directive {
+            name: "log_format",
+            place: Place::HTTP,
+            takes: Takes::AtLeast(2),
+            body: Body::None,
+            default: "combined \"...\"",
+            about: "What a line of an access log says.",
+            store: &Custom(log_format),
+        },
+        Directive {
+            name: "access_log",
+            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION).or(Place::LIMIT_EXCEPT),
+            takes: Takes::AtLeast(1),
+            body: Body::None,
+            default: "logs/access.log combined",
+            about: "Where requests are logged, in which format, and which of them; may be repeated.",
+            store: &Custom(access_log),
+        },
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.logs().is_empty(), run: log })],
+    ..Module::EMPTY
+};
+
+/// The format that needs no definition.
+const COMBINED: &str = "$remote_addr - $remote_user [$time_local] \"$request\" \
+                        $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\"";
+
+/// The block that all others of the configuration stand in is the first scope.
+const HTTP_BLOCK: ScopeId = ScopeId(0);
+
+/// `buffer=` beyond this changes nothing: a file's queue must take what has gathered
+/// in several workers at once.
+const HOLD_BYTES_MAX: usize = 1024 * 1024;
+
+#[derive(Default)]
+struct Conf {
+    /// `None` until something is said here or inherited.
+    logs: Option<Arc<[Log]>>,
+    /// `off`: no line is written, whatever else the block says.
+    is_off: bool,
+    /// Of the http block alone.
+    shared: Shared,
+}
+
+/// What all logs of the http block share. It lives in the settings of that block.
+#[derive(Default)]
+struct Shared {
+    formats: Vec<(BString, Arc<Format>)>,
+    /// How lines for a file are gathered: a file has one buffer.
+    holds: Vec<(PathBuf, Hold)>,
+}
+
+/// One `access_log`.
+#[derive(Clone)]
+struct Log {
+    file: DeferredLog,
+    format: Arc<Format>,
+    hold: Option<Hold>,
+    condition: Option<Template>,
+}
+
+impl Conf {
+    fn logs(&self) -> &[Log] {
+        match &self.logs {
+            Some(logs) if !self.is_off => logs,
+            _ => &[],
+        }
+    }
+}
+
+fn log(request: &mut Request, conf: &Conf) -> Flow {
+    for log in conf.logs() {
+        if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(request))) {
+            continue;
+        }
+        request.worker.access.append(log.file.writer(), log.hold, |out| {
+            log.format.append(request, out);
+            out.push(b'\n');
+        });
+    }
+    Flow::Next
+}
+
+fn is_false(value: &[u8]) -> bool {
+    matches!(value, b"" | b"0")
+}
+
+/// A compiled `log_format`.
+#[derive(Debug, PartialEq, Eq)]
+struct Format {
+    escaping: Escaping,
+    segments: Box<[Segment]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(Box<[u8]>),
+    Variable(VariableId),
+}
+
+impl Format {
+    /// Compiles the texts, which follow each other without anything between them;
+    /// `variable` gives the index for a name.
+    fn compile(
+        escaping: Escaping,
+        texts: &[Word],
+        mut variable: impl FnMut(&[u8], Span) -> VariableId,
+    ) -> Result<Format, Diagnostic> {
+        let mut segments = Vec::new();
+        for text in texts {
+            let mut rest: &[u8] = &text.text;
+            while !rest.is_empty() {
+                let (piece, after) = next_piece(rest).map_err(|message| Diagnostic::emerg(message).at(text.span))?;
+                segments.push(match piece {
+                    Piece::Literal(literal) => Segment::Literal(literal.into()),
+                    Piece::Variable(name) => Segment::Variable(variable(name, text.span)),
+                });
+                rest = after;
+            }
+        }
+        Ok(Format { escaping, segments: segments.into() })
+    }
+
+    fn append(&self, request: &Request, out: &mut Vec<u8>) {
+        for segment in &self.segments {
+            match segment {
+                Segment::Literal(text) => out.extend_from_slice(text),
+                Segment::Variable(id) => self.escaping.append(out, |out| request.append_variable(*id, out)),
+            }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Piece<'t> {
+    Literal(&'t [u8]),
+    Variable(&'t [u8]),
+}
+
+/// The first piece of a text that is not empty, and what follows it. Unlike in other
+/// texts `$1` is no group of a regular expression; nginx's messages differ, too.
+fn next_piece(text: &[u8]) -> Result<(Piece<'_>, &[u8]), String> {
+    let Some(after_dollar) = text.strip_prefix(b"$") else {
+        let (literal, after) = text.split_at(text.find_byte(b'$').unwrap_or(text.len()));
+        return Ok((Piece::Literal(literal), after));
+    };
+    let invalid = || format!("invalid parameter \"{}\"", BStr::new(text));
+    let inner = after_dollar.strip_prefix(b"{");
+    let start = inner.unwrap_or(after_dollar);
+    if start.is_empty() {
+        return Err(invalid());
+    }
+    let length = start.iter().take_while(|&&byte| is_name_byte(byte)).count();
+    let (name, mut after) = start.split_at(length);
+    if inner.is_some() {
+        let message = || format!("the closing bracket in \"{}\" variable is missing", BStr::new(name));
+        after = after.strip_prefix(b"}").ok_or_else(message)?;
+    }
+    if name.is_empty() {
+        return Err(invalid());
+    }
+    Ok((Piece::Variable(name), after))
+}
+
+/// `escape=`: what becomes of values, and of missing ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Escaping {
+    /// `"`, `\` and everything that is not printable ASCII as `\xHH`; `-` for nothing.
+    Default,
+    /// As the inside of a JSON string.
+    Json,
+    /// Values as they are.
+    None,
+}
+
+impl Escaping {
+    /// Appends what `value` appends, escaped. Usually there is nothing to escape, and
+    /// the value is written once, where it stays.
+    fn append(self, out: &mut Vec<u8>, value: impl FnOnce(&mut Vec<u8>) -> bool) {
+        let start = out.len();
+        if !value(out) {
+            out.truncate(start);
+            if self == Escaping::Default {
+                out.push(b'-');
+            }
+            return;
+        }
+        let must_escape = match self {
+            Escaping::Default => is_special,
+            Escaping::Json => is_special_in_json,
+            Escaping::None => return,
+        };
+        // No early end: a loop without one is done many bytes at a time.
+        if !out[start..].iter().fold(false, |found, &byte| found | must_escape(byte)) {
+            return;
+        }
+        let raw = out.split_off(start);
+        for byte in raw {
+            match self {
+                Escaping::Default if is_special(byte) => push_hex(out, b"\\x", byte),
+                Escaping::Json if is_special_in_json(byte) => push_json(out, byte),
+                _ => out.push(byte),
+            }
+        }
+    }
+}
+
+fn is_special(byte: u8) -> bool {
+    !(32..=126).contains(&byte) | (byte == b'"') | (byte == b'\\')
+}
+
+fn is_special_in_json(byte: u8) -> bool {
+    (byte < 32) | (byte == b'"') | (byte == b'\\')
+}
+
+/// (RFC 8259 §7)
+fn push_json(out: &mut Vec<u8>, byte: u8) {
+    let short = match byte {
+        b'"' | b'\\' => byte,
+        b'\n' => b'n',
+        b'\r' => b'r',
+        b'\t' => b't',
+        8 => b'b',
+        12 => b'f',
+        _ => return push_hex(out, b"\\u00", byte),
+    };
+    out.extend_from_slice(&[b'\\', short]);
+}
+
+fn push_hex(out: &mut Vec<u8>, before: &[u8], byte: u8) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    out.extend_from_slice(before);
+    out.extend_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+}
+
+fn log_format(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let name = &statement.args[0];
+    let is_taken = name.text == "combined" || conf.shared.formats.iter().any(|(other, _)| *other == name.text);
+    if is_taken {
+        let message = format!("duplicate \"log_format\" name \"{}\"", name.text);
+        return Err(Diagnostic::emerg(message).at(name.span));
+    }
+    let (escaping, texts) = match escaping(&statement.args[1])? {
+        Some(escaping) => (escaping, &statement.args[2..]),
+        None => (Escaping::Default, &statement.args[1..]),
+    };
+    let http = builder.http_mut();
+    let format = Format::compile(escaping, texts, |name, span| http.variable(name, Some(span)))?;
+    conf.shared.formats.push((name.text.clone(), Arc::new(format)));
+    Ok(())
+}
+
+/// `escape=…`, if that is what the word is.
+fn escaping(word: &Word) -> Result<Option<Escaping>, Diagnostic> {
+    let Some(value) = word.text.strip_prefix(b"escape=") else { return Ok(None) };
+    match value {
+        b"default" => Ok(Some(Escaping::Default)),
+        b"json" => Ok(Some(Escaping::Json)),
+        b"none" => Ok(Some(Escaping::None)),
+        _ => {
+            let message = format!("unknown log format escaping \"{}\"", BStr::new(value));
+            Err(Diagnostic::emerg(message).at(word.span).hint("it must be \"default\", \"json\" or \"none\""))
+        }
+    }
+}
+
+fn access_log(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let path = &statement.args[0];
+    if path.text == "off" {
+        conf.is_off = true;
+        return statement.args.get(1).map_or(Ok(()), |extra| Err(invalid_parameter(extra)));
+    }
+    check_path(path)?;
+    let format = match statement.args.get(1) {
+        Some(name) => named_format(conf, builder, name)?,
+        None => combined(builder),
+    };
+    let Options { hold, condition } = options(builder, statement)?;
+    let file = builder.log_file(&path.text, Some(path.span));
+    if let Some(hold) = hold
+        && !shared(conf, builder).agrees(&file, hold)
+    {
+        let message = format!("access_log \"{}\" already defined with conflicting parameters", path.text);
+        return Err(Diagnostic::emerg(message).at(path.span));
+    }
+    let hold = hold.map(|hold| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
+    let log = Log { file, format, hold, condition };
+    let earlier = conf.logs.take().unwrap_or_default();
+    conf.logs = Some(earlier.iter().cloned().chain([log]).collect());
+    Ok(())
+}
+
+fn check_path(path: &Word) -> Result<(), Diagnostic> {
+    if path.text.starts_with(b"syslog:") {
+        return Err(not_supported(path, &path.text));
+    }
+    if path.text.contains(&b'$') {
+        return Err(not_supported(path, "variables in the path"));
+    }
+    Ok(())
+}
+
+fn not_supported(word: &Word, what: impl Display) -> Diagnostic {
+    let message = format!("\"{what}\" is not supported in \"access_log\" directive");
+    Diagnostic::emerg(message).at(word.span).hint("nginx has this, Gale does not have it yet")
+}
+
+fn invalid_parameter(word: &Word) -> Diagnostic {
+    Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)
+}
+
+/// The block's `combined` comes first, and names are compared without their case:
+/// only their definitions tell it apart.
+fn named_format(conf: &mut Conf, builder: &mut Builder, name: &Word) -> Result<Arc<Format>, Diagnostic> {
+    if name.text.eq_ignore_ascii_case(b"combined") {
+        return Ok(combined(builder));
+    }
+    let formats = &shared(conf, builder).formats;
+    let found = formats.iter().find(|(known, _)| known.eq_ignore_ascii_case(&name.text));
+    found.map(|(_, format)| Arc::clone(format)).ok_or_else(|| {
+        let message = format!("unknown log format \"{}\"", name.text);
+        Diagnostic::emerg(message).at(name.span).hint("its log_format must stand before it")
+    })
+}
+
+fn combined(builder: &mut Builder) -> Arc<Format> {
+    let text = Statement::synthetic(COMBINED, Vec::new()).name;
+    let http = builder.http_mut();
+    let format = Format::compile(Escaping::Default, &[text], |name, _| http.variable(name, None));
+    Arc::new(format.expect("the built-in format is right"))
+}
+
+/// What follows the format in an `access_log`.
+struct Options {
+    hold: Option<Hold>,
+    condition: Option<Template>,
+}
+
+fn options(builder: &mut Builder, statement: &Statement) -> Result<Options, Diagnostic> {
+    let (mut bytes, mut time, mut condition) = (None, None, None);
+    for word in statement.args.iter().skip(2) {
+        if let Some(text) = word.text.strip_prefix(b"buffer=") {
+            let size = units::parse_size(text).and_then(|size| usize::try_from(size).ok());
+            bytes = Some(size.filter(|&size| size > 0).ok_or_else(|| invalid(word, "buffer size", text))?);
+        } else if let Some(text) = word.text.strip_prefix(b"flush=") {
+            let flush = units::parse_time(text).filter(|flush| !flush.is_zero());
+            time = Some(flush.ok_or_else(|| invalid(word, "flush time", text))?);
+        } else if let Some(text) = word.text.strip_prefix(b"if=") {
+            condition = Some(builder.http_mut().template(&Word { text: text.into(), ..word.clone() })?);
+        } else if let Some(level) = word.text.strip_prefix(b"gzip=") {
+            if !matches!(units::parse_number(level), Some(1..=9)) {
+                return Err(invalid(word, "compression level", level));
+            }
+            return Err(not_supported(word, "gzip"));
+        } else if word.text == "gzip" {
+            return Err(not_supported(word, "gzip"));
+        } else {
+            return Err(invalid_parameter(word));
+        }
+    }
+    if time.is_some() && bytes.is_none() {
+        let path = &statement.args[0];
+        let message = format!("no buffer is defined for access_log \"{}\"", path.text);
+        return Err(Diagnostic::emerg(message).at(path.span));
+    }
+    Ok(Options { hold: bytes.map(|bytes| Hold { bytes, time }), condition })
+}
+
+fn invalid(word: &Word, what: &str, text: &[u8]) -> Diagnostic {
+    Diagnostic::emerg(format!("invalid {what} \"{}\"", BStr::new(text))).at(word.span)
+}
+
+/// What all logs share, from wherever in the http block.
+fn shared<'c>(conf: &'c mut Conf, builder: &'c mut Builder) -> &'c mut Shared {
+    // While a directive is applied, the settings of its own block are not with the builder.
+    if builder.level == Level::Scope(HTTP_BLOCK) {
+        return &mut conf.shared;
+    }
+    let confs = builder.http_mut().confs(HTTP_BLOCK);
+    let found = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>());
+    &mut found.expect("the http block has settings of every module").shared
+}
+
+impl Shared {
+    /// Notes how lines for this file are gathered; `false` if it was said otherwise before.
+    fn agrees(&mut self, file: &DeferredLog, hold: Hold) -> bool {
+        match self.holds.iter().find(|(path, _)| path == file.path()) {
+            Some((_, known)) => *known == hold,
+            None => {
+                self.holds.push((file.path().to_owned(), hold));
+                true
+            }
+        }
+    }
+}
+
+/// A block without an `access_log` does what the block around it does, and a server
+/// logs to the default file if nobody says anything. The http block itself serves
+/// nothing: it must not make that file where every server has one of its own.
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    const OURS: &str = "settings of this module";
+    let conf: &mut Conf = conf.downcast_mut().expect(OURS);
+    let Some(parent) = parent else { return Ok(()) };
+    let parent: &Conf = parent.downcast_ref().expect(OURS);
+    if conf.logs.is_none() && !conf.is_off {
+        conf.logs.clone_from(&parent.logs);
+        conf.is_off = parent.is_off;
+    }
+    if conf.logs.is_none() && !conf.is_off {
+        let path = builder.default_access_log_path();
+        let file = builder.log_file(path.as_os_str().as_bytes(), None);
+        let log = Log { file, format: combined(builder), hold: None, condition: None };
+        conf.logs = Some(Arc::new([log]));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::Path;
+
+    use gale_config::{Files, Sources, parse_text};
+    use gale_engine::module::Order;
+    use gale_engine::process::BuildRequest;
+
+    use super::*;
+
+    /// The settings of each block below `http`, in the order of the text, or the errors.
+    fn read(text: &str) -> Result<Builder, Vec<String>> {
+        let request = BuildRequest {
+            program: "gale".to_owned(),
+            configuration_path: "/etc/gale/gale.conf".into(),
+            prefix: "/srv".into(),
+            global_directives: String::new(),
+            error_log_path: None,
+            privileged: false,
+            test: true,
+            configuration_text: None,
+        };
+        let mut builder = Builder::new(&ORDER, &request);
+        let parsed = parse_text(&mut Sources::new(), &mut NoFiles, "test", text.into(), Path::new("/"));
+        builder.walk(&parsed.statements, Place::MAIN, Level::Main);
+        let errors: Vec<String> = builder.diagnostics.iter().map(|error| error.message.clone()).collect();
+        if errors.is_empty() { Ok(builder) } else { Err(errors) }
+    }
+
+    /// The settings of a scope after `merge` with that of its parent.
+    fn merged(builder: &mut Builder, scope: u32, parent: Option<&Conf>) -> Conf {
+        let confs = builder.http_mut().confs(ScopeId(scope));
+        let conf = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>()).unwrap();
+        let mut conf = std::mem::take(conf);
+        merge(&mut conf, parent.map(|parent| parent as &dyn Any), builder).unwrap();
+        conf
+    }
+
+    fn paths(conf: &Conf) -> Vec<&str> {
+        conf.logs().iter().map(|log| log.file.path().to_str().unwrap()).collect()
+    }
+
+    fn error(text: &str) -> String {
+        match read(text) {
+            Ok(_) => panic!("accepted: {text}"),
+            Err(errors) => errors.join("; "),
+        }
+    }
+
+    static ORDER: Order = Order { modules: &[&crate::http::core::MODULE, &MODULE], phases: &[], filters: &[] };
+
+    struct NoFiles;
+
+    impl Files for NoFiles {
+        fn read(&mut self, _: &Path) -> io::Result<Vec<u8>> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+
+        fn glob(&mut self, _: &Path) -> io::Result<Vec<PathBuf>> {
+            Ok(Vec::new())
+        }
+    }
+
+    fn escaped(escaping: Escaping, value: Option<&[u8]>) -> Vec<u8> {
+        let mut out = b"<".to_vec();
+        escaping.append(&mut out, |out| {
+            value.is_some_and(|value| {
+                out.extend_from_slice(value);
+                true
+            })
+        });
+        assert_eq!(out.remove(0), b'<');
+        out
+    }
+
+    #[test]
+    fn the_default_escaping_shows_what_could_be_mistaken() {
+        let default = |value: &[u8]| escaped(Escaping::Default, Some(value));
+        assert_eq!(default(b"plain ~"), b"plain ~");
+        assert_eq!(default(b"a\"b\\c"), br"a\x22b\x5Cc");
+        assert_eq!(default(b"\x00\n\x1f\x7f\xff"), br"\x00\x0A\x1F\x7F\xFF");
+        assert_eq!(default(b""), b"");
+        assert_eq!(escaped(Escaping::Default, None), b"-");
+    }
+
+    #[test]
+    fn json_escaping_makes_the_inside_of_a_string() {
+        let json = |value: &[u8]| escaped(Escaping::Json, Some(value));
+        assert_eq!(json(b"a\"b\\c/"), br#"a\"b\\c/"#);
+        assert_eq!(json(b"\n\r\t\x08\x0c\x00\x1f"), br"\n\r\t\b\f\u0000\u001F");
+        assert_eq!(json("\u{e4}\u{7f}".as_bytes()), "\u{e4}\u{7f}".as_bytes());
+        assert_eq!(escaped(Escaping::Json, None), b"");
+    }
+
+    #[test]
+    fn without_escaping_values_stay_as_they_are() {
+        assert_eq!(escaped(Escaping::None, Some(b"\"\x00\\")), b"\"\x00\\");
+        assert_eq!(escaped(Escaping::None, None), b"");
+    }
+
+    #[test]
+    fn a_format_is_cut_where_nginx_cuts_it() {
+        let mut names = Vec::new();
+        let texts: Vec<Word> = ["$a-${b}c", "$1x$$"].map(|text| Statement::synthetic(text, Vec::new()).name).into();
+        let mut variable = |name: &[u8], _| {
+            names.push(BString::from(name));
+            VariableId(0)
+        };
+        let error = Format::compile(Escaping::Default, &texts, &mut variable).unwrap_err();
+        assert_eq!(error.message, "invalid parameter \"$$\"");
+        let format = Format::compile(Escaping::Default, &texts[..1], &mut variable).unwrap();
+        let literal = |text: &[u8]| Segment::Literal(text.into());
+        let id = Segment::Variable(VariableId(0));
+        assert_eq!(*format.segments, [id.clone(), literal(b"-"), id, literal(b"c")]);
+        assert_eq!(names, ["a", "b", "1x", "a", "b"]);
+    }
+
+    #[test]
+    fn wrong_formats_are_refused_in_nginx_s_words() {
+        let message = |text: &'static str| next_piece(text.as_bytes()).unwrap_err();
+        assert_eq!(message("$"), "invalid parameter \"$\"");
+        assert_eq!(message("$-x"), "invalid parameter \"$-x\"");
+        assert_eq!(message("${"), "invalid parameter \"${\"");
+        assert_eq!(message("${}"), "invalid parameter \"${}\"");
+        assert_eq!(message("${a x"), "the closing bracket in \"a\" variable is missing");
+        assert_eq!(error("http { log_format a escape=xml $uri; }"), "unknown log format escaping \"xml\"");
+        assert_eq!(error("http { log_format a x; log_format a x; }"), "duplicate \"log_format\" name \"a\"");
+        assert_eq!(error("http { log_format combined x; }"), "duplicate \"log_format\" name \"combined\"");
+    }
+
+    #[test]
+    fn a_format_must_be_known_where_it_is_used() {
+        assert!(read("http { log_format a x; server { access_log l A; location / { access_log l a; } } }").is_ok());
+        assert_eq!(error("http { access_log l a; log_format a x; }"), "unknown log format \"a\"");
+    }
+
+    #[test]
+    fn parameters_are_judged_in_nginx_s_words() {
+        let message = |parameters: &str| error(&format!("http {{ access_log {parameters}; }}"));
+        assert_eq!(message("off x"), "invalid parameter \"x\"");
+        assert_eq!(message("l combined x=1"), "invalid parameter \"x=1\"");
+        assert_eq!(message("l combined buffer=0"), "invalid buffer size \"0\"");
+        assert_eq!(message("l combined buffer=4k flush=x"), "invalid flush time \"x\"");
+        assert_eq!(message("l combined flush=1m"), "no buffer is defined for access_log \"l\"");
+        assert_eq!(message("l combined gzip=0"), "invalid compression level \"0\"");
+        assert_eq!(message("l combined gzip"), "\"gzip\" is not supported in \"access_log\" directive");
+        assert_eq!(message("syslog:x"), "\"syslog:x\" is not supported in \"access_log\" directive");
+        assert_eq!(message("l$host"), "\"variables in the path\" is not supported in \"access_log\" directive");
+    }
+
+    #[test]
+    fn a_file_has_one_buffer() {
+        let twice = |one: &str, other: &str| {
+            read(&format!("http {{ access_log l combined {one}; server {{ access_log /srv/l combined {other}; }} }}"))
+        };
+        assert!(twice("buffer=4k flush=1s", "flush=1s buffer=4096").is_ok());
+        assert!(twice("buffer=4k", "").is_ok());
+        let errors = twice("buffer=4k", "buffer=8k").err().unwrap();
+        assert_eq!(errors, ["access_log \"/srv/l\" already defined with conflicting parameters"]);
+    }
+
+    #[test]
+    fn what_a_block_says_takes_the_place_of_what_is_around_it() {
+        let text = "http { access_log a; access_log b combined buffer=1m if=$uri;
+                    server { location / { access_log c; } }
+                    server { access_log off; access_log c; location / { } } }";
+        let mut builder = read(text).unwrap();
+        let http = merged(&mut builder, 0, None);
+        assert_eq!(paths(&http), ["/srv/a", "/srv/b"]);
+        let server = merged(&mut builder, 1, Some(&http));
+        assert_eq!(paths(&server), ["/srv/a", "/srv/b"]);
+        assert_eq!(paths(&merged(&mut builder, 2, Some(&server))), ["/srv/c"]);
+        let off = merged(&mut builder, 3, Some(&http));
+        assert!(off.logs().is_empty());
+        assert!(merged(&mut builder, 4, Some(&off)).logs().is_empty());
+    }
+
+    #[test]
+    fn the_default_log_is_that_of_a_server_that_says_nothing() {
+        let mut builder = read("http { server { } server { access_log off; } }").unwrap();
+        let http = merged(&mut builder, 0, None);
+        assert!(http.logs.is_none());
+        let server = merged(&mut builder, 1, Some(&http));
+        assert_eq!(server.logs()[0].file.path(), builder.default_access_log_path());
+        assert_eq!(server.logs()[0].format, combined(&mut builder));
+        assert!(merged(&mut builder, 2, Some(&http)).logs().is_empty());
+    }
+
+    #[test]
+    fn conditions_are_false_when_empty_or_zero() {
+        assert!(is_false(b"") && is_false(b"0"));
+        assert!(!is_false(b"00") && !is_false(b"1") && !is_false(b" "));
+    }
+}

@@ -1,0 +1,275 @@
+//! not_modified: answers to conditional requests.
+//!   If-Unmodified-Since, If-Match           412 when the condition fails
+//!   If-Modified-Since, If-None-Match        304 when nothing has changed
+//! (RFC 9110 §13; <https://nginx.org/en/docs/http/ngx_http_core_module.html#if_modified_since>)
+//!
+//! It has no directives of its own: `if_modified_since` is the core's. Only a
+//! response of status 200 is judged; every other one means that the condition
+//! does not apply. Nothing is read and nothing is compared but the head.
+
+use gale_base::http_date;
+use gale_engine::http::body::Body;
+use gale_engine::http::filters::{Filtered, Judge};
+use gale_engine::http::request::Request;
+use gale_engine::http::response::ResponseHead;
+use gale_engine::http::settings::IfModifiedSince;
+use gale_engine::module::Module;
+use gale_protocol::http1::KnownHeader;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_not_modified_filter",
+    filters: &[&Judge { applies: |_: &()| true, run: check }],
+    ..Module::EMPTY
+};
+
+fn check(request: &mut Request, _conf: &(), body: Body) -> Filtered {
+    if request.response.status != 200 {
+        return Filtered::Body(body);
+    }
+    let conditions = Conditions {
+        unmodified_since: request.header(KnownHeader::IfUnmodifiedSince),
+        matches: request.header(KnownHeader::IfMatch),
+        modified_since: request.header(KnownHeader::IfModifiedSince),
+        none_match: request.header(KnownHeader::IfNoneMatch),
+        how: *request.scope().core.if_modified_since.get(),
+    };
+    match conditions.judge(&request.response) {
+        Verdict::Send => Filtered::Body(body),
+        Verdict::NotModified => {
+            describe_nothing(&mut request.response);
+            Filtered::Body(Body::Empty)
+        }
+        Verdict::Failed => {
+            request.response.clear();
+            Filtered::Respond(412)
+        }
+    }
+}
+
+/// A 304 says nothing of the body that it does not have; ETag and Last-Modified
+/// stay. (RFC 9110 §15.4.5)
+fn describe_nothing(head: &mut ResponseHead) {
+    head.status = 304;
+    head.content_type.clear();
+    head.content_length = None;
+    head.allows_ranges = false;
+    head.remove(b"Content-Encoding");
+}
+
+/// What the request makes its answer depend on.
+struct Conditions<'r> {
+    unmodified_since: Option<&'r [u8]>,
+    matches: Option<&'r [u8]>,
+    modified_since: Option<&'r [u8]>,
+    none_match: Option<&'r [u8]>,
+    how: IfModifiedSince,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Send,
+    NotModified,
+    Failed,
+}
+
+impl Conditions<'_> {
+    /// nginx's order: both conditions that may fail, then both that may spare the
+    /// body, of which all that are there must agree.
+    fn judge(&self, head: &ResponseHead) -> Verdict {
+        let modified = head.last_modified;
+        if self.unmodified_since.is_some_and(|date| !is_unmodified(date, modified)) {
+            return Verdict::Failed;
+        }
+        if self.matches.is_some_and(|list| !lists(list, &head.etag, Comparison::Strong)) {
+            return Verdict::Failed;
+        }
+        if self.modified_since.is_none() && self.none_match.is_none() {
+            return Verdict::Send;
+        }
+        if self.modified_since.is_some_and(|date| is_modified(date, modified, self.how)) {
+            return Verdict::Send;
+        }
+        if self.none_match.is_some_and(|list| !lists(list, &head.etag, Comparison::Weak)) {
+            return Verdict::Send;
+        }
+        Verdict::NotModified
+    }
+}
+
+/// A date that cannot be read is before all others, and a response without one
+/// may have changed at any time: both as in nginx.
+fn is_unmodified(since: &[u8], modified: Option<u64>) -> bool {
+    match (http_date::parse(since), modified) {
+        (Some(since), Some(modified)) => since >= modified,
+        _ => false,
+    }
+}
+
+fn is_modified(since: &[u8], modified: Option<u64>, how: IfModifiedSince) -> bool {
+    let (Some(since), Some(modified)) = (http_date::parse(since), modified) else { return true };
+    match how {
+        IfModifiedSince::Off => true,
+        IfModifiedSince::Exact => since != modified,
+        IfModifiedSince::Before => since < modified,
+    }
+}
+
+/// How two entity tags are compared. (RFC 9110 §8.8.3.2)
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    Strong,
+    /// `W/` makes no difference.
+    Weak,
+}
+
+/// Whether a list of entity tags has this one; `*` has every one, and an empty
+/// tag is in no list.
+fn lists(list: &[u8], etag: &[u8], comparison: Comparison) -> bool {
+    if list == b"*" {
+        return true;
+    }
+    let opaque = |tag| if comparison == Comparison::Weak { without_weakness(tag) } else { tag };
+    let etag = opaque(etag);
+    let mut rest = list;
+    while !etag.is_empty() && !rest.is_empty() {
+        if let Some(after) = opaque(rest).strip_prefix(etag)
+            && matches!(after.trim_ascii_start().first(), None | Some(b','))
+        {
+            return true;
+        }
+        let next = rest.iter().position(|&byte| byte == b',').map_or(rest.len(), |comma| comma + 1);
+        rest = rest[next..].trim_ascii_start();
+    }
+    false
+}
+
+fn without_weakness(tag: &[u8]) -> &[u8] {
+    tag.strip_prefix(b"W/").unwrap_or(tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODIFIED: u64 = 784_111_777;
+    const AT: &[u8] = b"Sun, 06 Nov 1994 08:49:37 GMT";
+    const BEFORE: &[u8] = b"Sun, 06 Nov 1994 08:49:36 GMT";
+    const AFTER: &[u8] = b"Sun, 06 Nov 1994 08:49:38 GMT";
+
+    const NONE: Conditions<'static> = Conditions {
+        unmodified_since: None,
+        matches: None,
+        modified_since: None,
+        none_match: None,
+        how: IfModifiedSince::Exact,
+    };
+
+    fn head() -> ResponseHead {
+        let etag = b"\"tag\"".as_slice().into();
+        ResponseHead { status: 200, last_modified: Some(MODIFIED), etag, ..ResponseHead::default() }
+    }
+
+    #[test]
+    fn a_request_without_conditions_gets_everything() {
+        assert_eq!(NONE.judge(&head()), Verdict::Send);
+    }
+
+    #[test]
+    fn if_modified_since_is_compared_as_the_setting_says() {
+        let judge = |date, how| Conditions { modified_since: Some(date), how, ..NONE }.judge(&head());
+        for how in [IfModifiedSince::Exact, IfModifiedSince::Before] {
+            assert_eq!(judge(AT, how), Verdict::NotModified);
+            assert_eq!(judge(BEFORE, how), Verdict::Send);
+            assert_eq!(judge(b"yesterday", how), Verdict::Send);
+        }
+        assert_eq!(judge(AFTER, IfModifiedSince::Exact), Verdict::Send);
+        assert_eq!(judge(AFTER, IfModifiedSince::Before), Verdict::NotModified);
+        assert_eq!(judge(AT, IfModifiedSince::Off), Verdict::Send);
+    }
+
+    #[test]
+    fn if_unmodified_since_fails_on_anything_later_and_on_anything_unknown() {
+        let judge = |date| Conditions { unmodified_since: Some(date), ..NONE }.judge(&head());
+        assert_eq!(judge(AT), Verdict::Send);
+        assert_eq!(judge(AFTER), Verdict::Send);
+        assert_eq!(judge(BEFORE), Verdict::Failed);
+        assert_eq!(judge(b"tomorrow"), Verdict::Failed);
+        let undated = ResponseHead { last_modified: None, ..head() };
+        assert_eq!(Conditions { unmodified_since: Some(AFTER), ..NONE }.judge(&undated), Verdict::Failed);
+    }
+
+    #[test]
+    fn a_response_without_date_is_always_modified() {
+        let undated = ResponseHead { last_modified: None, ..head() };
+        let conditions = Conditions { modified_since: Some(AT), how: IfModifiedSince::Before, ..NONE };
+        assert_eq!(conditions.judge(&undated), Verdict::Send);
+    }
+
+    #[test]
+    fn a_tag_is_found_in_a_list() {
+        let judge = |list| Conditions { none_match: Some(list), ..NONE }.judge(&head());
+        for list in [&b"\"tag\""[..], b"*", b"W/\"tag\"", b"\"a\", \"tag\" ,\"b\"", b"\"a\",\t\"tag\"", b",, \"tag\""] {
+            assert_eq!(judge(list), Verdict::NotModified, "{}", bstr::BStr::new(list));
+        }
+        for list in [&b""[..], b"\"tag", b"\"tag\"x", b"tag", b"\"a\"", b"**", b",", b"\"tags\""] {
+            assert_eq!(judge(list), Verdict::Send, "{}", bstr::BStr::new(list));
+        }
+    }
+
+    #[test]
+    fn if_match_does_not_accept_weak_tags() {
+        let judge = |list| Conditions { matches: Some(list), ..NONE }.judge(&head());
+        assert_eq!(judge(b"\"a\", \"tag\""), Verdict::Send);
+        assert_eq!(judge(b"*"), Verdict::Send);
+        assert_eq!(judge(b"W/\"tag\""), Verdict::Failed);
+        assert_eq!(judge(b"\"other\""), Verdict::Failed);
+    }
+
+    #[test]
+    fn a_weak_tag_of_ours_matches_weakly_only() {
+        let weak = ResponseHead { etag: b"W/\"tag\"".as_slice().into(), ..head() };
+        let none_match = |list| Conditions { none_match: Some(list), ..NONE }.judge(&weak);
+        assert_eq!(none_match(b"\"tag\""), Verdict::NotModified);
+        assert_eq!(none_match(b"W/\"tag\""), Verdict::NotModified);
+        assert_eq!(Conditions { matches: Some(b"\"tag\""), ..NONE }.judge(&weak), Verdict::Failed);
+    }
+
+    #[test]
+    fn without_a_tag_only_the_asterisk_matches() {
+        let untagged = ResponseHead { etag: Default::default(), ..head() };
+        let judge = |list| Conditions { matches: Some(list), ..NONE }.judge(&untagged);
+        assert_eq!(judge(b"*"), Verdict::Send);
+        assert_eq!(judge(b"\"\""), Verdict::Failed);
+        assert_eq!(judge(b""), Verdict::Failed);
+    }
+
+    #[test]
+    fn date_and_tag_must_both_agree_that_nothing_changed() {
+        let judge =
+            |date, list| Conditions { modified_since: Some(date), none_match: Some(list), ..NONE }.judge(&head());
+        assert_eq!(judge(AT, b"\"tag\""), Verdict::NotModified);
+        assert_eq!(judge(BEFORE, b"\"tag\""), Verdict::Send);
+        assert_eq!(judge(AT, b"\"other\""), Verdict::Send);
+    }
+
+    #[test]
+    fn a_failed_precondition_comes_before_an_unchanged_file() {
+        let conditions = Conditions { matches: Some(b"\"other\""), none_match: Some(b"\"tag\""), ..NONE };
+        assert_eq!(conditions.judge(&head()), Verdict::Failed);
+    }
+
+    #[test]
+    fn a_304_keeps_what_identifies_the_file_only() {
+        let mut head = head();
+        head.content_type = b"text/plain".as_slice().into();
+        head.content_length = Some(5);
+        head.allows_ranges = true;
+        head.add(b"content-encoding", b"gzip");
+        describe_nothing(&mut head);
+        let kept = self::head();
+        assert_eq!((head.status, head.content_length, head.allows_ranges), (304, None, false));
+        assert_eq!((head.etag, head.last_modified), (kept.etag, kept.last_modified));
+        assert!(head.content_type.is_empty() && head.fields.is_empty());
+    }
+}

@@ -1,0 +1,601 @@
+//! range: parts of a response instead of the whole.
+//!   Range: bytes=FIRST-LAST | FIRST- | -LAST_BYTES, ...         206, or 416
+//!   If-Range: ETAG | DATE                                       else the whole
+//! (RFC 9110 §14; <https://nginx.org/en/docs/http/ngx_http_core_module.html#max_ranges>)
+//!
+//! It has no directives of its own: `max_ranges` is the core's. Only a response
+//! of status 200 with a known length is cut, and only where its handler allows
+//! it. Ranges are sent in the order in which they were asked for, overlapping
+//! or not, but several that are together longer than the whole get the whole:
+//! what a request makes us send is bounded by what is there.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::task::{Context, Poll};
+use std::vec;
+
+use bytes::Bytes;
+use gale_base::http_date;
+use gale_engine::http::body::{Body, BodyItem, BodyStream, FilePiece};
+use gale_engine::http::filters::{Filtered, Judge};
+use gale_engine::http::request::Request;
+use gale_engine::http::response::ResponseHead;
+use gale_engine::module::Module;
+use gale_protocol::http1::{KnownHeader, Version};
+
+/// See the file's head.
+pub const MODULE: Module =
+    Module { name: "http_range_filter", filters: &[&Judge { applies: |_: &()| true, run: cut }], ..Module::EMPTY };
+
+/// Largest position that may be written: nginx's, which counts with a sign.
+const POSITION_MAX: u64 = i64::MAX as u64;
+
+/// `max_ranges` that nobody has set. Then the heads of the parts are counted, too.
+const MAX_RANGES_DEFAULT: u64 = i32::MAX as u64;
+
+/// What the head of one part counts for, in bytes.
+const PART_HEAD_COST: u64 = 256;
+
+/// How many bytes of heads of parts are free.
+const PART_HEADS_FREE: u64 = 4096;
+
+fn cut(request: &mut Request, _conf: &(), body: Body) -> Filtered {
+    let max_ranges = *request.scope().core.max_ranges.get();
+    let head = &request.response;
+    let may_be_cut = head.allows_ranges && head.status == 200 && max_ranges > 0 && request.version() != Version::Http09;
+    let Some(total) = body.length().filter(|_| may_be_cut) else {
+        request.response.allows_ranges = false;
+        return Filtered::Body(body);
+    };
+    let asked = match request.header(KnownHeader::Range) {
+        Some(value) if still_holds(request.header(KnownHeader::IfRange), head) => parse(value, total, max_ranges),
+        _ => Asked::Whole,
+    };
+    match asked {
+        Asked::Whole => Filtered::Body(body),
+        Asked::Parts(ranges) => {
+            let boundary = gale_runtime::random_u64();
+            Filtered::Body(send_parts(&mut request.response, body, total, ranges, boundary))
+        }
+        Asked::Impossible => {
+            request.response.clear();
+            request.response.add(b"Content-Range", format!("bytes */{total}").as_bytes());
+            Filtered::Respond(416)
+        }
+    }
+}
+
+/// Whether the ranges are meant for this very response. (RFC 9110 §13.1.5)
+///
+/// Unlike nginx, a weak tag never matches, as the RFC demands: parts of two
+/// responses that only mean the same cannot be put together.
+fn still_holds(if_range: Option<&[u8]>, head: &ResponseHead) -> bool {
+    match if_range {
+        None => true,
+        Some(tag) if tag.len() >= 2 && tag.ends_with(b"\"") => tag == &*head.etag && !tag.starts_with(b"W/"),
+        Some(date) => head.last_modified.is_some() && http_date::parse(date) == head.last_modified,
+    }
+}
+
+/// What a `Range` field comes to.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    /// Nothing that could be used, or nothing that would spare anything.
+    Whole,
+    /// These parts: none empty, none beyond the end.
+    Parts(Vec<Range<u64>>),
+    /// 416
+    Impossible,
+}
+
+/// Parses the value of a `Range` field for a response of `total` bytes.
+///
+/// Ranges that lie behind the end or are reversed are passed over, as long as
+/// another one is left. What is not a list of ranges at all is 416 as in nginx,
+/// but a unit other than bytes is ignored.
+fn parse(value: &[u8], total: u64, max_ranges: u64) -> Asked {
+    let is_bytes = value.len() > 6 && value[..6].eq_ignore_ascii_case(b"bytes=");
+    if !is_bytes {
+        return Asked::Whole;
+    }
+    let mut text = Text(&value[6..]);
+    let mut ranges = Vec::new();
+    let mut sum: u64 = 0;
+    loop {
+        let Some(range) = text.range(total) else { return Asked::Impossible };
+        if !range.is_empty() {
+            let Some(longer) = sum.checked_add(range.end - range.start) else { return Asked::Impossible };
+            if ranges.len() as u64 >= max_ranges {
+                return Asked::Whole;
+            }
+            sum = longer;
+            ranges.push(range);
+        } else if range.start == 0 {
+            return Asked::Whole;
+        }
+        if !text.skip(b',') {
+            break;
+        }
+    }
+    match ranges.len() as u64 {
+        0 => Asked::Impossible,
+        1 => Asked::Parts(ranges),
+        _ if sum > total => Asked::Whole,
+        count
+            if max_ranges == MAX_RANGES_DEFAULT
+                && sum + count * PART_HEAD_COST > total.saturating_add(PART_HEADS_FREE) =>
+        {
+            Asked::Whole
+        }
+        _ => Asked::Parts(ranges),
+    }
+}
+
+/// What is left of a field's value.
+struct Text<'v>(&'v [u8]);
+
+impl Text<'_> {
+    /// One range with the spaces around it, cut at the end of the response; empty
+    /// when nothing lies in it. `None` when it is not one, or when something
+    /// other than a comma follows.
+    fn range(&mut self, total: u64) -> Option<Range<u64>> {
+        self.skip_spaces();
+        let range = if self.skip(b'-') {
+            total.saturating_sub(self.position()?)..total
+        } else {
+            let start = self.position()?;
+            self.skip_spaces();
+            if !self.skip(b'-') {
+                return None;
+            }
+            self.skip_spaces();
+            let end = if self.is_at_end_of_range() { total } else { total.min(self.position()? + 1) };
+            start..end
+        };
+        self.skip_spaces();
+        self.is_at_end_of_range().then_some(range)
+    }
+
+    /// A number without sign; `None` when there is none or it is too large.
+    fn position(&mut self) -> Option<u64> {
+        let digits = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if digits == 0 {
+            return None;
+        }
+        let (number, rest) = self.0.split_at(digits);
+        self.0 = rest;
+        number.iter().try_fold(0_u64, |position, digit| {
+            let position = position.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+            (position <= POSITION_MAX).then_some(position)
+        })
+    }
+
+    fn skip(&mut self, byte: u8) -> bool {
+        let is_next = self.0.first() == Some(&byte);
+        if is_next {
+            self.0 = &self.0[1..];
+        }
+        is_next
+    }
+
+    fn skip_spaces(&mut self) {
+        while self.skip(b' ') {}
+    }
+
+    fn is_at_end_of_range(&self) -> bool {
+        matches!(self.0.first(), None | Some(b','))
+    }
+}
+
+/// Makes the response one of parts: the head is set, and the body returned.
+fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range<u64>>, boundary: u64) -> Body {
+    head.status = 206;
+    head.allows_ranges = false;
+    let source = Source::of(body);
+    if let [range] = &*ranges {
+        head.set(b"Content-Range", format!("bytes {}-{}/{total}", range.start, range.end - 1).as_bytes());
+        head.content_length = Some(range.end - range.start);
+        return source.part(range.clone());
+    }
+    let boundary = format!("{boundary:020}");
+    let mut before_range = format!("\r\n--{boundary}\r\n").into_bytes();
+    if !head.content_type.is_empty() {
+        before_range.extend_from_slice(b"Content-Type: ");
+        before_range.extend_from_slice(&head.content_type);
+        before_range.extend_from_slice(b"\r\n");
+    }
+    before_range.extend_from_slice(b"Content-Range: bytes ");
+    head.remove(b"Content-Range");
+    head.content_type = format!("multipart/byteranges; boundary={boundary}").as_bytes().into();
+    let ranges = ranges.into_iter();
+    let end = Some(format!("\r\n--{boundary}--\r\n").into());
+    let parts = Parts { source, total, ranges, before_range, ready: VecDeque::new(), end };
+    head.content_length = Some(parts.length());
+    Body::Stream(Box::new(parts))
+}
+
+/// A body of several parts, made one part at a time: thousands of small ranges
+/// cost no more memory than their numbers.
+///
+/// ```text
+///   CRLF --BOUNDARY CRLF
+///   Content-Type: TYPE CRLF
+///   Content-Range: bytes FIRST-LAST/TOTAL CRLF CRLF
+///   the part                                           ... the next parts ...
+///   CRLF --BOUNDARY-- CRLF
+/// ```
+struct Parts {
+    source: Source,
+    total: u64,
+    ranges: vec::IntoIter<Range<u64>>,
+    /// The head of a part up to its range.
+    before_range: Vec<u8>,
+    /// What is left of the current part.
+    ready: VecDeque<BodyItem>,
+    /// What comes after the last part.
+    end: Option<Bytes>,
+}
+
+impl Parts {
+    /// How long all of it is, in bytes, before any has been taken.
+    fn length(&self) -> u64 {
+        let parts = self.ranges.as_slice().iter();
+        let parts: u64 = parts.map(|range| self.head_of(range).len() as u64 + range.end - range.start).sum();
+        parts + self.end.as_ref().map_or(0, |end| end.len() as u64)
+    }
+
+    fn head_of(&self, range: &Range<u64>) -> Vec<u8> {
+        let mut head = Vec::with_capacity(self.before_range.len() + 64);
+        head.extend_from_slice(&self.before_range);
+        write!(head, "{}-{}/{}\r\n\r\n", range.start, range.end - 1, self.total)
+            .expect("writing to memory cannot fail");
+        head
+    }
+}
+
+impl BodyStream for Parts {
+    fn poll_next(&mut self, _context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        if self.ready.is_empty()
+            && let Some(range) = self.ranges.next()
+        {
+            self.ready.push_back(BodyItem::Bytes(self.head_of(&range).into()));
+            self.ready.extend(self.source.items(range));
+        }
+        let item = self.ready.pop_front().or_else(|| self.end.take().map(BodyItem::Bytes));
+        Poll::Ready(item.map(Ok))
+    }
+}
+
+/// A body whose bytes can be had several times and in any order: its pieces, each
+/// with the position at which it begins.
+struct Source(Vec<(u64, Piece)>);
+
+#[derive(Clone)]
+enum Piece {
+    Bytes(Bytes),
+    File(FilePiece),
+}
+
+impl Source {
+    /// Takes a body of known length apart. What is no content (flushes, trailers)
+    /// belongs to the whole and is left out.
+    fn of(body: Body) -> Source {
+        let mut source = Source(Vec::new());
+        match body {
+            Body::Bytes(bytes) => source.0.push((0, Piece::Bytes(bytes))),
+            Body::File(piece) => source.0.push((0, Piece::File(piece))),
+            Body::Items(items) => source.take_items(items),
+            Body::Empty | Body::Stream(_) => {}
+        }
+        source
+    }
+
+    fn take_items(&mut self, items: VecDeque<BodyItem>) {
+        let mut position = 0;
+        for item in items {
+            let length = item.length();
+            let piece = match item {
+                BodyItem::Bytes(bytes) => Piece::Bytes(bytes),
+                BodyItem::Lease(lease) => Piece::Bytes(Bytes::copy_from_slice(&lease)),
+                BodyItem::File(piece) => Piece::File(piece),
+                BodyItem::Flush | BodyItem::Trailers(_) => continue,
+            };
+            self.0.push((position, piece));
+            position += length;
+        }
+    }
+
+    /// The items that make up `range`.
+    fn items(&self, range: Range<u64>) -> impl Iterator<Item = BodyItem> {
+        let first = self.0.partition_point(|(start, piece)| start + piece.length() <= range.start);
+        let end = range.end;
+        let within = self.0[first..].iter().take_while(move |(start, _)| *start < end);
+        within.map(move |(start, piece)| {
+            let last = piece.length().min(range.end - start);
+            piece.slice(range.start.saturating_sub(*start)..last)
+        })
+    }
+
+    /// `range` alone, as simply as it can be said.
+    fn part(&self, range: Range<u64>) -> Body {
+        let mut items: VecDeque<BodyItem> = self.items(range).collect();
+        match items.pop_front() {
+            Some(BodyItem::Bytes(bytes)) if items.is_empty() => Body::Bytes(bytes),
+            Some(BodyItem::File(piece)) if items.is_empty() => Body::File(piece),
+            Some(item) => {
+                items.push_front(item);
+                Body::Items(items)
+            }
+            None => Body::Empty,
+        }
+    }
+}
+
+impl Piece {
+    fn length(&self) -> u64 {
+        match self {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::File(piece) => piece.length,
+        }
+    }
+
+    /// The bytes in `range`, which lies within the piece.
+    fn slice(&self, range: Range<u64>) -> BodyItem {
+        match self {
+            // What is in memory can be counted with a usize.
+            Piece::Bytes(bytes) => BodyItem::Bytes(bytes.slice(range.start as usize..range.end as usize)),
+            Piece::File(FilePiece { file, offset, .. }) => {
+                let (offset, length) = (offset + range.start, range.end - range.start);
+                BodyItem::File(FilePiece { file: file.clone(), offset, length })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use gale_runtime::{File, Lease};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const UNLIMITED: u64 = MAX_RANGES_DEFAULT;
+
+    fn ask(value: &str, total: u64) -> Asked {
+        parse(value.as_bytes(), total, UNLIMITED)
+    }
+
+    #[allow(clippy::single_range_in_vec_init, reason = "that is what it is")]
+    fn one(range: Range<u64>) -> Asked {
+        Asked::Parts(vec![range])
+    }
+
+    #[test]
+    fn one_range_is_cut_at_the_end_of_the_response() {
+        for (value, range) in [
+            ("bytes=0-8", 0..9),
+            ("bytes=0-0", 0..1),
+            ("bytes=0-", 0..1000),
+            ("bytes=990-", 990..1000),
+            ("bytes=990-1990", 990..1000),
+            ("bytes=-10", 990..1000),
+            ("bytes=-1000", 0..1000),
+            ("bytes=-5000", 0..1000),
+            ("BYTES= 1 - 2 ", 1..3),
+            ("bytes=0-9223372036854775807", 0..1000),
+            ("bytes=5-2,0-1", 0..2),
+            ("bytes=1000-,-1", 999..1000),
+        ] {
+            assert_eq!(ask(value, 1000), one(range), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_range_or_lies_behind_the_end_is_impossible() {
+        for value in [
+            "bytes=alpha",
+            "bytes=10-alpha",
+            "bytes=10",
+            "bytes=10-11 12-",
+            "bytes=--1",
+            "bytes=-",
+            "bytes=- 1",
+            "bytes= ",
+            "bytes=,",
+            "bytes=0-1,",
+            "bytes=0-1,,2-3",
+            "bytes=+1-2",
+            "bytes=1000-",
+            "bytes=5-2",
+            "bytes=-0",
+            "bytes=9223372036854775808-",
+            "bytes=0-99999999999999999999999",
+            "bytes=-99999999999999999999",
+        ] {
+            assert_eq!(ask(value, 1000), Asked::Impossible, "{value}");
+        }
+    }
+
+    #[test]
+    fn other_units_and_ranges_of_nothing_mean_the_whole() {
+        for value in ["", "bytes=", "bytes", "lines=1-2", "bytes:0-1"] {
+            assert_eq!(ask(value, 1000), Asked::Whole, "{value}");
+        }
+        for value in ["bytes=0-", "bytes=-5", "bytes=0-0"] {
+            assert_eq!(ask(value, 0), Asked::Whole, "{value}");
+        }
+        assert_eq!(ask("bytes=1-", 0), Asked::Impossible);
+    }
+
+    #[test]
+    fn several_ranges_keep_their_order() {
+        let parts = Asked::Parts(vec![0..10, 990..1000, 10..20]);
+        assert_eq!(ask("bytes=0-9, -10, 100000-, 10-19", 1000), parts);
+    }
+
+    #[test]
+    fn ranges_that_are_longer_than_the_whole_get_the_whole() {
+        assert_eq!(ask("bytes=0-,0-0", 1000), Asked::Whole);
+        assert_eq!(ask("bytes=0-499,500-", 1000), Asked::Parts(vec![0..500, 500..1000]));
+        let many = format!("bytes={}", vec!["0-0"; 30].join(","));
+        assert_eq!(ask(&many, 1000), Asked::Whole, "their heads alone are longer");
+        assert!(matches!(parse(many.as_bytes(), 1000, 30), Asked::Parts(_)), "unless so many are allowed in words");
+    }
+
+    #[test]
+    fn more_ranges_than_allowed_get_the_whole() {
+        assert_eq!(parse(b"bytes=0-0,1-1,2-2", 1000, 2), Asked::Whole);
+        assert_eq!(parse(b"bytes=0-0,5-2,1-1", 1000, 2), Asked::Parts(vec![0..1, 1..2]), "empty ones are not counted");
+    }
+
+    #[test]
+    fn if_range_must_name_this_very_response() {
+        let etag = b"\"tag\"".as_slice().into();
+        let head = ResponseHead { etag, last_modified: Some(784_111_777), ..ResponseHead::default() };
+        let holds = |value: &[u8]| still_holds(Some(value), &head);
+        assert!(still_holds(None, &head));
+        assert!(holds(b"\"tag\""));
+        assert!(holds(b"Sun, 06 Nov 1994 08:49:37 GMT"));
+        for other in [&b"\"other\""[..], b"W/\"tag\"", b"Sun, 06 Nov 1994 08:49:38 GMT", b"soon", b"\"", b""] {
+            assert!(!holds(other), "{}", bstr::BStr::new(other));
+        }
+        let weak = ResponseHead { etag: b"W/\"tag\"".as_slice().into(), ..ResponseHead::default() };
+        assert!(!still_holds(Some(b"W/\"tag\""), &weak));
+        assert!(!still_holds(Some(b"soon"), &weak), "no date against no date");
+    }
+
+    const TEXT: &[u8] = b"0123456789abcdefghij";
+
+    fn head() -> ResponseHead {
+        let content_type = b"text/plain".as_slice().into();
+        ResponseHead { status: 200, content_type, allows_ranges: true, ..ResponseHead::default() }
+    }
+
+    fn file() -> Body {
+        let path =
+            std::env::temp_dir().join(format!("gale-range-{}-{:?}", std::process::id(), std::thread::current().id()));
+        std::fs::write(&path, [b"before", TEXT, b"after"].concat()).unwrap();
+        let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        Body::File(FilePiece { file, offset: 6, length: TEXT.len() as u64 })
+    }
+
+    /// The same text as every kind of body, and as items that end everywhere.
+    fn bodies() -> Vec<Body> {
+        let lease = Lease::copy_of(&TEXT[3..9]).unwrap();
+        let Body::File(piece) = file() else { unreachable!() };
+        let piece = FilePiece { offset: piece.offset + 9, length: piece.length - 9, ..piece };
+        let items = [BodyItem::Bytes(TEXT[..3].into()), BodyItem::Flush, BodyItem::Lease(lease), BodyItem::File(piece)];
+        vec![Body::Bytes(TEXT.into()), file(), Body::Items(items.into())]
+    }
+
+    fn contents(mut body: Body) -> Vec<u8> {
+        let mut contents = Vec::new();
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(item)) = body.poll_next(&mut context) {
+            match item.unwrap() {
+                BodyItem::Bytes(bytes) => contents.extend_from_slice(&bytes),
+                BodyItem::File(FilePiece { file, offset, length }) => {
+                    let mut piece = vec![0; length as usize];
+                    assert_eq!(file.read_blocking(offset, &mut piece).unwrap() as u64, length);
+                    contents.extend_from_slice(&piece);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        contents
+    }
+
+    fn parts(head: &mut ResponseHead, body: Body, ranges: &[Range<u64>]) -> Vec<u8> {
+        contents(send_parts(head, body, TEXT.len() as u64, ranges.to_vec(), 7))
+    }
+
+    #[test]
+    fn one_part_is_the_body_itself() {
+        for body in bodies() {
+            let mut head = head();
+            head.add(b"content-range", b"of somebody else");
+            let ranges = std::slice::from_ref(&(2..11));
+            assert_eq!(parts(&mut head, body, ranges), b"23456789a");
+            assert_eq!((head.status, head.content_length, head.allows_ranges), (206, Some(9), false));
+            assert_eq!(head.field(b"Content-Range"), Some(&b"bytes 2-10/20"[..]));
+            assert_eq!((head.fields.len(), &*head.content_type), (1, &b"text/plain"[..]));
+        }
+    }
+
+    #[test]
+    fn several_parts_are_framed_as_nginx_frames_them() {
+        let expected = "\r\n--00000000000000000007\r\nContent-Type: text/plain\r\nContent-Range: bytes 0-1/20\r\n\r\n01\
+            \r\n--00000000000000000007\r\nContent-Type: text/plain\r\nContent-Range: bytes 8-19/20\r\n\r\n89abcdefghij\
+            \r\n--00000000000000000007--\r\n";
+        for body in bodies() {
+            let mut head = head();
+            let sent = parts(&mut head, body, &[0..2, 8..20]);
+            assert_eq!(String::from_utf8(sent).unwrap(), expected);
+            assert_eq!((head.status, head.content_length), (206, Some(expected.len() as u64)));
+            assert_eq!(&*head.content_type, b"multipart/byteranges; boundary=00000000000000000007");
+            assert_eq!(head.field(b"Content-Range"), None);
+        }
+    }
+
+    #[test]
+    fn a_part_of_something_without_a_type_has_none() {
+        let mut head = ResponseHead { content_type: Default::default(), ..head() };
+        let sent = parts(&mut head, Body::Bytes(TEXT.into()), &[0..1, 1..2]);
+        assert!(!String::from_utf8(sent).unwrap().contains("Content-Type"));
+    }
+
+    /// One range as a client may write it.
+    fn written() -> impl Strategy<Value = String> {
+        prop_oneof![
+            (0..40_u64, 0..40_u64).prop_map(|(first, last)| format!("{first}-{last}")),
+            (0..40_u64).prop_map(|first| format!(" {first}- ")),
+            (0..40_u64).prop_map(|length| format!("-{length}")),
+            "[0-9 ,-]{0,12}",
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_never_empty_nor_beyond_the_end_nor_more_than_the_whole(
+            value in prop_oneof!["bytes=[0-9 ,-]{0,60}", prop::collection::vec(written(), 1..8).prop_map(|all| format!("bytes={}", all.join(",")))],
+            total in prop_oneof![0..40_u64, Just(u64::MAX / 2)],
+            max_ranges in prop_oneof![1..5_u64, Just(UNLIMITED)],
+        ) {
+            if let Asked::Parts(ranges) = parse(value.as_bytes(), total, max_ranges) {
+                prop_assert!(!ranges.is_empty() && ranges.len() as u64 <= max_ranges);
+                prop_assert!(ranges.iter().all(|range| range.start < range.end && range.end <= total));
+                let sum: u128 = ranges.iter().map(|range| u128::from(range.end - range.start)).sum();
+                prop_assert!(ranges.len() == 1 || sum <= u128::from(total));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_without_panic(value in prop::collection::vec(any::<u8>(), 0..80), total: u64) {
+            let _ = parse(&value, total, UNLIMITED);
+            let _ = parse(&[b"bytes=", &value[..]].concat(), total, UNLIMITED);
+        }
+
+        #[test]
+        fn every_part_has_the_bytes_of_its_range(first in 0..20_u64, length in 1..20_u64) {
+            let range = first..(first + length).min(20);
+            let expected = &TEXT[range.start as usize..range.end as usize];
+            for body in bodies() {
+                prop_assert_eq!(contents(Source::of(body).part(range.clone())), expected);
+            }
+        }
+
+        #[test]
+        fn the_announced_length_is_that_of_what_is_sent(firsts in prop::collection::vec(0..20_u64, 2..9)) {
+            let ranges: Vec<_> = firsts.into_iter().map(|first| first..20).collect();
+            for body in bodies() {
+                let mut head = head();
+                let sent = parts(&mut head, body, &ranges);
+                prop_assert_eq!(head.content_length, Some(sent.len() as u64));
+            }
+        }
+    }
+}

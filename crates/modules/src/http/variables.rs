@@ -1,0 +1,578 @@
+//! The variables of the http core: what a configuration may know of a request,
+//! its connection, its response, and the time.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#variables>)
+//!
+//! Values are appended straight to where they go; nothing here waits. Not there,
+//! so that a configuration that asks for one is refused instead of misled:
+//!   realpath_root                    it would ask the disk, and hold up the event loop
+//!   request_body, request_body_file  no module keeps a body yet
+//!   limit_rate, proxy_protocol_*, sent_trailer_*, tcpinfo_*
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::io::Write;
+use std::task::{Context, Poll, Waker};
+use std::thread::LocalKey;
+use std::time::{Duration, UNIX_EPOCH};
+
+use gale_engine::http::files;
+use gale_engine::http::request::Request;
+use gale_engine::http::variables::Variable;
+use gale_engine::http::worker::hostname;
+use gale_engine::log::local_time;
+use gale_protocol::http1::{Framing, KnownHeader, Method, Version};
+use gale_protocol::uri::Form;
+use gale_runtime::SocketAddress;
+
+pub(crate) const VARIABLES: &[Variable] = &[
+    // The request.
+    Variable::named("request", |request, _, out| append_present(out, request_line(request))),
+    Variable::named("request_method", |request, _, out| append_present(out, method(request))),
+    Variable::named("request_uri", |request, _, out| append_present(out, request_uri(request))),
+    Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
+    Variable::named("uri", |request, _, out| append_present(out, &request.uri)),
+    Variable::named("document_uri", |request, _, out| append_present(out, &request.uri)),
+    Variable::named("args", |request, _, out| append_present(out, &request.args)),
+    Variable::named("query_string", |request, _, out| append_present(out, &request.args)),
+    Variable::named("is_args", |request, _, out| append(out, if request.args.is_empty() { b"" } else { b"?" })),
+    Variable::family("arg_", |request, name, out| append_found(out, argument(&request.args, name))),
+    Variable::family("cookie_", |request, name, out| append_found(out, cookie(request, name))),
+    Variable::named("host", |request, _, out| append(out, host(request))),
+    Variable::named("request_port", |request, _, out| append_port(out, request_port(request))),
+    Variable::named("is_request_port", |request, _, out| {
+        append(out, if request_port(request).is_some() { b":" } else { b"" })
+    }),
+    Variable::named("scheme", |_, _, out| append(out, b"http")),
+    Variable::named("https", |_, _, out| append(out, b"")),
+    Variable::named("remote_user", |request, _, out| {
+        request.header(KnownHeader::Authorization).is_some_and(|value| append_basic_user(value, out))
+    }),
+    Variable::named("request_id", |request, _, out| append_hex(out, &request.id())),
+    Variable::named("request_length", |request, _, out| append_number(out, request_length(request))),
+    Variable::named("request_time", |request, _, out| append_seconds(out, gale_runtime::now().since(request.started))),
+    Variable::named("request_completion", |request, _, out| {
+        append(out, if is_complete(request) { b"OK" } else { b"" })
+    }),
+    Variable::named("content_length", |request, _, out| append_found(out, request.header(KnownHeader::ContentLength))),
+    Variable::named("content_type", |request, _, out| append_known(request, KnownHeader::ContentType, b", ", out)),
+    Variable::named("http_host", |request, _, out| append_known(request, KnownHeader::Host, b", ", out)),
+    Variable::named("http_user_agent", |request, _, out| append_known(request, KnownHeader::UserAgent, b", ", out)),
+    Variable::named("http_referer", |request, _, out| append_known(request, KnownHeader::Referer, b", ", out)),
+    Variable::named("http_cookie", |request, _, out| append_known(request, KnownHeader::Cookie, b"; ", out)),
+    Variable::family("http_", |request, name, out| {
+        let fields = request.fields().filter(|(_, field, _)| is_folded(field, name));
+        append_joined(out, fields.map(|(_, _, value)| value), b", ")
+    }),
+    // Its file.
+    Variable::named("document_root", |request, _, out| {
+        request.scope().core.root.get().path.append(request, out);
+        true
+    }),
+    Variable::named("request_filename", |request, _, out| files::path_for(request, out)),
+    // The connection.
+    Variable::named("remote_addr", |request, _, out| append(out, request.connection().remote_text().as_bytes())),
+    Variable::named("remote_port", |request, _, out| append_port(out, port(&request.connection().remote))),
+    Variable::named("binary_remote_addr", |request, _, out| append_binary_address(out, &request.connection().remote)),
+    Variable::named("server_addr", |request, _, out| {
+        request.exchange().local_address().is_some_and(|address| append_address(out, address))
+    }),
+    Variable::named("server_port", |request, _, out| {
+        request.exchange().local_address().is_some_and(|address| append_port(out, port(address)))
+    }),
+    Variable::named("server_name", |request, _, out| append(out, server_name(request))),
+    Variable::named("connection", |request, _, out| append_number(out, request.connection().number)),
+    Variable::named("connection_requests", |request, _, out| append_number(out, request.number_on_connection)),
+    Variable::named("connection_time", |request, _, out| {
+        append_seconds(out, gale_runtime::now().since(request.connection().accepted))
+    }),
+    // A request that was pipelined is served like any other, and nobody notes it.
+    Variable::named("pipe", |_, _, out| append(out, b".")),
+    // The response.
+    Variable::named("status", |request, _, out| append_status(out, request.response.status)),
+    Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
+    Variable::named("body_bytes_sent", |request, _, out| {
+        let sent = request.sent();
+        append_number(out, sent.bytes.saturating_sub(sent.head_bytes))
+    }),
+    Variable::named("sent_http_content_type", |request, _, out| append_present(out, &request.response.content_type)),
+    Variable::named("sent_http_content_length", |request, _, out| {
+        request.response.content_length.is_some_and(|length| append_number(out, length))
+    }),
+    Variable::named("sent_http_last_modified", |request, _, out| {
+        request.response.last_modified_text().is_some_and(|text| append(out, &text))
+    }),
+    Variable::named("sent_http_location", |request, _, out| {
+        append_present(out, &request.response.location) || append_sent(request, b"location", out)
+    }),
+    Variable::named("sent_http_etag", |request, _, out| {
+        append_present(out, &request.response.etag) || append_sent(request, b"etag", out)
+    }),
+    Variable::named("sent_http_accept_ranges", |request, _, out| {
+        (request.response.allows_ranges && append(out, b"bytes")) || append_sent(request, b"accept_ranges", out)
+    }),
+    Variable::named("sent_http_connection", |request, _, out| append(out, sent_connection(request))),
+    Variable::named("sent_http_keep_alive", |request, _, out| {
+        let advertised = request.scope().core.keepalive_timeout.get().advertised;
+        advertised.filter(|_| is_kept(request)).is_some_and(|time| {
+            out.extend_from_slice(b"timeout=");
+            append_number(out, time.as_secs())
+        })
+    }),
+    Variable::named("sent_http_transfer_encoding", |request, _, out| is_chunked(request) && append(out, b"chunked")),
+    Variable::family("sent_http_", append_sent),
+    // The time and the place.
+    Variable::named("msec", |_, _, out| {
+        append_seconds(out, gale_runtime::wall().duration_since(UNIX_EPOCH).unwrap_or_default())
+    }),
+    Variable::named("time_local", |_, _, out| append_time_local(out, gale_runtime::wall_seconds())),
+    Variable::named("time_iso8601", |_, _, out| append_time_iso8601(out, gale_runtime::wall_seconds())),
+    Variable::named("hostname", |_, _, out| append(out, hostname())),
+    Variable::named("pid", |_, _, out| append_number(out, std::process::id().into())),
+    // Gale's own in both: whoever logs it wants to know which program it was, and
+    // what nginx's number promises of nginx would not be true.
+    Variable::named("nginx_version", |_, _, out| append(out, VERSION)),
+    Variable::named("gale_version", |_, _, out| append(out, VERSION)),
+];
+
+const VERSION: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
+
+/// What the client sent as its first line, even if it is none.
+fn request_line(request: &Request) -> &[u8] {
+    match request.request_line() {
+        b"" => first_line(request.head.readable()),
+        line => line,
+    }
+}
+
+fn first_line(head: &[u8]) -> &[u8] {
+    let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let start = head.iter().position(|byte| !is_line_end(byte)).unwrap_or(head.len());
+    let line = &head[start..];
+    &line[..line.iter().position(is_line_end).unwrap_or(line.len())]
+}
+
+/// An error page is fetched with GET, whatever the client sent.
+fn method(request: &Request) -> &[u8] {
+    match request.method() {
+        Method::Get if request.parsed.method != Method::Get => b"GET",
+        _ => request.method_name(),
+    }
+}
+
+/// The target from its path on: nginx leaves out what the absolute form says before.
+fn request_uri(request: &Request) -> &[u8] {
+    let target = request.target();
+    if request.parsed.target.form != Form::Absolute {
+        return target;
+    }
+    let before = request.parsed.target.path.start().saturating_sub(request.parsed.target_range.start());
+    match target.get(before..) {
+        None | Some(b"") => b"/",
+        Some(path) => path,
+    }
+}
+
+fn protocol(request: &Request) -> &[u8] {
+    request.parsed.version_range.of_lenient(request.head.readable())
+}
+
+fn host(request: &Request) -> &[u8] {
+    if request.host.is_empty() { server_name(request) } else { &request.host }
+}
+
+/// The first name; `.example.com` counts as `example.com`.
+fn server_name(request: &Request) -> &[u8] {
+    let name = &*request.server().name;
+    name.strip_prefix(b".").unwrap_or(name)
+}
+
+fn request_port(request: &Request) -> Option<u16> {
+    request.parsed.authority?.port
+}
+
+/// The port, where there is one that nginx would show.
+fn port(address: &SocketAddress) -> Option<u16> {
+    address.inet().map(|address| address.port()).filter(|&port| port != 0)
+}
+
+/// The head, and the body once all of it has come. The bytes of a chunked body, and
+/// those of one that broke off, are not counted.
+fn request_length(request: &Request) -> u64 {
+    let body = match request.parsed.framing {
+        Framing::Length(length) if request.exchange().body_is_read() => length,
+        _ => 0,
+    };
+    request.head.len() as u64 + body
+}
+
+/// Whether the whole response has left.
+fn is_complete(request: &Request) -> bool {
+    // When there is something left to send, whoever sends it asks again by itself.
+    let mut nobody = Context::from_waker(Waker::noop());
+    request.sent().bytes > 0 && matches!(request.exchange().poll_sent(&mut nobody), Poll::Ready(Ok(())))
+}
+
+/// Whether the body's length is told by chunks, or would be by the connection's end.
+fn has_unknown_length(request: &Request) -> bool {
+    let status = request.response.status;
+    status >= 200 && !matches!(status, 204 | 304) && !request.is_head() && request.response.content_length.is_none()
+}
+
+fn is_chunked(request: &Request) -> bool {
+    has_unknown_length(request)
+        && request.version() == Version::Http11
+        && *request.scope().core.chunked_transfer_encoding.get()
+}
+
+fn sent_connection(request: &Request) -> &'static [u8] {
+    match request.response.status {
+        101 => b"upgrade",
+        _ if is_kept(request) => b"keep-alive",
+        _ => b"close",
+    }
+}
+
+/// Whether the response says that the connection is kept.
+fn is_kept(request: &Request) -> bool {
+    request.keeps_alive() && !request.worker.is_draining() && (is_chunked(request) || !has_unknown_length(request))
+}
+
+/// The first argument of this name, whatever its case; it must have a value, if an
+/// empty one.
+fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    if name.is_empty() {
+        return None;
+    }
+    args.split(|&byte| byte == b'&').find_map(|argument| {
+        let (found, rest) = argument.split_at_checked(name.len())?;
+        rest.strip_prefix(b"=").filter(|_| found.eq_ignore_ascii_case(name))
+    })
+}
+
+fn cookie<'r>(request: &'r Request, name: &[u8]) -> Option<&'r [u8]> {
+    let lines = request.parsed.values(request.head.readable(), KnownHeader::Cookie);
+    lines.into_iter().find_map(|line| cookie_of_line(line, name))
+}
+
+/// nginx's reading of a line of cookies: names in any case, spaces before them and
+/// around `=` skipped, values as they are.
+fn cookie_of_line<'l>(line: &'l [u8], name: &[u8]) -> Option<&'l [u8]> {
+    if name.is_empty() {
+        return None;
+    }
+    line.split(|&byte| byte == b';').enumerate().find_map(|(number, pair)| {
+        let pair = if number == 0 { pair } else { skip_spaces(pair) };
+        let (found, rest) = pair.split_at_checked(name.len())?;
+        let value = skip_spaces(rest).strip_prefix(b"=")?;
+        found.eq_ignore_ascii_case(name).then(|| skip_spaces(value))
+    })
+}
+
+fn skip_spaces(text: &[u8]) -> &[u8] {
+    let spaces = text.iter().take_while(|&&byte| byte == b' ').count();
+    &text[spaces..]
+}
+
+/// Whether a field's name is the one that a variable's name stands for: in lower
+/// case, with `_` for `-`.
+fn is_folded(field: &[u8], folded: &[u8]) -> bool {
+    let fold = |byte: &u8| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() };
+    field.len() == folded.len() && field.iter().map(fold).eq(folded.iter().copied())
+}
+
+/// Appends the user's name of `Basic` credentials (RFC 7617); `false`, with nothing
+/// appended, when there is none.
+fn append_basic_user(credentials: &[u8], out: &mut Vec<u8>) -> bool {
+    let Some((scheme, encoded)) = credentials.split_at_checked(b"Basic ".len()) else { return false };
+    if !scheme.eq_ignore_ascii_case(b"Basic ") {
+        return false;
+    }
+    let encoded = skip_spaces(encoded);
+    let end = encoded.iter().position(|&byte| byte == b'=').unwrap_or(encoded.len());
+    let encoded = &encoded[..end];
+    if encoded.len() % 4 == 1 || !encoded.iter().all(|&byte| sextet(byte).is_some()) {
+        return false;
+    }
+    let start = out.len();
+    // Bits that do not make a byte yet. The password behind the colon is not decoded.
+    let (mut bits, mut count) = (0_u32, 0);
+    for value in encoded.iter().filter_map(|&byte| sextet(byte)) {
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            match (bits >> count) as u8 {
+                b':' => return out.len() > start,
+                byte => out.push(byte),
+            }
+        }
+    }
+    out.truncate(start);
+    false
+}
+
+/// The value of a character of base64 (RFC 4648 §4).
+fn sextet(byte: u8) -> Option<u8> {
+    match byte {
+        b'A'..=b'Z' => Some(byte - b'A'),
+        b'a'..=b'z' => Some(byte - b'a' + 26),
+        b'0'..=b'9' => Some(byte - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    }
+}
+
+fn append(out: &mut Vec<u8>, text: &[u8]) -> bool {
+    out.extend_from_slice(text);
+    true
+}
+
+/// For what nginx takes as missing when it is empty.
+fn append_present(out: &mut Vec<u8>, text: &[u8]) -> bool {
+    out.extend_from_slice(text);
+    !text.is_empty()
+}
+
+fn append_found(out: &mut Vec<u8>, text: Option<&[u8]>) -> bool {
+    text.is_some_and(|text| append(out, text))
+}
+
+/// The values of all fields of one kind.
+fn append_known(request: &Request, known: KnownHeader, separator: &[u8], out: &mut Vec<u8>) -> bool {
+    append_joined(out, request.parsed.values(request.head.readable(), known), separator)
+}
+
+/// The values of all fields of this name that a module added to the response.
+fn append_sent(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
+    let fields = request.response.fields.iter().filter(|field| is_folded(&field.name, name));
+    append_joined(out, fields.map(|field| &*field.value), b", ")
+}
+
+fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>, separator: &[u8]) -> bool {
+    let mut is_there = false;
+    for value in values {
+        if std::mem::replace(&mut is_there, true) {
+            out.extend_from_slice(separator);
+        }
+        out.extend_from_slice(value);
+    }
+    is_there
+}
+
+fn append_text(out: &mut Vec<u8>, text: impl Display) -> bool {
+    write!(out, "{text}").is_ok()
+}
+
+fn append_number(out: &mut Vec<u8>, number: u64) -> bool {
+    append_padded(out, number, 1);
+    true
+}
+
+/// At least this many digits.
+fn append_padded(out: &mut Vec<u8>, number: u64, width_min: usize) {
+    const DIGITS_MAX: usize = 20;
+    let mut digits = [b'0'; DIGITS_MAX];
+    let mut start = DIGITS_MAX;
+    let mut rest = number;
+    while rest > 0 {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    out.extend_from_slice(&digits[start.min(DIGITS_MAX - width_min)..]);
+}
+
+/// `12.345`
+fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
+    append_padded(out, time.as_secs(), 1);
+    out.push(b'.');
+    append_padded(out, time.subsec_millis().into(), 3);
+    true
+}
+
+fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
+    append_padded(out, status.into(), 3);
+    true
+}
+
+/// Without a port the value is empty, but there.
+fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
+    port.is_none_or(|port| append_number(out, port.into()))
+}
+
+/// The address without its port.
+fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
+    match address {
+        SocketAddress::Inet(address) => append_text(out, address.ip()),
+        SocketAddress::Unix(_) => append_text(out, address),
+    }
+}
+
+fn append_binary_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
+    match address.inet().map(|address| address.ip()) {
+        Some(std::net::IpAddr::V4(ip)) => append(out, &ip.octets()),
+        Some(std::net::IpAddr::V6(ip)) => append(out, &ip.octets()),
+        None => append(out, b"unix:"),
+    }
+}
+
+fn append_hex(out: &mut Vec<u8>, bytes: &[u8]) -> bool {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    out.extend(bytes.iter().flat_map(|byte| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]));
+    true
+}
+
+/// `02/Nov/2026:03:04:05 -0330`
+fn append_time_local(out: &mut Vec<u8>, seconds: u64) -> bool {
+    thread_local!(static LAST: LastText<26> = const { Cell::new((u64::MAX, [0; 26])) });
+    append_of_second(out, seconds, &LAST, local_time(seconds).common_log())
+}
+
+/// `2026-11-02T03:04:05-03:30`
+fn append_time_iso8601(out: &mut Vec<u8>, seconds: u64) -> bool {
+    thread_local!(static LAST: LastText<25> = const { Cell::new((u64::MAX, [0; 25])) });
+    append_of_second(out, seconds, &LAST, local_time(seconds).iso8601())
+}
+
+/// A second and its text.
+type LastText<const LENGTH: usize> = Cell<(u64, [u8; LENGTH])>;
+
+/// Every line of most access logs has such a text, and it is the same for a whole
+/// second: one copy of it is cheaper than to write it anew.
+fn append_of_second<const LENGTH: usize>(
+    out: &mut Vec<u8>,
+    seconds: u64,
+    last: &'static LocalKey<LastText<LENGTH>>,
+    text: impl Display,
+) -> bool {
+    let (second, kept) = last.get();
+    if second == seconds {
+        return append(out, &kept);
+    }
+    let start = out.len();
+    append_text(out, text);
+    // In a year of five digits it is longer, and not kept.
+    if let Ok(text) = <[u8; LENGTH]>::try_from(&out[start..]) {
+        last.set((seconds, text));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(append: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<String> {
+        let mut out = b">".to_vec();
+        let is_there = append(&mut out);
+        let text = String::from_utf8(out.split_off(1)).unwrap();
+        assert!(is_there || text.is_empty(), "a missing value adds nothing");
+        is_there.then_some(text)
+    }
+
+    #[test]
+    fn no_name_is_defined_twice() {
+        let mut names: Vec<_> = VARIABLES.iter().map(|variable| (variable.name, variable.is_prefix)).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+        assert!(
+            names.iter().all(|(name, _)| name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')))
+        );
+    }
+
+    #[test]
+    fn names_of_fields_are_folded_as_in_nginx() {
+        assert!(is_folded(b"X-Forwarded-For", b"x_forwarded_for"));
+        assert!(is_folded(b"x_under_score", b"x_under_score"));
+        assert!(!is_folded(b"X-Forwarded", b"x_forwarded_for"));
+        assert!(!is_folded(b"X.Dot", b"x_dot"));
+    }
+
+    #[test]
+    fn several_values_are_joined_and_none_is_no_value() {
+        let join = |values: &[&[u8]], separator| text(|out| append_joined(out, values.iter().copied(), separator));
+        assert_eq!(join(&[], b", "), None);
+        assert_eq!(join(&[b""], b", "), Some(String::new()));
+        assert_eq!(join(&[b"a", b"b", b"c"], b", "), Some("a, b, c".to_owned()));
+        assert_eq!(join(&[b"a=1", b"b=2"], b"; "), Some("a=1; b=2".to_owned()));
+    }
+
+    #[test]
+    fn arguments_are_found_by_name_in_any_case() {
+        let find = |args: &'static str, name: &str| argument(args.as_bytes(), name.as_bytes());
+        assert_eq!(find("a=1&B=2&b=3", "b"), Some(&b"2"[..]));
+        assert_eq!(find("aa=1&a=2", "a"), Some(&b"2"[..]));
+        assert_eq!(find("a=x=y", "a"), Some(&b"x=y"[..]));
+        assert_eq!(find("a=&b", "a"), Some(&b""[..]));
+        assert_eq!(find("a=&b", "b"), None);
+        assert_eq!(find("", "a"), None);
+        assert_eq!(find("=1", ""), None);
+    }
+
+    #[test]
+    fn cookies_are_found_with_blanks_around() {
+        let find = |line: &'static str, name: &str| cookie_of_line(line.as_bytes(), name.as_bytes());
+        assert_eq!(find("a=1; b=2", "b"), Some(&b"2"[..]));
+        assert_eq!(find("a=1;b = 2 ;c=3", "b"), Some(&b"2 "[..]));
+        assert_eq!(find("SID=x=y", "sid"), Some(&b"x=y"[..]));
+        assert_eq!(find("ab=1; a=2", "a"), Some(&b"2"[..]));
+        assert_eq!(find("a; b=2", "a"), None);
+        assert_eq!(find("a=1", ""), None);
+    }
+
+    #[test]
+    fn the_user_is_what_precedes_the_colon() {
+        let user = |value: &str| text(|out| append_basic_user(value.as_bytes(), out));
+        assert_eq!(user("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), Some("Aladdin".to_owned()));
+        assert_eq!(user("basic   QWxhZGRpbjo="), Some("Aladdin".to_owned()));
+        // No colon, an empty name, no base64, a length that cannot be, another scheme.
+        for refused in ["Basic QWxhZGRpbg==", "Basic OnBhc3M=", "Basic QWx-", "Basic QWxhZ", "Bearer QTpC", "Basic", ""]
+        {
+            assert_eq!(user(refused), None, "{refused}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_times_have_nginx_s_form() {
+        assert_eq!(text(|out| append_number(out, 0)).unwrap(), "0");
+        assert_eq!(text(|out| append_number(out, u64::MAX)).unwrap(), u64::MAX.to_string());
+        assert_eq!(text(|out| append_status(out, 9)).unwrap(), "009");
+        assert_eq!(text(|out| append_status(out, 404)).unwrap(), "404");
+        assert_eq!(text(|out| append_seconds(out, Duration::from_micros(12_034_999))).unwrap(), "12.034");
+        assert_eq!(text(|out| append_seconds(out, Duration::ZERO)).unwrap(), "0.000");
+        assert_eq!(text(|out| append_hex(out, &[0, 0xab, 0xff])).unwrap(), "00abff");
+    }
+
+    #[test]
+    fn ports_and_addresses() {
+        let inet = SocketAddress::Inet("192.0.2.1:8080".parse().unwrap());
+        let inet6 = SocketAddress::Inet("[2001:db8::1]:80".parse().unwrap());
+        let unix = SocketAddress::unix("/run/gale.sock");
+        assert_eq!(text(|out| append_address(out, &inet6)).unwrap(), "2001:db8::1");
+        assert_eq!(text(|out| append_address(out, &unix)).unwrap(), "unix:/run/gale.sock");
+        assert_eq!(text(|out| append_port(out, port(&inet))).unwrap(), "8080");
+        assert_eq!(text(|out| append_port(out, port(&unix))).unwrap(), "");
+        let mut out = Vec::new();
+        assert!(append_binary_address(&mut out, &inet));
+        assert_eq!(out, [192, 0, 2, 1]);
+    }
+
+    #[test]
+    fn the_time_is_kept_for_its_second_only() {
+        for seconds in [1_000_000_000, 1_000_000_000, 1_000_000_001] {
+            let time = local_time(seconds);
+            let local = text(|out| append_time_local(out, seconds)).unwrap();
+            let iso8601 = text(|out| append_time_iso8601(out, seconds)).unwrap();
+            assert_eq!(local, time.common_log().to_string());
+            assert_eq!(iso8601, time.iso8601().to_string());
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_no_request_is_shown_as_it_came() {
+        assert_eq!(first_line(b"\r\n\x16\x03\x01 x\r\nrest"), b"\x16\x03\x01 x");
+        assert_eq!(first_line(b"GET /"), b"GET /");
+        assert_eq!(first_line(b"\r\n"), b"");
+    }
+}
