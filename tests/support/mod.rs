@@ -11,7 +11,7 @@
 //!
 //! A server's processes are recognised by their working directory, which is the test's own.
 
-#![allow(dead_code, reason = "every test program uses a part of it")]
+#![allow(dead_code, unused_imports, unused_macros, reason = "every test program uses a part of it")]
 
 mod client;
 mod directory;
@@ -50,7 +50,6 @@ impl Driver {
 }
 
 /// Makes of functions that take a [`Driver`] one test for each driver: `epoll::NAME` and `io_uring::NAME`.
-#[allow(unused_macros, reason = "every test program uses a part of the support")]
 macro_rules! with_each_driver {
     ($($(#[$attribute:meta])* $name:ident),* $(,)?) => {
         mod epoll {
@@ -61,7 +60,6 @@ macro_rules! with_each_driver {
         }
     };
 }
-#[allow(unused_imports, reason = "every test program uses a part of the support")]
 pub(crate) use with_each_driver;
 
 /// Whether the tests run as root. What needs root returns early without.
