@@ -297,9 +297,9 @@ impl Server {
             }
             let is_daemon = self.directory.try_read("gale.conf").is_some_and(|text| text.contains("daemon on;"));
             let process = process.as_ref().filter(|_| !is_daemon);
-            let ready = directory::wait_readable_any(&self.notify, process, end);
-            let has_ended = process.is_some_and(|process| directory::is_readable(process));
-            assert!(ready && !(has_ended && !directory::is_readable(&self.notify)), "no {beginning}\n{self}");
+            let in_time = directory::wait_readable_any(&self.notify, process, end);
+            let is_news = directory::is_readable(&self.notify) || !process.is_some_and(directory::is_readable);
+            assert!(in_time && is_news, "no {beginning}\n{self}");
         }
     }
 
