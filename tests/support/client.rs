@@ -1,0 +1,241 @@
+//! A connection to the server: bytes in, parsed responses out.
+//!
+//! The parser trusts nothing: a response that is not well formed fails the test.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use super::DEADLINE;
+
+/// Longest response that a test may read, in bytes: a server gone wild must not fill the memory.
+const RESPONSE_MAX: usize = 256 << 20;
+
+/// An open connection.
+pub struct Client {
+    stream: Stream,
+    /// What has arrived and was not taken yet.
+    buffer: Vec<u8>,
+    at_end: bool,
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A response, its body put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    /// `HTTP/1.1`
+    pub version: String,
+    pub reason: String,
+    /// In order, names as they were sent.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+    /// The header fields after a chunked body.
+    pub trailers: Vec<(String, String)>,
+}
+
+impl Client {
+    #[track_caller]
+    pub fn unix(path: &Path) -> Client {
+        let stream = UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false }
+    }
+
+    #[track_caller]
+    pub fn tcp(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_nodelay(true).expect("an option");
+        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false }
+    }
+
+    /// Sends these bytes.
+    #[track_caller]
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.try_send(bytes).expect("sent");
+    }
+
+    /// Sends to a server that may have closed the connection already.
+    pub fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => stream.write_all(bytes.as_ref()),
+            Stream::Unix(stream) => stream.write_all(bytes.as_ref()),
+        }
+    }
+
+    /// Says that nothing more will be sent.
+    pub fn finish_sending(&self) {
+        let _ = match &self.stream {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+        };
+    }
+
+    /// `GET path`; the connection stays open.
+    #[track_caller]
+    pub fn get(&mut self, path: &str) -> Response {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+    }
+
+    /// Sends a request and reads its response.
+    #[track_caller]
+    pub fn ask(&mut self, request: impl AsRef<[u8]>) -> Response {
+        let request = request.as_ref();
+        self.send(request);
+        if request.starts_with(b"HEAD ") { self.response_to_head() } else { self.response() }
+    }
+
+    /// The next response; one with status 1xx counts as a response of its own.
+    #[track_caller]
+    pub fn response(&mut self) -> Response {
+        self.read_response(false)
+    }
+
+    /// The next response, which answers a HEAD and has no body.
+    #[track_caller]
+    pub fn response_to_head(&mut self) -> Response {
+        self.read_response(true)
+    }
+
+    #[track_caller]
+    fn read_response(&mut self, is_head: bool) -> Response {
+        let mut response = self.read_head();
+        if is_head || response.status < 200 || matches!(response.status, 204 | 304) {
+            return response;
+        }
+        let is_chunked = response.header("Transfer-Encoding").is_some_and(|coding| coding == "chunked");
+        let length = response.header("Content-Length").map(|text| text.parse().expect("a length"));
+        match (is_chunked, length) {
+            (true, None) => self.read_chunks(&mut response),
+            (false, Some(length)) => response.body = self.take(length),
+            (false, None) => response.body = self.read_to_end(),
+            (true, Some(_)) => panic!("both Transfer-Encoding and Content-Length: {response:?}"),
+        }
+        response
+    }
+
+    #[track_caller]
+    fn read_head(&mut self) -> Response {
+        let line = self.take_line();
+        let mut words = line.splitn(3, ' ');
+        let version = words.next().unwrap_or_default().to_owned();
+        assert!(version.starts_with("HTTP/1."), "no status line: {line:?}");
+        let status = words.next().unwrap_or_default();
+        assert!(status.len() == 3, "no status in {line:?}");
+        let status = status.parse().unwrap_or_else(|_| panic!("no status in {line:?}"));
+        let reason = words.next().unwrap_or_default().to_owned();
+        let headers = self.take_fields();
+        Response { status, version, reason, headers, body: Vec::new(), trailers: Vec::new() }
+    }
+
+    #[track_caller]
+    fn take_fields(&mut self) -> Vec<(String, String)> {
+        let mut fields = Vec::new();
+        loop {
+            let line = self.take_line();
+            if line.is_empty() {
+                return fields;
+            }
+            let (name, value) = line.split_once(": ").unwrap_or_else(|| panic!("no header field: {line:?}"));
+            fields.push((name.to_owned(), value.to_owned()));
+        }
+    }
+
+    #[track_caller]
+    fn read_chunks(&mut self, response: &mut Response) {
+        loop {
+            let line = self.take_line();
+            let size = usize::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("no chunk size: {line:?}"));
+            if size == 0 {
+                break;
+            }
+            response.body.extend(self.take(size));
+            let end = self.take_line();
+            assert!(end.is_empty(), "after a chunk: {end:?}");
+        }
+        response.trailers = self.take_fields();
+    }
+
+    /// The next line, without its CR LF.
+    #[track_caller]
+    fn take_line(&mut self) -> String {
+        let mut searched = 0;
+        loop {
+            if let Some(at) = self.buffer[searched..].windows(2).position(|pair| pair == b"\r\n") {
+                let line: Vec<u8> = self.buffer.drain(..searched + at + 2).collect();
+                return String::from_utf8_lossy(&line[..line.len() - 2]).into_owned();
+            }
+            searched = self.buffer.len().saturating_sub(1);
+            let missing = || String::from_utf8_lossy(&self.buffer).into_owned();
+            assert!(!self.at_end, "closed in the middle of a line: {:?}", missing());
+            self.fill();
+        }
+    }
+
+    /// The next `length` bytes.
+    #[track_caller]
+    pub fn take(&mut self, length: usize) -> Vec<u8> {
+        while self.buffer.len() < length {
+            assert!(!self.at_end, "closed after {} of {length} bytes", self.buffer.len());
+            self.fill();
+        }
+        self.buffer.drain(..length).collect()
+    }
+
+    /// Everything until the server closes the connection.
+    #[track_caller]
+    pub fn read_to_end(&mut self) -> Vec<u8> {
+        while !self.at_end {
+            self.fill();
+        }
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// The server closes the connection, and sends nothing more before.
+    #[track_caller]
+    pub fn assert_closed(&mut self) {
+        let rest = self.read_to_end();
+        assert!(rest.is_empty(), "more than expected: {:?}", String::from_utf8_lossy(&rest));
+    }
+
+    #[track_caller]
+    fn fill(&mut self) {
+        let mut bytes = [0; 65536];
+        let read = match &mut self.stream {
+            Stream::Tcp(stream) => stream.read(&mut bytes),
+            Stream::Unix(stream) => stream.read(&mut bytes),
+        };
+        match read {
+            Ok(0) => self.at_end = true,
+            Ok(length) => self.buffer.extend_from_slice(&bytes[..length]),
+            // What has arrived before a reset has been read.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => self.at_end = true,
+            Err(error) => panic!("nothing in time ({error}) after {:?}", String::from_utf8_lossy(&self.buffer)),
+        }
+        assert!(self.buffer.len() <= RESPONSE_MAX, "a response without end");
+    }
+}
+
+impl Response {
+    /// The header field of this name, which may be there once at most.
+    #[track_caller]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.iter().filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+        let first = values.next();
+        assert!(values.next().is_none(), "{name} twice: {self:?}");
+        first.map(String::as_str)
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("a body of text")
+    }
+}

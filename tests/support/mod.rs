@@ -1,0 +1,382 @@
+//! The real binary under test: its directory, its processes, its logs, and what the service manager hears.
+//!
+//! Every wait is a wait on a descriptor (the service manager's socket, a pidfd, inotify, a connection) with a generous
+//! deadline; nothing sleeps, and nothing is tried again and again until it happens to work.
+//!
+//! Addresses. nginx's language cannot ask for "any free port", and a port that a test has found free may be taken a moment
+//! later. So most tests use a Unix socket in the server's own directory (`%UNIX%`). Where TCP matters, `%TCP%`, `%TCP2%` and
+//! `%TCP3%` are addresses that nobody else can have: all of 127.0.0.0/8 is this machine, so the test process's number makes
+//! the address (127.64.0.0/10 holds every process number that Linux gives out, and a number belongs to one process at a
+//! time), and a counter makes the port, below the range from which the kernel takes ports of its own accord.
+//!
+//! A server's processes are recognised by their working directory, which is the test's own.
+
+#![allow(dead_code, unused_imports, unused_macros, reason = "every test program uses a part of it")]
+
+mod client;
+mod directory;
+mod processes;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+pub use client::{Client, Response};
+pub use directory::Directory;
+pub use processes::{children_of, cpu_time, descriptors_of, in_directory};
+
+/// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The interface of the kernel that `use` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    Epoll,
+    IoUring,
+}
+
+impl Driver {
+    pub fn name(self) -> &'static str {
+        match self {
+            Driver::Epoll => "epoll",
+            Driver::IoUring => "io_uring",
+        }
+    }
+}
+
+/// Makes of functions that take a [`Driver`] one test for each driver: `epoll::NAME` and `io_uring::NAME`.
+macro_rules! with_each_driver {
+    ($($(#[$attribute:meta])* $name:ident),* $(,)?) => {
+        mod epoll {
+            $($(#[$attribute])* #[test] fn $name() { super::$name(super::support::Driver::Epoll) })*
+        }
+        mod io_uring {
+            $($(#[$attribute])* #[test] fn $name() { super::$name(super::support::Driver::IoUring) })*
+        }
+    };
+}
+pub(crate) use with_each_driver;
+
+/// Whether the tests run as root. What needs root returns early without.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// How a server is to be started.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    configuration: String,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    program: &'static str,
+    files: Vec<(String, Vec<u8>)>,
+    is_unprivileged: bool,
+}
+
+impl Setup {
+    /// A whole configuration. `%DIR%`, `%UNIX%`, `%TCP%`, `%TCP2%`, `%TCP3%` are replaced in it; only what it says applies.
+    pub fn configuration(text: &str) -> Setup {
+        Setup {
+            configuration: text.to_owned(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            program: "gale",
+            files: Vec::new(),
+            is_unprivileged: false,
+        }
+    }
+
+    /// The contents of the http block; the rest is what a test wants: no daemon, two workers, every message in
+    /// `%DIR%/error.log`, requests in `%DIR%/access.log`.
+    pub fn http(driver: Driver, text: &str) -> Setup {
+        Setup::configuration(&http_configuration(driver, text))
+    }
+
+    /// One server on `%UNIX%` with this in its block.
+    pub fn server(driver: Driver, text: &str) -> Setup {
+        Setup::http(driver, &format!("server {{\n listen %UNIX%;\n{text}\n}}"))
+    }
+
+    /// A file in the server's directory, before the start.
+    pub fn file(mut self, path: &str, contents: impl AsRef<[u8]>) -> Setup {
+        self.files.push((path.to_owned(), contents.as_ref().to_owned()));
+        self
+    }
+
+    /// One more word on the command line; `%DIR%` and so on are replaced.
+    pub fn argument(mut self, word: &str) -> Setup {
+        self.arguments.push(word.into());
+        self
+    }
+
+    pub fn environment(mut self, name: &str, value: &str) -> Setup {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// The name that the program is started under.
+    pub fn program(mut self, name: &'static str) -> Setup {
+        self.program = name;
+        self
+    }
+
+    /// As an ordinary user also when the tests run as root.
+    pub fn unprivileged(mut self) -> Setup {
+        self.is_unprivileged = true;
+        self
+    }
+
+    /// Starts the server and waits until it is ready.
+    #[track_caller]
+    pub fn start(self) -> Server {
+        let mut server = self.launch();
+        server.wait_notified("READY=1");
+        server
+    }
+
+    /// Starts the server without waiting.
+    pub fn launch(self) -> Server {
+        let directory = Directory::new();
+        for (path, contents) in &self.files {
+            directory.write(path, contents);
+        }
+        directory.write("gale.conf", directory.replaced(&self.configuration));
+        let notify = directory.notify_socket();
+        let child = self.command(&directory).spawn().expect("the binary starts");
+        Server { directory, child, status: None, notify }
+    }
+
+    /// The command that starts the binary with `-c` in this directory. Its standard error is the file `stderr` there.
+    fn command(&self, directory: &Directory) -> Command {
+        processes::adopt_orphans();
+        let mut command = binary(self.is_unprivileged);
+        command.arg0(self.program).arg("-c").arg(directory.path().join("gale.conf"));
+        for word in &self.arguments {
+            command.arg(directory.replaced(word.to_str().expect("arguments of tests are text")));
+        }
+        command
+            .env("NOTIFY_SOCKET", directory.path().join("notify"))
+            .envs(self.environment.iter().cloned())
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stdout(directory.create("stdout"))
+            .stderr(directory.create("stderr"));
+        command
+    }
+}
+
+/// The whole configuration around the contents of an http block.
+pub fn http_configuration(driver: Driver, text: &str) -> String {
+    format!(
+        "daemon off;
+worker_processes 2;
+pid %DIR%/pid;
+error_log %DIR%/error.log info;
+events {{
+    use {driver};
+    worker_connections 128;
+}}
+http {{
+    access_log %DIR%/access.log;
+    client_body_temp_path %DIR%/body;
+{text}
+}}
+",
+        driver = driver.name(),
+    )
+}
+
+/// The binary under test. It is reached through a descriptor when another user runs it, who may not be allowed to walk to
+/// the build directory.
+pub fn binary(is_unprivileged: bool) -> Command {
+    const PATH: &str = env!("CARGO_BIN_EXE_gale");
+    /// The user and group that Linux calls nobody.
+    const NOBODY: u32 = 65534;
+    if !(is_unprivileged && is_root()) {
+        return Command::new(PATH);
+    }
+    static BINARY: std::sync::OnceLock<File> = std::sync::OnceLock::new();
+    let file = BINARY.get_or_init(|| File::open(PATH).expect("the binary is built"));
+    let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    command.uid(NOBODY).gid(NOBODY);
+    command
+}
+
+/// A running server.
+pub struct Server {
+    pub directory: Directory,
+    child: Child,
+    status: Option<ExitStatus>,
+    notify: std::os::unix::net::UnixDatagram,
+}
+
+impl Server {
+    /// A server on `%UNIX%` with this in its block.
+    #[track_caller]
+    pub fn start(driver: Driver, text: &str) -> Server {
+        Setup::server(driver, text).start()
+    }
+
+    /// A connection to `%UNIX%`.
+    #[track_caller]
+    pub fn connect(&self) -> Client {
+        Client::unix(&self.directory.path().join("gale.sock"))
+    }
+
+    /// A connection to `%TCP%`, `%TCP2%` or `%TCP3%`, numbered from 1.
+    #[track_caller]
+    pub fn connect_tcp(&self, number: usize) -> Client {
+        Client::tcp(self.directory.address(number))
+    }
+
+    /// Asks for `path` on a connection of its own to `%UNIX%`.
+    #[track_caller]
+    pub fn get(&self, path: &str) -> Response {
+        self.connect().get(path)
+    }
+
+    /// The process that was started: the master, unless that became a daemon.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// The master, as the pid file tells.
+    #[track_caller]
+    pub fn pid_in_file(&self) -> Pid {
+        let text = self.directory.read("pid");
+        Pid::from_raw(text.trim_end().parse().expect("a number")).expect("positive")
+    }
+
+    /// The worker process.
+    #[track_caller]
+    pub fn worker(&self) -> Pid {
+        let children = children_of(self.pid_in_file());
+        match children.as_slice() {
+            [worker] => *worker,
+            _ => panic!("one worker process, not {children:?}\n{self}"),
+        }
+    }
+
+    #[track_caller]
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// Writes another configuration and tells the master; returns when the reload has ended, well or not.
+    #[track_caller]
+    pub fn reload(&mut self, configuration: &str) {
+        self.directory.write("gale.conf", self.directory.replaced(configuration));
+        rustix::process::kill_process(self.pid_in_file(), Signal::HUP).expect("it runs");
+        self.wait_notified("RELOADING=1");
+        self.wait_notified("READY=1");
+    }
+
+    /// [`Server::reload`] with the contents of the http block.
+    #[track_caller]
+    pub fn reload_http(&mut self, driver: Driver, text: &str) {
+        self.reload(&http_configuration(driver, text));
+    }
+
+    /// Waits until the service manager has heard a message that begins so.
+    #[track_caller]
+    pub fn wait_notified(&mut self, beginning: &str) {
+        let end = Instant::now() + DEADLINE;
+        let mut heard = [0; 256];
+        // A server that fails is not waited for.
+        let process = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).ok();
+        loop {
+            while let Ok(length) = self.notify.recv(&mut heard) {
+                if heard[..length].starts_with(beginning.as_bytes()) {
+                    return;
+                }
+            }
+            let is_daemon = self.directory.try_read("gale.conf").is_some_and(|text| text.contains("daemon on;"));
+            let process = process.as_ref().filter(|_| !is_daemon);
+            let in_time = directory::wait_readable_any(&self.notify, process, end);
+            let is_news = directory::is_readable(&self.notify) || !process.is_some_and(directory::is_readable);
+            assert!(in_time && is_news, "no {beginning}\n{self}");
+        }
+    }
+
+    /// Waits for a line of `error.log` that contains `text`, and returns it. Earlier lines count.
+    #[track_caller]
+    pub fn wait_logged(&self, text: &str) -> String {
+        self.directory.wait_line("error.log", text)
+    }
+
+    /// The error log so far.
+    pub fn log(&self) -> String {
+        self.directory.try_read("error.log").unwrap_or_default()
+    }
+
+    /// What the server has written to its standard error.
+    pub fn stderr(&self) -> String {
+        self.directory.read("stderr")
+    }
+
+    /// Waits until the process that was started has ended.
+    #[track_caller]
+    pub fn wait_exited(&mut self) -> ExitStatus {
+        if let Some(status) = self.status {
+            return status;
+        }
+        assert!(processes::wait_ended(self.pid()), "still running\n{self}");
+        let status = self.child.wait().expect("it has ended");
+        self.status = Some(status);
+        status
+    }
+
+    /// Stops it with SIGTERM: it ends well and leaves nothing behind, and nothing went wrong before.
+    #[track_caller]
+    pub fn stop(mut self) {
+        let log = self.log();
+        let is_wrong = |line: &&str| ["[alert]", "[emerg]", "panicked"].iter().any(|mark| line.contains(mark));
+        let wrong: Vec<&str> = log.lines().filter(is_wrong).collect();
+        assert!(wrong.is_empty(), "{}\n{self}", wrong.join("\n"));
+        self.end(Signal::TERM);
+    }
+
+    /// Stops it with this signal: it ends well and leaves nothing behind.
+    #[track_caller]
+    pub fn end(&mut self, signal: Signal) {
+        self.signal(signal);
+        let status = self.wait_exited();
+        assert!(status.success(), "{status}\n{self}");
+        self.assert_nothing_left();
+    }
+
+    /// Neither a process nor a pid file nor a socket file is there any more.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        let left = processes::wait_none_left(self.directory.path());
+        assert!(left.is_empty(), "left running: {left:?}\n{self}");
+        for name in ["pid", "gale.sock"] {
+            assert!(!self.directory.path().join(name).exists(), "{name} is left\n{self}");
+        }
+    }
+}
+
+/// Everything that explains a failed test.
+impl std::fmt::Display for Server {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for name in ["gale.conf", "stderr", "error.log"] {
+            let text = self.directory.try_read(name).unwrap_or_default();
+            writeln!(formatter, "---- {name} ----\n{text}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    /// Tests end their server; this is for those that fail, and for what they have left behind.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        processes::kill_all(self.directory.path());
+    }
+}
