@@ -246,7 +246,7 @@ impl Builder {
             return None;
         }
         let http = http.map(|draft| draft.open(resources, process.account.as_ref())).transpose();
-        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?.map(Arc::new);
+        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
         Some(Configuration { process, events, error_log, http })

@@ -30,7 +30,7 @@ pub struct Configuration {
     /// Where messages go that belong to no request.
     pub error_log: Arc<ErrorLog>,
     /// The `http` block; without one there is nothing to serve.
-    pub http: Option<Arc<HttpConfiguration>>,
+    pub http: Option<HttpConfiguration>,
 }
 
 /// The texts that a configuration was read from, in order: what `-T` prints.
