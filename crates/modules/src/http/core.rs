@@ -306,7 +306,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "",
         about: "The directory that takes the place of the location's prefix.",
-        store: &OneWith { parse: alias, slot: slot!(CoreSettings, root) },
+        store: &Custom(alias),
     },
     Directive {
         name: "internal",
@@ -511,7 +511,7 @@ fn header_buffers(statement: &Statement) -> Result<HeaderBuffers, Diagnostic> {
 fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
     let level = |word: &Word| match units::parse_number(&word.text) {
         Some(length @ 1..=3) => Ok(length as u8),
-        _ => Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
+        _ => Err(statement.directive_error("invalid value").at(word.span).hint("a level has 1 to 3 characters")),
     };
     let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
     Ok(TempPath { path: builder.full_path(&statement.args[0].text), levels })
@@ -553,8 +553,20 @@ fn root(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic
     directory(builder, statement, false)
 }
 
-fn alias(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
-    directory(builder, statement, true)
+/// Shares the slot of `root`, whose row inherits and completes it.
+fn alias(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if let Some(earlier) = core.root.get_opt() {
+        let duplicate = match earlier.is_alias {
+            true => statement.directive_error("is duplicate"),
+            false => statement.directive_error("is duplicate, \"root\" directive was specified earlier"),
+        };
+        return Err(match core.root.span() {
+            Some(first) => duplicate.related("first set", first),
+            None => duplicate,
+        });
+    }
+    core.root.set(directory(builder, statement, true)?, Some(statement.span));
+    Ok(())
 }
 
 fn directory(builder: &mut Builder, statement: &Statement, is_alias: bool) -> Result<Root, Diagnostic> {
@@ -593,8 +605,8 @@ fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
         if let Some(error) = &entry.broken {
             return Err((**error).clone());
         }
-        if entry.block.is_some() || entry.args.is_empty() {
-            return Err(entry.error("invalid number of parameters"));
+        if entry.block.is_some() {
+            return Err(entry.error("unexpected \"{\"").hint("types are written TYPE EXTENSION ...;"));
         }
         for extension in &entry.args {
             let key = extension.text.to_ascii_lowercase().into_boxed_slice();
@@ -627,7 +639,9 @@ fn error_page(core: &mut CoreSettings, builder: &mut Builder, statement: &Statem
         _ => (ErrorPageStatus::Keep, rest),
     };
     if codes.is_empty() {
-        return Err(statement.error("invalid number of arguments in \"error_page\" directive"));
+        let word = &rest[0];
+        let error = Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
+        return Err(error.hint("at least one status must stand before the response"));
     }
     let target: Template = builder.http_mut().template(target)?;
     let mut pages = core.error_page.take().unwrap_or_default();
