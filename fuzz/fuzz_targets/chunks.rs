@@ -6,10 +6,7 @@ use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, response};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    let limits = ChunkLimits {
-        extensions_max: 64,
-        trailers_max: 64,
-    };
+    let limits = ChunkLimits { extensions_max: 64, trailers_max: 64 };
     let whole = decode(&mut std::iter::once(data), limits);
     assert_eq!(whole, decode(&mut data.chunks(1), limits));
     let Ok((body, _)) = whole else { return };
@@ -18,17 +15,11 @@ fuzz_target!(|data: &[u8]| {
         response::write_chunk(&mut written, piece);
     }
     written.extend_from_slice(response::LAST_CHUNK);
-    assert_eq!(
-        decode(&mut written.chunks(3), limits),
-        Ok((body, Some(written.len())))
-    );
+    assert_eq!(decode(&mut written.chunks(3), limits), Ok((body, Some(written.len()))));
 });
 
 /// The data, and how many bytes the body took if it ended.
-fn decode(
-    pieces: &mut dyn Iterator<Item = &[u8]>,
-    limits: ChunkLimits,
-) -> Result<(Vec<u8>, Option<usize>), Offence> {
+fn decode(pieces: &mut dyn Iterator<Item = &[u8]>, limits: ChunkLimits) -> Result<(Vec<u8>, Option<usize>), Offence> {
     let mut decoder = ChunkedDecoder::new(limits);
     let (mut body, mut total) = (Vec::new(), 0);
     for piece in pieces {

@@ -57,13 +57,7 @@ fn use_everything(input: &[u8], consumed: usize, head: &RequestHead) {
     let _ = head.target.normalized_path(input, true, &mut scratch);
     for field in &head.headers {
         assert!(field.value.end() <= consumed);
-        assert!(
-            !field
-                .value
-                .of(input)
-                .iter()
-                .any(|byte| matches!(byte, b'\r' | b'\n' | 0))
-        );
+        assert!(!field.value.of(input).iter().any(|byte| matches!(byte, b'\r' | b'\n' | 0)));
         assert!(head.value_by_name(input, field.name.of(input)).is_some());
     }
     for &header in KnownHeader::ALL {

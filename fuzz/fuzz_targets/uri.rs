@@ -20,13 +20,7 @@ fuzz_target!(|data: &[u8]| {
     for merge_slashes in [true, false] {
         check_normal_form(data, merge_slashes);
     }
-    for class in [
-        Class::Uri,
-        Class::Args,
-        Class::Component,
-        Class::Html,
-        Class::Memcached,
-    ] {
+    for class in [Class::Uri, Class::Args, Class::Component, Class::Html, Class::Memcached] {
         let (mut escaped, mut back) = (Vec::new(), Vec::new());
         escape(class, data, &mut escaped);
         unescape(Unescape::All, &escaped, &mut back);
@@ -48,10 +42,7 @@ fn check_normal_form(raw: &[u8], merge_slashes: bool) {
         return;
     }
     assert!(path.starts_with(b"/") && !path.contains(&0));
-    assert!(
-        path.split(|&byte| byte == b'/')
-            .all(|segment| segment != b"." && segment != b"..")
-    );
+    assert!(path.split(|&byte| byte == b'/').all(|segment| segment != b"." && segment != b".."));
     let (mut escaped, mut again) = (Vec::new(), Vec::new());
     escape(Class::Uri, &path, &mut escaped);
     normalize(&escaped, merge_slashes, &mut again).expect("a normal path is right");

@@ -37,7 +37,6 @@ const DIRECTIVES: &[Directive] = &[
     row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("msie_padding", Place::ANYWHERE, Takes::Flag, BROWSERS),
     row("msie_refresh", Place::ANYWHERE, Takes::Flag, BROWSERS),
-    row("keepalive_disable", Place::ANYWHERE, Takes::AtLeast(1), BROWSERS),
     row("aio", Place::ANYWHERE, Takes::Exactly(1), FILES),
     row("aio_write", Place::ANYWHERE, Takes::Flag, FILES),
     row("directio", Place::ANYWHERE, Takes::Exactly(1), FILES),

@@ -19,7 +19,7 @@ use super::location::{Locations, Pattern};
 use super::phases::Phase;
 use super::regex::Regex;
 use super::server_name::{ServerName, ServerNames};
-use super::settings::CoreSettings;
+use super::settings::{Alias, CoreSettings};
 use super::template::Template;
 use super::variables::{VariableId, VariableTable};
 use crate::configuration::{Builder, Level};
@@ -79,6 +79,16 @@ impl HttpBuilder {
 
     fn scope(&self, id: ScopeId) -> &ScopeDraft {
         &self.scopes[id.0 as usize]
+    }
+
+    /// What an `alias` in this scope replaces; `None` outside of a location.
+    pub fn alias_of(&self, scope: ScopeId) -> Option<Alias> {
+        let draft = self.scope(scope);
+        match draft.shape {
+            LocationShape::Exact | LocationShape::Prefix => Some(Alias::Prefix(draft.name.as_slice().into())),
+            LocationShape::Regex => Some(Alias::Whole),
+            LocationShape::None | LocationShape::Named => None,
+        }
     }
 
     /// The variable of this name.
@@ -505,7 +515,11 @@ fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>) -> Vec<S
     let finish = |draft: ServerDraft| {
         let mut named = HashMap::new();
         let locations = take_locations(scopes, draft.scope, &mut named);
-        let name = draft.names.first().map_or(Box::default(), |(word, _)| word.text.as_slice().into());
+        let name = draft.names.first().map_or(Box::default(), |(word, _)| {
+            // `.example.com` is called example.com.
+            let text: &[u8] = &word.text;
+            text.strip_prefix(b".").unwrap_or(text).into()
+        });
         Server { scope: draft.scope, name, locations, named }
     };
     servers.into_iter().map(finish).collect()
@@ -552,7 +566,6 @@ fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
     let core = *core.expect("the http core module is among the modules");
     Scope {
         kind: draft.kind,
-        prefix_length: matches!(draft.shape, LocationShape::Prefix | LocationShape::Exact).then_some(draft.name.len()),
         is_named: draft.shape == LocationShape::Named,
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),

@@ -91,9 +91,6 @@ pub struct Scope {
     pub kind: ScopeKind,
     /// The location's name as written (`/images/`, `@fallback`), empty otherwise.
     pub name: Box<[u8]>,
-    /// Which characters of a URI the location's own prefix covers: `alias` replaces
-    /// them. `None` where that has no meaning (regular expressions, named).
-    pub prefix_length: Option<usize>,
     /// A named location.
     pub is_named: bool,
     /// The settings that the engine itself needs.

@@ -90,6 +90,8 @@ pub struct ResponseOptions<'r> {
     pub server: &'r [u8],
     /// Whether the connection may carry another request.
     pub keep_alive: bool,
+    /// How long it may be idle before that.
+    pub keep_alive_idle: Duration,
     /// What the `Keep-Alive` field says, if anything.
     pub keep_alive_advertised: Option<Duration>,
     /// `chunked_transfer_encoding`
@@ -147,6 +149,8 @@ pub trait Exchange {
     fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>>;
     /// Whether the body has been read to its end (or there is none).
     fn body_is_read(&self) -> bool;
+    /// How many bytes of the body have been read.
+    fn received(&self) -> u64;
     /// From now on bytes pass unframed in both directions: after 101, or 2xx to
     /// CONNECT. Call it before [`Exchange::start`].
     fn become_tunnel(&self);

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use bstr::BStr;
 
-use super::configuration::Scope;
 use super::request::Request;
+use super::settings::{Alias, Root};
 use crate::process::Level;
 
 /// Appends the path of the file that the request's URI stands for: `root` and
@@ -18,15 +18,14 @@ use crate::process::Level;
 /// took the URI out of the location whose prefix `alias` replaces: nginx answers
 /// 500 then.
 pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
-    let scope = request.scope();
-    let root = scope.core.root.get();
-    let Some(tail) = tail(scope, root.is_alias, &request.uri) else {
-        let name = BStr::new(&scope.name);
+    let root = request.scope().core.root.get();
+    let Some(tail) = tail(root, &request.uri) else {
+        let name = BStr::new(&request.scope().name);
         let message = format_args!("\"alias\" cannot be used in location \"{name}\" where URI was rewritten");
         request.log(Level::Alert, message);
         return false;
     };
-    root.path.append(request, out);
+    directory_of(request, out);
     out.extend_from_slice(tail);
     true
 }
@@ -35,11 +34,24 @@ pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
 /// for files other than the one asked for. With `alias` the name is relative to it,
 /// unless it repeats the location's prefix.
 pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) {
-    let scope = request.scope();
-    let root = scope.core.root.get();
-    let tail = if root.is_alias { tail(scope, true, name).unwrap_or(name) } else { name };
+    let root = request.scope().core.root.get();
+    directory_of(request, out);
+    out.extend_from_slice(tail(root, name).filter(|_| root.alias != Some(Alias::Whole)).unwrap_or(name));
+}
+
+/// Appends the directory that `root` or `alias` says: `$document_root`.
+pub fn directory_of(request: &Request, out: &mut Vec<u8>) {
+    let root = request.scope().core.root.get();
+    let start = out.len();
     root.path.append(request, out);
-    out.extend_from_slice(tail);
+    if let Some(base) = &root.base
+        && out.get(start) != Some(&b'/')
+    {
+        let relative = out.split_off(start);
+        out.extend_from_slice(base);
+        out.push(b'/');
+        out.extend_from_slice(&relative);
+    }
 }
 
 /// Gives the response the media type that belongs to the extension of the URI.
@@ -60,15 +72,13 @@ fn extension(uri: &[u8]) -> Option<&[u8]> {
     Some(&segment[dot + 1..])
 }
 
-/// What of the URI comes behind the directory.
-fn tail<'u>(scope: &Scope, is_alias: bool, uri: &'u [u8]) -> Option<&'u [u8]> {
-    if !is_alias {
-        return Some(uri);
-    }
-    match scope.prefix_length {
-        Some(length) => uri.strip_prefix(&scope.name[..length]),
-        // In a location with a regular expression the alias is the whole path.
-        None => Some(b""),
+/// What of the URI comes behind the directory; `None` when it does not begin with
+/// what `alias` replaces.
+fn tail<'u>(root: &Root, uri: &'u [u8]) -> Option<&'u [u8]> {
+    match &root.alias {
+        None => Some(uri),
+        Some(Alias::Prefix(prefix)) => uri.strip_prefix(&**prefix),
+        Some(Alias::Whole) => Some(b""),
     }
 }
 

@@ -200,7 +200,10 @@ fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time)),
         Flow::Answer(body) => answer(request, body),
-        Flow::Respond(444) => Some(Step::Close),
+        Flow::Respond(444) => {
+            request.response.status = 444;
+            Some(Step::Close)
+        }
         Flow::Respond(status) => match error_page::respond(request, status) {
             Flow::Answer(body) => answer(request, body),
             redirect => perform(request, redirect),
@@ -301,7 +304,8 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         &ResponseOptions {
             length,
             server: &server,
-            keep_alive: request.keep_alive.get() && !keep_alive.idle.is_zero(),
+            keep_alive: request.keeps_alive(),
+            keep_alive_idle: keep_alive.idle,
             keep_alive_advertised: keep_alive.advertised,
             chunked: *core.chunked_transfer_encoding.get(),
             files: FileOptions {

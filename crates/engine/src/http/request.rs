@@ -19,6 +19,7 @@ use super::notes::Notes;
 use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::response::{ResponseHead, ShortText};
+use super::settings::KeepaliveDisable;
 use super::variables::{Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
@@ -62,6 +63,8 @@ pub struct Request {
     pub body_is_wanted: bool,
     /// When its first byte was read.
     pub started: Moment,
+    /// Whether it had come before the answer to the one before it was sent.
+    pub is_pipelined: bool,
     /// Its number on the connection, from 1.
     pub number_on_connection: u64,
     /// The address that it came in by, as an index into the configuration's.
@@ -105,6 +108,7 @@ impl Request {
             status_override: None,
             body_is_wanted: false,
             started: Moment::from_nanos(0),
+            is_pipelined: false,
             number_on_connection: 0,
             place: 0,
             phase: Phase::PostRead,
@@ -322,7 +326,13 @@ impl Request {
     /// Whether the connection may carry another request, as far as the request and
     /// its location decide: how the body ends may still forbid it.
     pub fn keeps_alive(&self) -> bool {
-        self.keep_alive.get() && !self.scope().core.keepalive_timeout.get().idle.is_zero()
+        let core = &self.scope().core;
+        let age = gale_runtime::now().since(self.connection().accepted);
+        self.keep_alive.get()
+            && !core.keepalive_timeout.get().idle.is_zero()
+            && self.number_on_connection < *core.keepalive_requests.get()
+            && age <= *core.keepalive_time.get()
+            && !self.is_old_browser(core.keepalive_disable.get())
     }
 
     /// A number that no other request has and that is hard to guess: `$request_id`.
@@ -330,6 +340,21 @@ impl Request {
         let id = self.id.get().unwrap_or_else(unique_id);
         self.id.set(Some(id));
         id
+    }
+
+    /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
+    fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
+        let agent_has = |text: &[u8]| {
+            let agent = self.header(KnownHeader::UserAgent).unwrap_or(b"");
+            memchr::memmem::find(agent, text).map(|at| &agent[at + text.len()..])
+        };
+        if disabled.msie6 && self.method() == Method::Post {
+            let version = agent_has(b"MSIE ").and_then(|rest| rest.first().copied());
+            if version.is_some_and(|digit| (b'4'..=b'6').contains(&digit)) {
+                return true;
+            }
+        }
+        disabled.safari && agent_has(b"Safari/").is_some() && agent_has(b"Mac OS X").is_some()
     }
 
     /// The connection will be closed after this response.

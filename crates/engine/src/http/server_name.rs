@@ -64,7 +64,7 @@ impl ServerName {
 }
 
 fn has_empty_label(name: &[u8]) -> bool {
-    name.windows(2).any(|pair| pair == b"..")
+    name.starts_with(b".") || name.windows(2).any(|pair| pair == b"..")
 }
 
 /// The names of all servers of one address.

@@ -38,6 +38,7 @@ pub struct CoreSettings {
     // The connection.
     pub send_timeout: Setting<Duration>,
     pub keepalive_timeout: Setting<KeepaliveTimeout>,
+    pub keepalive_disable: Setting<KeepaliveDisable>,
     pub keepalive_requests: Setting<u64>,
     pub keepalive_time: Setting<Duration>,
     pub keepalive_min_timeout: Setting<Duration>,
@@ -91,6 +92,15 @@ pub struct KeepaliveTimeout {
     pub advertised: Option<Duration>,
 }
 
+/// `keepalive_disable none|msie6|safari ...`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepaliveDisable {
+    /// Internet Explorer up to 6, after a POST.
+    pub msie6: bool,
+    /// Safari on macOS.
+    pub safari: bool,
+}
+
 /// `lingering_close off|on|always`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LingeringClose {
@@ -129,11 +139,23 @@ pub enum ServerTokens {
 /// `root` or `alias`, of which a location has one.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// The directory, already relative to the prefix if it was not absolute.
+    /// The directory.
     pub path: Template,
-    /// Given by `alias`: it replaces the part of the URI that the location's
-    /// prefix covers.
-    pub is_alias: bool,
+    /// What it is relative to, when only its variables will tell whether it is:
+    /// the prefix of the program.
+    pub base: Option<Box<[u8]>>,
+    /// Given by `alias`.
+    pub alias: Option<Alias>,
+}
+
+/// What `alias` replaces: decided where it was written, also for locations that
+/// inherit it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Alias {
+    /// This beginning of the URI.
+    Prefix(Box<[u8]>),
+    /// All of the URI: in a location with a regular expression.
+    Whole,
 }
 
 /// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`

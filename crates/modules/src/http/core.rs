@@ -10,11 +10,11 @@ use std::sync::Arc;
 use bstr::ByteSlice;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
-use gale_engine::configuration::{Builder, MainSettings};
+use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::settings::{
-    CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveTimeout, LingeringClose, Root,
-    ServerTokens, TempPath, Types,
+    Alias, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
+    KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
 };
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -190,6 +190,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "75s",
         about: "How long an idle connection is kept, and what the client is told.",
         store: &One { parse: keepalive_timeout, slot: slot!(CoreSettings, keepalive_timeout) },
+    },
+    Directive {
+        name: "keepalive_disable",
+        place: Place::ANYWHERE,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "msie6",
+        about: "Browsers that mishandle kept connections: none, msie6 or safari.",
+        store: &One { parse: keepalive_disable, slot: slot!(CoreSettings, keepalive_disable) },
     },
     Directive {
         name: "keepalive_requests",
@@ -528,6 +537,19 @@ fn keepalive_timeout(statement: &Statement) -> Result<KeepaliveTimeout, Diagnost
     Ok(KeepaliveTimeout { idle: values::time_ms(statement)?, advertised })
 }
 
+fn keepalive_disable(statement: &Statement) -> Result<KeepaliveDisable, Diagnostic> {
+    let none = KeepaliveDisable::default();
+    let choices = [
+        ("none", none),
+        ("msie6", KeepaliveDisable { msie6: true, ..none }),
+        ("safari", KeepaliveDisable { safari: true, ..none }),
+    ];
+    statement.args.iter().try_fold(none, |all, word| {
+        let one = values::choice(word, &choices)?;
+        Ok(KeepaliveDisable { msie6: all.msie6 | one.msie6, safari: all.safari | one.safari })
+    })
+}
+
 fn lingering_close(statement: &Statement) -> Result<LingeringClose, Diagnostic> {
     let choices = [("off", LingeringClose::Off), ("on", LingeringClose::On), ("always", LingeringClose::Always)];
     values::enumeration(statement, &choices)
@@ -550,26 +572,32 @@ fn server_tokens(builder: &mut Builder, statement: &Statement) -> Result<ServerT
 }
 
 fn root(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
-    directory(builder, statement, false)
+    directory(builder, statement, None)
 }
 
 /// Shares the slot of `root`, whose row inherits and completes it.
 fn alias(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     if let Some(earlier) = core.root.get_opt() {
-        let duplicate = match earlier.is_alias {
-            true => statement.directive_error("is duplicate"),
-            false => statement.directive_error("is duplicate, \"root\" directive was specified earlier"),
+        let duplicate = match earlier.alias {
+            Some(_) => statement.directive_error("is duplicate"),
+            None => statement.directive_error("is duplicate, \"root\" directive was specified earlier"),
         };
         return Err(match core.root.span() {
             Some(first) => duplicate.related("first set", first),
             None => duplicate,
         });
     }
-    core.root.set(directory(builder, statement, true)?, Some(statement.span));
+    let alias = match builder.level {
+        Level::Scope(scope) => builder.http_mut().alias_of(scope),
+        Level::Main => None,
+    };
+    let alias =
+        alias.ok_or_else(|| statement.error("the \"alias\" directive cannot be used inside the named location"))?;
+    core.root.set(directory(builder, statement, Some(alias))?, Some(statement.span));
     Ok(())
 }
 
-fn directory(builder: &mut Builder, statement: &Statement, is_alias: bool) -> Result<Root, Diagnostic> {
+fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>) -> Result<Root, Diagnostic> {
     let word = &statement.args[0];
     for refused in ["document_root", "realpath_root"] {
         let (plain, braced) = (format!("${refused}"), format!("${{{refused}}}"));
@@ -580,14 +608,16 @@ fn directory(builder: &mut Builder, statement: &Statement, is_alias: bool) -> Re
         }
     }
     let mut path = word.clone();
-    if !is_alias && path.text.len() > 1 && path.text.ends_with(b"/") {
+    if alias.is_none() && path.text.len() > 1 && path.text.ends_with(b"/") {
         path.text.pop();
     }
-    // What begins with a variable is taken as absolute, as in nginx.
-    if !path.text.starts_with(b"/") && !path.text.starts_with(b"$") {
+    let mut base = None;
+    if path.text.starts_with(b"$") {
+        base = Some(builder.full_path(b"").as_os_str().as_bytes().strip_suffix(b"/").unwrap_or_default().into());
+    } else {
         path.text = builder.full_path(&path.text).as_os_str().as_bytes().into();
     }
-    Ok(Root { path: builder.http_mut().template(&path)?, is_alias })
+    Ok(Root { path: builder.http_mut().template(&path)?, base, alias })
 }
 
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {

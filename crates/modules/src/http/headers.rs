@@ -2,6 +2,7 @@
 //!   add_header NAME VALUE [always];          http, server, location, if in location
 //! (<https://nginx.org/en/docs/http/ngx_http_headers_module.html>)
 
+use gale_base::http_date;
 use gale_config::{Body as BlockBody, Diagnostic, ManyWith, Place, Setting, Statement, Takes, slot};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::Body;
@@ -61,8 +62,13 @@ fn add(request: &mut Request, conf: &Conf, body: Body) -> Body {
     let is_usual = is_usual(request.response.status);
     for added in conf.added.get().iter().filter(|added| added.always || is_usual) {
         let value = added.value.evaluate(request);
-        // An empty value means: leave it out.
-        if !value.is_empty() {
+        if added.name.eq_ignore_ascii_case(b"last-modified") {
+            // The field is the file's own: it is replaced, and what depends on it follows.
+            request.response.last_modified = http_date::parse(&value);
+        } else if added.name.eq_ignore_ascii_case(b"etag") {
+            request.response.etag = value.as_slice().into();
+        } else if !value.is_empty() {
+            // An empty value means: leave it out.
             request.response.add(&added.name, &value);
         }
     }

@@ -12,6 +12,7 @@ use gale_engine::configuration::Builder;
 use gale_engine::http::files::path_of;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
+use gale_engine::http::settings::Alias;
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::files;
@@ -105,9 +106,8 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 /// The URI of what was found. With `alias` the name stands in place of what follows
 /// the location's prefix.
 fn found_uri(request: &Request, name: Vec<u8>, is_directory: bool) -> Vec<u8> {
-    let scope = request.scope();
-    let mut uri = match (scope.core.root.get().is_alias, scope.prefix_length) {
-        (true, Some(_)) if !name.starts_with(&scope.name) => [&scope.name[..], &name].concat(),
+    let mut uri = match &request.scope().core.root.get().alias {
+        Some(Alias::Prefix(prefix)) if !name.starts_with(prefix) => [&prefix[..], &name].concat(),
         _ => name,
     };
     if is_directory && !uri.ends_with(b"/") && request.uri.ends_with(b"/") {

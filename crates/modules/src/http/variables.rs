@@ -20,7 +20,7 @@ use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
-use gale_protocol::http1::{Framing, KnownHeader, Method, Version};
+use gale_protocol::http1::{KnownHeader, Method, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::SocketAddress;
 
@@ -65,7 +65,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     // Its file.
     Variable::named("document_root", |request, _, out| {
-        request.scope().core.root.get().path.append(request, out);
+        files::directory_of(request, out);
         true
     }),
     Variable::named("request_filename", |request, _, out| files::path_for(request, out)),
@@ -85,8 +85,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
     }),
-    // A request that was pipelined is served like any other, and nobody notes it.
-    Variable::named("pipe", |_, _, out| append(out, b".")),
+    Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
     // The response.
     Variable::named("status", |request, _, out| append_status(out, request.response.status)),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
@@ -198,11 +197,11 @@ fn port(address: &SocketAddress) -> Option<u16> {
 /// The head, and the body once all of it has come. The bytes of a chunked body, and
 /// those of one that broke off, are not counted.
 fn request_length(request: &Request) -> u64 {
-    let body = match request.parsed.framing {
-        Framing::Length(length) if request.exchange().body_is_read() => length,
-        _ => 0,
-    };
-    request.head.len() as u64 + body
+    let line = request.parsed.line;
+    if line.is_empty() {
+        return 0;
+    }
+    (request.head.len() - line.start()) as u64 + request.exchange().received()
 }
 
 /// Whether the whole response has left.

@@ -225,6 +225,10 @@ impl Exchange for MockExchange {
         state.coming.is_empty() && state.coming_end == Some(Ok(()))
     }
 
+    fn received(&self) -> u64 {
+        self.state.borrow().received
+    }
+
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "a tunnel begins with the response");
@@ -276,7 +280,6 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
     Scope {
         kind: ScopeKind::Server,
         name: Box::default(),
-        prefix_length: None,
         is_named: false,
         core,
         error_log: ErrorLog::new(Vec::new()),

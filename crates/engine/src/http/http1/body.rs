@@ -53,6 +53,10 @@ impl RequestBody {
         matches!(self.framing, Coding::Read)
     }
 
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
     pub(super) fn wants_continue(&self) -> bool {
         self.wants_continue
     }

@@ -44,12 +44,14 @@ impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
         let State { input, parser, timer, .. } = &mut *self.state.borrow_mut();
+        let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
                 if pending.is_none() {
                     let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
                     timer.set_after(begun.timeout);
-                    *pending = Some(begun.pending);
+                    let head = pending.insert(begun.pending);
+                    head.request.is_pipelined = is_pipelined;
                     self.idle_since.set(None);
                 }
                 let head = pending.as_mut().expect("there is one now");
@@ -68,7 +70,9 @@ impl Http1 {
                         return Poll::Ready(Arrival::Offence(request, offence));
                     }
                 }
-            } else if timer.deadline().is_none() {
+            }
+            is_pipelined = false;
+            if input.is_empty() && timer.deadline().is_none() {
                 let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
                 timer.set_after(wait);
                 self.idle_since.set(Some(gale_runtime::now()));
@@ -81,7 +85,7 @@ impl Http1 {
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     if let Some(mut head) = pending.take() {
-                        self.give_up(&mut head.request, input, "client prematurely closed connection");
+                        self.give_up(&mut head.request, input, "client prematurely closed connection", 400);
                         self.worker.give_back(head.request);
                     }
                     return Poll::Ready(Arrival::Closed);
@@ -93,7 +97,7 @@ impl Http1 {
                     }
                     let mut resets = false;
                     if let Some(mut head) = pending.take() {
-                        self.give_up(&mut head.request, input, "client timed out (110: Connection timed out)");
+                        self.give_up(&mut head.request, input, "client timed out (110: Connection timed out)", 408);
                         resets = *head.request.scope().core.reset_timedout_connection.get();
                         self.worker.give_back(head.request);
                     }
@@ -106,12 +110,12 @@ impl Http1 {
     /// How long to wait for the first byte: `client_header_timeout` on a new
     /// connection, `keepalive_timeout` between requests. `None` closes.
     fn first_wait(&self) -> Option<std::time::Duration> {
+        if self.info.requests.get() > 0 {
+            return Some(self.idle_max.get());
+        }
         let configuration = self.next_configuration();
         let core = self.place(configuration.http())?.core(configuration.http());
-        if self.info.requests.get() == 0 {
-            return Some(*core.client_header_timeout.get());
-        }
-        Some(core.keepalive_timeout.get().idle)
+        Some(*core.client_header_timeout.get())
     }
 
     /// Takes a request to read into; its configuration is the one that the exchange
@@ -142,10 +146,12 @@ impl Http1 {
     }
 
     /// Nothing can be answered any more; nginx says so at `info`.
-    fn give_up(&self, request: &mut Request, input: &mut Buffer, what: &str) {
+    fn give_up(&self, request: &mut Request, input: &mut Buffer, what: &str, status: u16) {
         let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
         request.head = std::mem::take(input);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
+        request.response.status = status;
+        pipeline::log(request);
     }
 
     /// Prepares the exchange and goes through the phases as far as it gets.
@@ -163,7 +169,7 @@ impl Http1 {
             state.sender.begin(request.parsed.version);
             state.body.begin(&request.parsed, request.head.readable());
         }
-        request.keep_alive.set(offence.is_none() && self.may_be_kept(request, core));
+        request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
         match offence.map_or_else(|| self.prepare(request, core), Err) {
             Ok(()) if gale_runtime::leases_exhausted() => {
                 request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
@@ -171,6 +177,8 @@ impl Http1 {
             }
             Ok(()) => self.run(request),
             Err(offence) => {
+                // The path is for the log; an offence in it was told already.
+                let _ = self.prepare(request, core);
                 let input = request.head.readable();
                 let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
@@ -189,6 +197,7 @@ impl Http1 {
         if name == b"TRACE" || name == b"CONNECT" {
             let name = String::from_utf8_lossy(name).into_owned();
             request.log(Level::Info, format_args!("client sent {name} method"));
+            request.close_after_response();
             return pipeline::fail(request, 405);
         }
         pipeline::advance(request)
@@ -241,15 +250,6 @@ impl Http1 {
         }
         request.host = host;
     }
-
-    /// Whether another request may follow, as far as can be said before the response.
-    fn may_be_kept(&self, request: &Request, core: &CoreSettings) -> bool {
-        let is_young = gale_runtime::now().since(self.info.accepted) < *core.keepalive_time.get();
-        request.parsed.wants_keep_alive(request.head.readable())
-            && request.number_on_connection < *core.keepalive_requests.get()
-            && is_young
-            && !self.worker.is_draining()
-    }
 }
 
 /// What the first read of a request asks for, before the settings are looked at.
@@ -267,11 +267,15 @@ fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId)
 
 /// The first `count` bytes; what follows stays in `input`.
 fn split_off(input: &mut Buffer, count: usize) -> Buffer {
-    let mut rest = Buffer::new();
-    if input.len() > count {
-        // At the memory's hard limit what follows is lost, and the connection with
-        // it: the next request cannot be parsed.
-        let _ = rest.append(&input.readable()[count..]);
+    if input.len() == count {
+        return std::mem::take(input);
     }
-    std::mem::replace(input, rest)
+    let mut head = Buffer::new();
+    // At the memory's hard limit there is no room for a copy: the whole buffer is
+    // the head then, what follows it is lost, and the connection with it.
+    match head.append(&input.readable()[..count]) {
+        Ok(()) => input.consume(count),
+        Err(_) => head = std::mem::take(input),
+    }
+    head
 }

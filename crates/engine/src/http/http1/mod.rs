@@ -47,6 +47,8 @@ pub struct Http1 {
     exchange_generation: Cell<Option<u64>>,
     /// Since when it waits for a request of which nothing has come.
     idle_since: Cell<Option<Moment>>,
+    /// How long it may be idle after the last response.
+    idle_max: Cell<Duration>,
     nodelay_is_set: Cell<bool>,
 }
 
@@ -88,6 +90,7 @@ impl Http1 {
             first_configuration: RefCell::new(first),
             exchange_generation: Cell::new(None),
             idle_since: Cell::new(Some(gale_runtime::now())),
+            idle_max: Cell::new(Duration::ZERO),
             nodelay_is_set: Cell::new(false),
         }
     }
@@ -325,6 +328,7 @@ impl Exchange for Http1 {
         let mut state = self.state.borrow_mut();
         let mut scratch = self.worker.scratch.borrow_mut();
         let keep_alive = options.keep_alive && state.body.may_be_followed() && !self.worker.is_draining();
+        self.idle_max.set(options.keep_alive_idle);
         state.sender.start(head, options, keep_alive, &self.worker.date(), &mut scratch);
     }
 
@@ -359,6 +363,10 @@ impl Exchange for Http1 {
 
     fn body_is_read(&self) -> bool {
         self.state.borrow().body.is_read()
+    }
+
+    fn received(&self) -> u64 {
+        self.state.borrow().body.received()
     }
 
     fn become_tunnel(&self) {
