@@ -108,7 +108,7 @@ fn signal(arguments: &Arguments, command: process::Command) -> ExitCode {
     let request = request(arguments);
     let program = request.program.clone();
     let server = Server::new(&ORDER);
-    let pid_path = match process::test(&server, request) {
+    let pid_path = match process::examine(&server, request) {
         Ok(built) => built.configuration.process.pid_path.clone(),
         Err(report) => {
             eprint!("{}", report.render(&program));
