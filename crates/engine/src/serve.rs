@@ -127,10 +127,12 @@ struct Accepting {
 impl Serving {
     /// Uses `configuration` from now on. Sockets that it no longer has stop being
     /// accepted from, and are given back.
-    fn take_over(&mut self, seat: Seat, configuration: &Configuration) -> io::Result<Vec<Accepting>> {
-        let Some(http) = &configuration.http else { return Ok(std::mem::take(&mut self.accepting)) };
+    fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> io::Result<Vec<Accepting>> {
+        if configuration.http.is_none() {
+            return Ok(std::mem::take(&mut self.accepting));
+        }
         let connections_max = *configuration.events.worker_connections.get();
-        let configured = Configured::new(Arc::clone(http));
+        let configured = Configured::new(Arc::clone(configuration));
         let worker = match &self.worker {
             Some(worker) => {
                 worker.commit(configured, connections_max);

@@ -22,6 +22,7 @@ use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
 use super::http1::Http1;
 use super::request::Request;
+use crate::configuration::Configuration;
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::process::{Level, ListenAddress};
 
@@ -39,28 +40,19 @@ const QUEUED_MAX: usize = 65536;
 const REUSED_AT_ONCE: usize = 32;
 
 /// The configuration as the requests of one worker hold it: counted without
-/// atomics, and let go in a thread pool, because freeing a large one takes time.
-pub struct Configured {
-    http: Option<Arc<HttpConfiguration>>,
-}
+/// atomics. The thread that supervises the loops holds it, too, and longer, so that
+/// it is never freed on a loop.
+pub struct Configured(Arc<Configuration>);
 
 impl Configured {
-    /// A handle on `http`.
-    pub fn new(http: Arc<HttpConfiguration>) -> Rc<Configured> {
-        Rc::new(Configured { http: Some(http) })
+    /// A handle on a configuration that has an http block.
+    pub fn new(configuration: Arc<Configuration>) -> Rc<Configured> {
+        Rc::new(Configured(configuration))
     }
 
     /// The http block.
     pub fn http(&self) -> &HttpConfiguration {
-        self.http.as_deref().expect("there until the handle is dropped")
-    }
-}
-
-impl Drop for Configured {
-    fn drop(&mut self) {
-        let http = self.http.take();
-        // Dropping the handle on the task lets it run by itself.
-        drop(gale_runtime::default_pool().run(move || drop(http)));
+        self.0.http.as_ref().expect("a worker of http has an http block")
     }
 }
 

@@ -62,16 +62,6 @@ pub fn test<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::C
     Ok(built)
 }
 
-/// Builds the configuration only to know what it says, as `-s` does: nothing is opened or made, because the server that it
-/// describes runs.
-///
-/// # Errors
-/// Everything that is wrong with it.
-pub fn examine<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::Configuration>, Report> {
-    let log = boot_log(&request);
-    helper::build(program, request, SystemResources::new(log).for_signal()).map(|(_, built)| built)
-}
-
 /// `-s NAME`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {

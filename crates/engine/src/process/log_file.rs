@@ -29,12 +29,6 @@ impl LogFile {
         Ok(LogFile::shared(path.to_owned(), Arc::new(open(path)?)))
     }
 
-    /// Stands for `path` where nothing will be written.
-    pub(super) fn nowhere(path: &Path) -> io::Result<LogFile> {
-        let null = File::options().write(true).open("/dev/null")?;
-        Ok(LogFile::shared(path.to_owned(), Arc::new(null.into())))
-    }
-
     pub(super) fn shared(path: PathBuf, descriptor: Arc<OwnedFd>) -> LogFile {
         LogFile { path, descriptor }
     }

@@ -38,7 +38,7 @@ mod user;
 mod worker;
 
 pub use bundle::{Bundle, BundleResources, PROTOCOL_VERSION};
-pub use command::{Command, SignalError, examine, inherited_role, run_role, send_signal, start, test};
+pub use command::{Command, SignalError, inherited_role, run_role, send_signal, start, test};
 pub use errors::{ErrorLog, Level, Report, ReportEntry, StderrLog, errno_text};
 pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind};
 pub use log_file::{LogFile, LogHandle};

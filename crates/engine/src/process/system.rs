@@ -34,33 +34,18 @@ pub struct SystemResources {
     existing: Vec<ListenerHandle>,
     log: Arc<dyn ErrorLog>,
     test: bool,
-    opens_nothing: bool,
     bind_pause: Duration,
 }
 
 impl SystemResources {
     /// Resources of a first start: nothing is open yet.
     pub fn new(log: Arc<dyn ErrorLog>) -> SystemResources {
-        SystemResources {
-            record: Record::default(),
-            existing: Vec::new(),
-            log,
-            test: false,
-            opens_nothing: false,
-            bind_pause: BIND_PAUSE,
-        }
+        SystemResources { record: Record::default(), existing: Vec::new(), log, test: false, bind_pause: BIND_PAUSE }
     }
 
     /// For `-t`: an address in use is no error, and nothing stays behind.
     pub fn for_test(mut self) -> SystemResources {
         self.test = true;
-        self
-    }
-
-    /// For `-s`, which only wants to know what the configuration says: nothing is made, bound or written.
-    pub fn for_signal(mut self) -> SystemResources {
-        self.test = true;
-        self.opens_nothing = true;
         self
     }
 
@@ -90,11 +75,7 @@ impl SystemResources {
 
     /// Opens what `listener` still lacks; true when an address was in use.
     fn complete(&self, listener: &mut Listener) -> Result<bool, ResourceError> {
-        let wanted = match (self.opens_nothing, self.test) {
-            (true, _) => 0,
-            (false, true) => 1,
-            (false, false) => listener.spec.socket_count(),
-        };
+        let wanted = if self.test { 1 } else { listener.spec.socket_count() };
         while listener.sockets.len() < wanted {
             let mut spec = listener.spec.clone();
             // The further sockets of a port that the kernel chose go to that port.
@@ -194,8 +175,7 @@ impl Resources for SystemResources {
         if let Some(open) = self.record.logs.iter().find(|log| log.path() == path) {
             return Ok(Arc::clone(open));
         }
-        let opened = if self.opens_nothing { LogFile::nowhere(path) } else { LogFile::open(path) };
-        let file = opened.map_err(|error| {
+        let file = LogFile::open(path).map_err(|error| {
             ResourceError::new(format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
         })?;
         let handle = Arc::new(file);
@@ -228,9 +208,6 @@ impl Resources for SystemResources {
     }
 
     fn directory(&mut self, path: &Path, owner: Option<&Account>) -> Result<(), ResourceError> {
-        if self.opens_nothing {
-            return Ok(());
-        }
         let name = path.display();
         let failed =
             |call: String| move |error: io::Error| ResourceError::new(format!("{call} failed{}", errno_text(&error)));

@@ -97,7 +97,7 @@ pub(super) fn run_single<P: Program>(
     }
 }
 
-/// Becomes the worker: limits, user, directory; then builds. All before the first thread.
+/// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
 fn prepare<P: Program>(
     program: &P,
     bundle: &mut Bundle,
@@ -106,7 +106,14 @@ fn prepare<P: Program>(
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let signals = Signals::take().map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
     become_worker(&bundle.settings, log).map_err(emerg)?;
-    let built = helper::guarded(|| program.build(&bundle.request, &mut bundle.resources()))?;
+    // On a thread of its own, as in a reload: the allocator then finds the memory of
+    // this build again for the next one.
+    let built = thread::scope(|scope| {
+        let build = || helper::guarded(|| program.build(&bundle.request, &mut bundle.resources()));
+        let builder = thread::Builder::new().name("builder".into()).spawn_scoped(scope, build);
+        let builder = builder.map_err(|error| emerg(format!("pthread_create() failed{}", errno_text(&error))))?;
+        builder.join().map_err(|_| emerg("the builder thread panicked".to_owned()))?
+    })?;
     Ok((signals, built.configuration))
 }
 
