@@ -75,6 +75,7 @@ pub struct Setup {
     environment: Vec<(OsString, OsString)>,
     program: &'static str,
     files: Vec<(String, Vec<u8>)>,
+    templates: Vec<(String, String)>,
     is_unprivileged: bool,
 }
 
@@ -87,6 +88,7 @@ impl Setup {
             environment: Vec::new(),
             program: "gale",
             files: Vec::new(),
+            templates: Vec::new(),
             is_unprivileged: false,
         }
     }
@@ -105,6 +107,12 @@ impl Setup {
     /// A file in the server's directory, before the start.
     pub fn file(mut self, path: &str, contents: impl AsRef<[u8]>) -> Setup {
         self.files.push((path.to_owned(), contents.as_ref().to_owned()));
+        self
+    }
+
+    /// As [`Setup::file`], with `%DIR%` and so on replaced.
+    pub fn template(mut self, path: &str, contents: &str) -> Setup {
+        self.templates.push((path.to_owned(), contents.to_owned()));
         self
     }
 
@@ -144,6 +152,9 @@ impl Setup {
         let directory = Directory::new();
         for (path, contents) in &self.files {
             directory.write(path, contents);
+        }
+        for (path, contents) in &self.templates {
+            directory.write(path, directory.replaced(contents));
         }
         directory.write("gale.conf", directory.replaced(&self.configuration));
         let notify = directory.notify_socket();

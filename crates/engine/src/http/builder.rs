@@ -105,9 +105,7 @@ impl HttpBuilder {
 
     /// Compiles a regular expression whose named groups become variables.
     pub fn regex(&mut self, word: &Word, expression: &[u8], caseless: bool) -> Result<Regex, Diagnostic> {
-        let mut regex = Regex::compile(expression, caseless).map_err(|error| {
-            Diagnostic::emerg(format!("pcre2_compile() failed: {error} in \"{}\"", BStr::new(expression))).at(word.span)
-        })?;
+        let mut regex = Regex::compile(expression, caseless).map_err(|error| Diagnostic::emerg(error).at(word.span))?;
         regex.bind(|name| self.variables.stored(name));
         Ok(regex)
     }
@@ -173,7 +171,8 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     });
     let siblings = &mut http.scopes[parent.0 as usize].locations;
     if siblings.iter().any(|(sibling, _)| is_same_pattern(sibling, &pattern)) {
-        return Err(statement.error(format!("duplicate location \"{name}\"")));
+        let message = format!("duplicate location \"{}\"", stored_name(&pattern, &name));
+        return Err(statement.error(message));
     }
     siblings.push((pattern, scope));
     builder.walk(statement.body(), Place::LOCATION, Level::Scope(scope));
