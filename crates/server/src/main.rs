@@ -9,9 +9,10 @@ mod quick;
 mod version;
 
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 
+use gale_config::DiskFiles;
+use gale_engine::configuration;
 use gale_engine::process::{self, BuildRequest};
 use gale_engine::serve::Server;
 use gale_modules::order::ORDER;
@@ -62,7 +63,7 @@ fn request(arguments: &Arguments) -> BuildRequest {
         global_directives: arguments.global_directives.clone().unwrap_or_default(),
         error_log_path: arguments.error_log.clone(),
         privileged: process::is_super_user(),
-        test: matches!(arguments.action, Action::Test { .. } | Action::Signal(_)),
+        test: matches!(arguments.action, Action::Test { .. }),
         configuration_text: None,
     }
 }
@@ -106,19 +107,17 @@ fn print_texts(server: &Server) {
 /// `-s`: the pid file is where the configuration says.
 fn signal(arguments: &Arguments, command: process::Command) -> ExitCode {
     let request = request(arguments);
-    let program = request.program.clone();
-    let server = Server::new(&ORDER);
-    let pid_path = match process::test(&server, request) {
-        Ok(built) => built.configuration.process.pid_path.clone(),
+    let settings = match configuration::main_settings(&ORDER, &request, &mut DiskFiles) {
+        Ok(settings) => settings,
         Err(report) => {
-            eprint!("{}", report.render(&program));
+            eprint!("{}", report.render(&request.program));
             return ExitCode::FAILURE;
         }
     };
-    match process::send_signal(Path::new(&pid_path), command) {
+    match process::send_signal(&settings.pid_path, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {error}");
+            eprintln!("{}: {error}", request.program);
             ExitCode::FAILURE
         }
     }

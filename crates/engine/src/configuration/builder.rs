@@ -202,14 +202,18 @@ impl Builder {
         self.prefix.join(format!("/var/lib/{}/body", self.program))
     }
 
-    /// Builds everything. `syntax_errors` are those that stand in the statements,
-    /// too: told here only if none of them was reached.
-    pub fn build(
+    /// Only what the process layer acts on, without an account.
+    pub fn main_settings(
         &mut self,
         statements: &[Statement],
         syntax_errors: Vec<Diagnostic>,
-        resources: &mut dyn Resources,
-    ) -> Option<Configuration> {
+    ) -> Option<ProcessSettings> {
+        self.understand(statements, syntax_errors)?;
+        self.main_conf::<MainSettings>().map(MainSettings::to_process_settings)
+    }
+
+    /// Applies every statement and completes the main level.
+    fn understand(&mut self, statements: &[Statement], syntax_errors: Vec<Diagnostic>) -> Option<()> {
         self.walk(statements, Place::MAIN, Level::Main);
         if !self.diagnostics.has_errors() {
             self.note(syntax_errors);
@@ -218,6 +222,18 @@ impl Builder {
             return None;
         }
         self.complete_main();
+        (!self.diagnostics.has_errors()).then_some(())
+    }
+
+    /// Builds everything. `syntax_errors` are those that stand in the statements,
+    /// too: told here only if none of them was reached.
+    pub fn build(
+        &mut self,
+        statements: &[Statement],
+        syntax_errors: Vec<Diagnostic>,
+        resources: &mut dyn Resources,
+    ) -> Option<Configuration> {
+        self.understand(statements, syntax_errors)?;
         let process = self.process_settings(resources);
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
         let http = self.http.is_some().then(|| http::builder::finish(self, resources)).transpose();

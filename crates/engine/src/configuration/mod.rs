@@ -11,7 +11,7 @@ mod main_settings;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gale_config::{Parsed, Sources, parse, parse_parameter, parse_text};
+use gale_config::{Diagnostic, Diagnostics, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text};
 
 pub use builder::{Builder, EventsSettings, Level, tables};
 pub use main_settings::{MainSettings, ThreadPoolSettings};
@@ -47,10 +47,7 @@ pub fn build(
     let mut builder = Builder::new(order, request);
     let configuration = read_and_build(&mut builder, &mut sources, request, resources);
     let diagnostics = std::mem::take(&mut builder.diagnostics);
-    let mut report = Report::default();
-    for diagnostic in diagnostics.iter() {
-        report.push_diagnostic(diagnostic, &sources);
-    }
+    let report = report(&diagnostics, &sources);
     let texts = sources.iter().filter_map(|(_, source)| Some((source.path()?.to_owned(), Arc::clone(source.text()))));
     let texts = texts.collect();
     match configuration {
@@ -59,12 +56,49 @@ pub fn build(
     }
 }
 
+/// Reads a configuration for its main settings alone: for `-s`, which needs to know
+/// where the pid file is. Nothing is opened.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn main_settings(
+    order: &'static Order,
+    request: &BuildRequest,
+    files: &mut dyn Files,
+) -> Result<ProcessSettings, Report> {
+    let mut sources = Sources::new();
+    let mut builder = Builder::new(order, request);
+    let read = read(&mut builder, &mut sources, request, files);
+    let settings = read.and_then(|(statements, syntax_errors)| builder.main_settings(&statements, syntax_errors));
+    let diagnostics = std::mem::take(&mut builder.diagnostics);
+    settings.ok_or_else(|| report(&diagnostics, &sources))
+}
+
+fn report(diagnostics: &Diagnostics, sources: &Sources) -> Report {
+    let mut report = Report::default();
+    for diagnostic in diagnostics.iter() {
+        report.push_diagnostic(diagnostic, sources);
+    }
+    report
+}
+
 fn read_and_build(
     builder: &mut Builder,
     sources: &mut Sources,
     request: &BuildRequest,
     resources: &mut dyn Resources,
 ) -> Option<Configuration> {
+    let (statements, syntax_errors) = read(builder, sources, request, resources)?;
+    builder.build(&statements, syntax_errors, resources)
+}
+
+/// The statements of the command line and of the file, and what is wrong with them.
+fn read(
+    builder: &mut Builder,
+    sources: &mut Sources,
+    request: &BuildRequest,
+    resources: &mut dyn Files,
+) -> Option<(Vec<Statement>, Vec<Diagnostic>)> {
     let directory = request.configuration_path.parent().unwrap_or(Path::new("/"));
     let mut statements = Vec::new();
     // Syntax errors stand in the statements where they were, and come up in order
@@ -87,5 +121,5 @@ fn read_and_build(
             }
         },
     }
-    builder.build(&statements, syntax_errors, resources)
+    Some((statements, syntax_errors))
 }

@@ -109,7 +109,8 @@ impl ErrorLog {
             match target {
                 Target::File(log) if self.is_direct || level == Level::Emerg => log.writer().write_now(line.as_bytes()),
                 Target::File(log) => log.writer().append(line.as_bytes()),
-                Target::Stderr => writer::write_stderr(line.as_bytes()),
+                Target::Stderr if self.is_direct || level == Level::Emerg => writer::write_stderr(line.as_bytes()),
+                Target::Stderr => Writers::of_process().stderr().append(line.as_bytes()),
             }
         }
     }

@@ -26,12 +26,19 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the end of the process waits for the last lines.
 const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
 
-/// One log file with its queue.
+/// One log file, or standard error, with its queue.
 #[derive(Debug)]
 pub struct LogWriter {
-    file: LogHandle,
+    file: Output,
     queue: Mutex<Queue>,
     lost_lines: AtomicU64,
+}
+
+/// Where a writer writes.
+#[derive(Debug)]
+enum Output {
+    File(LogHandle),
+    Stderr,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +50,10 @@ struct Queue {
 }
 
 impl LogWriter {
+    fn new(file: Output) -> LogWriter {
+        LogWriter { file, queue: Mutex::default(), lost_lines: AtomicU64::new(0) }
+    }
+
     /// Appends whole lines; they are written soon. Never waits for the file.
     pub fn append(self: &Arc<Self>, lines: &[u8]) {
         let must_schedule = {
@@ -69,6 +80,13 @@ impl LogWriter {
     /// How many lines could not be written since the process started.
     pub fn lost_lines(&self) -> u64 {
         self.lost_lines.load(Ordering::Relaxed)
+    }
+
+    fn name(&self) -> String {
+        match &self.file {
+            Output::File(file) => file.path().display().to_string(),
+            Output::Stderr => "stderr".to_owned(),
+        }
     }
 
     fn count_lost(&self, lines: &[u8]) {
@@ -104,7 +122,7 @@ impl LogWriter {
         drop(queue);
         let message = format!(
             "write() to \"{}\" failed {}, {} lines lost so far",
-            self.file.path().display(),
+            self.name(),
             OsErrorText(error),
             self.lost_lines()
         );
@@ -122,10 +140,14 @@ pub(super) fn write_stderr(line: &[u8]) {
 }
 
 /// The error comes with how many bytes were left.
-fn write_all(file: &LogHandle, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
+fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     let mut rest = bytes;
     while !rest.is_empty() {
-        match rustix::io::write(file, rest) {
+        let written = match output {
+            Output::File(file) => rustix::io::write(file, rest),
+            Output::Stderr => rustix::io::write(rustix::stdio::stderr(), rest),
+        };
+        match written {
             Ok(0) => return Err((io::ErrorKind::WriteZero.into(), rest.len())),
             Ok(written) => rest = &rest[written..],
             Err(rustix::io::Errno::INTR) => {}
@@ -138,7 +160,10 @@ fn write_all(file: &LogHandle, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
 /// The writers of this process, by path: whoever logs to the same file shares
 /// one queue, so that lines keep their order across a reload.
 #[derive(Debug, Default)]
-pub struct Writers(Mutex<HashMap<PathBuf, Weak<LogWriter>>>);
+pub struct Writers {
+    files: Mutex<HashMap<PathBuf, Weak<LogWriter>>>,
+    stderr: OnceLock<Arc<LogWriter>>,
+}
 
 impl Writers {
     /// The writers of this process.
@@ -149,16 +174,22 @@ impl Writers {
 
     /// The writer for an open file.
     pub fn writer(&self, file: &LogHandle) -> Arc<LogWriter> {
-        let mut writers = self.0.lock();
+        let mut writers = self.files.lock();
         let known = writers.get(file.path()).and_then(Weak::upgrade);
-        if let Some(writer) = known.filter(|writer| Arc::ptr_eq(&writer.file, file)) {
+        let is_same = |writer: &LogWriter| matches!(&writer.file, Output::File(own) if Arc::ptr_eq(own, file));
+        if let Some(writer) = known.filter(|writer| is_same(writer)) {
             return writer;
         }
         writers.retain(|_, writer| writer.strong_count() > 0);
-        let writer =
-            Arc::new(LogWriter { file: Arc::clone(file), queue: Mutex::default(), lost_lines: AtomicU64::new(0) });
+        let writer = Arc::new(LogWriter::new(Output::File(Arc::clone(file))));
         writers.insert(file.path().to_owned(), Arc::downgrade(&writer));
         writer
+    }
+
+    /// The writer for standard error: a pipe that nobody reads must not hold up a
+    /// loop either.
+    pub fn stderr(&self) -> &Arc<LogWriter> {
+        self.stderr.get_or_init(|| Arc::new(LogWriter::new(Output::Stderr)))
     }
 }
 
