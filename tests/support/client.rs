@@ -82,7 +82,7 @@ impl Client {
     /// `GET path`; the connection stays open.
     #[track_caller]
     pub fn get(&mut self, path: &str) -> Response {
-        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+        self.ask(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
     }
 
     /// Sends a request and reads its response.

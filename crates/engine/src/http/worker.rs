@@ -72,6 +72,7 @@ pub struct HttpWorker {
     connections: RefCell<Slab<Entry>>,
     connections_max: Cell<usize>,
     is_draining: Cell<bool>,
+    #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
     waiting_for_room: RefCell<Vec<Waker>>,
     waiting_for_end: RefCell<Vec<Waker>>,
