@@ -44,6 +44,9 @@ impl Module {
         Module { name: "", directives: &[], conf: None, variables: &[], handlers: &[], filters: &[] };
 }
 
+/// Completes the settings of a scope from those of its parent, if it has one.
+pub type Merge = fn(&mut dyn Any, Option<&dyn Any>, &mut Builder) -> Result<(), Diagnostic>;
+
 /// How the settings of a module come to be and how a scope takes over what its
 /// parent says, beyond what the directive table already does.
 #[derive(Clone, Copy)]
@@ -52,7 +55,7 @@ pub struct ConfType {
     pub make: fn() -> Conf,
     /// Called once per scope, parents first, after the directive table's own
     /// inheritance: for settings that no single row describes.
-    pub merge: fn(&mut dyn Any, Option<&dyn Any>, &mut Builder) -> Result<(), Diagnostic>,
+    pub merge: Merge,
     /// Called once for the settings of the main level, when all of it was read.
     pub complete_main: fn(&mut dyn Any, &mut Builder) -> Result<(), Diagnostic>,
 }

@@ -3,6 +3,8 @@
 use gale_engine::http::phases::Phase;
 use gale_engine::module::{Module, Order};
 
+#[cfg(debug_assertions)]
+use crate::http::test_hooks;
 use crate::http::{core as http_core, headers, index, log, not_modified, range, rewrite, static_files, try_files};
 use crate::{core, event, inert};
 
@@ -23,14 +25,26 @@ const MODULES: &[&Module] = &[
     &try_files::MODULE,
     &rewrite::MODULE,
     &inert::MODULE,
+    #[cfg(debug_assertions)]
+    &test_hooks::MODULE,
 ];
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
+    #[cfg(debug_assertions)]
+    (Phase::PreAccess, &[&test_hooks::MODULE]),
     (Phase::PreContent, &[&try_files::MODULE]),
-    (Phase::Content, &[&index::MODULE, &static_files::MODULE]),
+    (
+        Phase::Content,
+        &[
+            #[cfg(debug_assertions)]
+            &test_hooks::MODULE,
+            &index::MODULE,
+            &static_files::MODULE,
+        ],
+    ),
     (Phase::Log, &[&log::MODULE]),
 ];
 

@@ -64,6 +64,7 @@ pub struct HttpWorker {
     connections: RefCell<Slab<Entry>>,
     connections_max: Cell<usize>,
     is_draining: Cell<bool>,
+    #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
     waiting_for_room: RefCell<Vec<Waker>>,
     waiting_for_end: RefCell<Vec<Waker>>,
@@ -271,10 +272,7 @@ impl HttpWorker {
         let entry = Entry { task: None, connection: Rc::downgrade(&connection) };
         let place = self.connections.borrow_mut().insert(entry);
         let listed = Listed { worker: Rc::clone(self), place };
-        let task = gale_runtime::spawn(async move {
-            let _listed = listed;
-            connection.serve().await;
-        });
+        let task = gale_runtime::spawn(serve(listed, connection));
         // The task has not run yet: it is there to be found.
         self.connections.borrow_mut()[place].task = Some(task);
     }
@@ -305,6 +303,11 @@ impl HttpWorker {
         self.date.set((now, date));
         date
     }
+}
+
+/// A connection's task: what an idle connection costs beside its [`Http1`].
+async fn serve(_listed: Listed, connection: Rc<Http1>) {
+    connection.serve().await;
 }
 
 /// A connection's place in its worker's list, given back when it ends, however
@@ -339,5 +342,26 @@ pub fn accept_options(is_shared: bool, multi_accept: bool) -> AcceptOptions {
     AcceptOptions {
         exclusive: is_shared,
         batch: if multi_accept { gale_runtime::MULTI_ACCEPT_BATCH } else { AcceptOptions::default().batch },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::pipeline;
+
+    /// How many bytes the future of an asynchronous function takes, which need not be called for that.
+    fn future_bytes<A, B, F: Future>(_function: impl FnOnce(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_connection_is_small_and_an_exchange_is_not_much_larger() {
+        let connection = future_bytes(serve);
+        let exchange = future_bytes(pipeline::finish_and_send);
+        let state = size_of::<Http1>();
+        println!("futures: connection {connection} bytes, exchange {exchange} bytes; Http1 {state} bytes");
+        assert!(connection <= 512, "the connection's future has {connection} bytes");
+        assert!(exchange <= 512, "the exchange's future has {exchange} bytes");
     }
 }

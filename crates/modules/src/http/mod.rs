@@ -8,5 +8,7 @@ pub mod not_modified;
 pub mod range;
 pub mod rewrite;
 pub mod static_files;
+#[cfg(debug_assertions)]
+pub mod test_hooks;
 pub mod try_files;
 pub mod variables;

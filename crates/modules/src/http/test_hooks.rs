@@ -1,0 +1,174 @@
+//! test_hooks: handlers that only tests of the whole program want. Debug builds alone have them.
+//!   test_panic [waiting];    location    panics, at once or from a future of its own
+//!   test_echo;               location    sends the request's body back while it is still coming
+//!   test_store_body;         location    reads the whole body and tells what became of it
+//!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
+//!
+//! They reach what no other module reaches yet: a panic, an answer that begins before the request has
+//! ended, a stored body, an interim response. Nothing may depend on them.
+
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::http::body::{Body, BodyItem, BodyStream};
+use gale_engine::http::exchange::{BodyLimits, Exchange};
+use gale_engine::http::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::request_body::{StoredBody, read_body};
+use gale_engine::module::{ConfType, Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_test_hooks",
+    directives: &[
+        Directive {
+            name: "test_panic",
+            takes: Takes::Between(0, 1),
+            about: "For tests: panics.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| set_panic(conf, statement)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_echo",
+            about: "For tests: sends the request's body back while it is still coming.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Echo)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_store_body",
+            about: "For tests: reads the whole body of the request and tells what became of it.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::StoreBody)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_early_hints",
+            about: "For tests: sends a 103 before the answer.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| {
+                conf.sends_early_hints = true;
+                Ok(())
+            }),
+            ..HOOK
+        },
+    ],
+    conf: Some(ConfType::of::<Conf>()),
+    handlers: &[
+        (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.sends_early_hints, run: |request, _| hint(request) }),
+        (Phase::Content, &Wait { applies: |conf: &Conf| conf.answer.is_some(), first: answer_at_once, then: answer }),
+    ],
+    ..Module::EMPTY
+};
+
+/// What the directives have in common.
+const HOOK: Directive = Directive {
+    name: "",
+    place: Place::LOCATION,
+    takes: Takes::Exactly(0),
+    body: BlockBody::None,
+    default: "",
+    about: "",
+    store: &Custom(|_: &mut (), _: &mut Builder, _| Ok(())),
+};
+
+/// Not inherited.
+#[derive(Default)]
+struct Conf {
+    answer: Option<Answer>,
+    sends_early_hints: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Answer {
+    Panic,
+    PanicWaiting,
+    Echo,
+    StoreBody,
+}
+
+fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
+    conf.answer = Some(answer);
+    Ok(())
+}
+
+fn set_panic(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
+    match statement.args.first() {
+        None => set(conf, Answer::Panic),
+        Some(word) if word.text == "waiting" => set(conf, Answer::PanicWaiting),
+        Some(word) => Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+    }
+}
+
+fn hint(request: &mut Request) -> Flow {
+    let link = (Bytes::from_static(b"Link"), Bytes::from_static(b"</style.css>; rel=preload"));
+    request.exchange().interim(103, &[link]);
+    Flow::Next
+}
+
+fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    match conf.answer.expect("there whenever the handler is") {
+        Answer::Panic => panic!("a test wanted it"),
+        Answer::Echo => Some(echo(request)),
+        Answer::PanicWaiting | Answer::StoreBody => None,
+    }
+}
+
+fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
+    Box::pin(async move {
+        if let Some(Answer::PanicWaiting) = conf.answer {
+            gale_runtime::yield_now().await;
+            panic!("a test wanted it later");
+        }
+        match read_body(request).await {
+            Ok(stored) => describe(request, &stored).await.unwrap_or(Flow::Respond(500)),
+            Err(error) => Flow::Respond(error.status()),
+        }
+    })
+}
+
+fn echo(request: &mut Request) -> Flow {
+    request.response.status = 200;
+    request.body_is_wanted = true;
+    Flow::Answer(Body::Stream(Box::new(Echo { exchange: request.exchange(), limits: request.body_limits() })))
+}
+
+struct Echo {
+    exchange: Rc<dyn Exchange>,
+    limits: BodyLimits,
+}
+
+impl BodyStream for Echo {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        let item = self.exchange.poll_body(context, &self.limits);
+        item.map(|item| item.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
+    }
+}
+
+/// `LENGTH memory|file CHECKSUM`; the checksum is 64 bits of FNV-1a in hexadecimal digits.
+async fn describe(request: &mut Request, stored: &StoredBody) -> io::Result<Flow> {
+    /// How much of the file is read at once.
+    const PIECE_BYTES: usize = 64 * 1024;
+    let mut sum = stored.memory.iter().fold(FNV_START, |sum, bytes| fnv(sum, bytes));
+    let mut offset = 0;
+    while let Some(file) = &stored.file
+        && offset < stored.file_length()
+    {
+        let piece = file.read_at(offset, PIECE_BYTES).await?;
+        if piece.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        sum = fnv(sum, &piece);
+        offset += piece.len() as u64;
+    }
+    let place = if stored.file.is_some() { "file" } else { "memory" };
+    request.response.status = 200;
+    Ok(Flow::Answer(Body::Bytes(format!("{} {place} {sum:016x}", stored.length).into())))
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn fnv(sum: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(sum, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
