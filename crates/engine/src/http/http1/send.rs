@@ -156,7 +156,7 @@ impl Sender {
             response::write_header(out, b"Server", options.server);
         }
         if head.fields.is_empty() || head.field(b"date").is_none() {
-            response::write_header(out, b"Date", date);
+            response::write_own_header(out, b"Date", date);
         }
         if !head.content_type.is_empty() {
             response::write_header(out, b"Content-Type", &head.content_type);
@@ -165,30 +165,30 @@ impl Sender {
             response::write_header_number(out, b"Content-Length", length);
         }
         if let Some(time) = head.last_modified_text() {
-            response::write_header(out, b"Last-Modified", &time);
+            response::write_own_header(out, b"Last-Modified", &time);
         }
         if !head.location.is_empty() {
             response::write_header(out, b"Location", &head.location);
         }
         if self.coding == Coding::Chunked {
-            response::write_header(out, b"Transfer-Encoding", b"chunked");
+            response::write_own_header(out, b"Transfer-Encoding", b"chunked");
         }
         match (self.coding, self.keep_alive) {
-            (Coding::Raw, _) => response::write_header(out, b"Connection", b"upgrade"),
+            (Coding::Raw, _) => response::write_own_header(out, b"Connection", b"upgrade"),
             (_, true) => {
-                response::write_header(out, b"Connection", b"keep-alive");
+                response::write_own_header(out, b"Connection", b"keep-alive");
                 if let Some(time) = options.keep_alive_advertised {
                     let value = format!("timeout={}", time.as_secs());
                     response::write_header(out, b"Keep-Alive", value.as_bytes());
                 }
             }
-            (_, false) => response::write_header(out, b"Connection", b"close"),
+            (_, false) => response::write_own_header(out, b"Connection", b"close"),
         }
         if !head.etag.is_empty() {
             response::write_header(out, b"ETag", &head.etag);
         }
         if head.allows_ranges {
-            response::write_header(out, b"Accept-Ranges", b"bytes");
+            response::write_own_header(out, b"Accept-Ranges", b"bytes");
         }
         for field in &head.fields {
             response::write_header(out, &field.name, &field.value);
