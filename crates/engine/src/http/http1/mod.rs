@@ -126,13 +126,14 @@ impl Http1 {
             let afterwards = match arrival {
                 Arrival::Request(request) => self.exchange(request, None).await,
                 Arrival::Offence(request, offence) => self.exchange(request, Some(offence)).await,
-                Arrival::TimedOut(resets) => {
-                    if resets {
+                Arrival::Left(request) => return self.give_up(request, "client prematurely closed connection", 400),
+                Arrival::TimedOut(Some(request)) => {
+                    if *request.scope().core.reset_timedout_connection.get() {
                         self.reset();
                     }
-                    return;
+                    return self.give_up(request, "client timed out (110: Connection timed out)", 408);
                 }
-                Arrival::Closed => return,
+                Arrival::TimedOut(None) | Arrival::Closed => return,
             };
             self.exchange_generation.set(None);
             self.first_configuration.take();
