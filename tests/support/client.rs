@@ -18,6 +18,7 @@ pub struct Client {
     /// What has arrived and was not taken yet.
     buffer: Vec<u8>,
     at_end: bool,
+    was_reset: bool,
 }
 
 enum Stream {
@@ -45,7 +46,7 @@ impl Client {
         let stream = UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false }
+        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
     #[track_caller]
@@ -54,7 +55,7 @@ impl Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
-        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false }
+        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
     /// Sends these bytes.
@@ -206,6 +207,11 @@ impl Client {
         assert!(rest.is_empty(), "more than expected: {:?}", String::from_utf8_lossy(&rest));
     }
 
+    /// Whether the connection that has ended was reset and not closed.
+    pub fn was_reset(&self) -> bool {
+        self.was_reset
+    }
+
     #[track_caller]
     fn fill(&mut self) {
         let mut bytes = [0; 65536];
@@ -217,7 +223,7 @@ impl Client {
             Ok(0) => self.at_end = true,
             Ok(length) => self.buffer.extend_from_slice(&bytes[..length]),
             // What has arrived before a reset has been read.
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => self.at_end = true,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => (self.at_end, self.was_reset) = (true, true),
             Err(error) => panic!("nothing in time ({error}) after {:?}", String::from_utf8_lossy(&self.buffer)),
         }
         assert!(self.buffer.len() <= RESPONSE_MAX, "a response without end");
