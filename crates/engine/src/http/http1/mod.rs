@@ -222,6 +222,8 @@ impl Http1 {
                 match poll_fn(|context| self.poll_body(context, &limits)).await {
                     Ok(Some(_)) => {}
                     Ok(None) => return Afterwards::KeepAlive,
+                    // The answer is on its way and the client still sending.
+                    Err(BodyError::Malformed) => return Afterwards::Linger,
                     Err(_) => return Afterwards::Close,
                 }
             }
@@ -321,7 +323,9 @@ impl Exchange for Http1 {
         }
         text.extend_from_slice(b"\r\n");
         let mut state = self.state.borrow_mut();
-        state.body.continue_was_sent();
+        if status == 100 {
+            state.body.continue_was_sent();
+        }
         state.sender.interim(&text);
     }
 
