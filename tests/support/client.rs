@@ -72,6 +72,15 @@ impl Client {
         }
     }
 
+    /// A second handle on the connection, for a thread that sends while this one reads.
+    pub fn sender(&self) -> Client {
+        let stream = match &self.stream {
+            Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a descriptor")),
+            Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a descriptor")),
+        };
+        Client { stream, buffer: Vec::new(), at_end: false, was_reset: false }
+    }
+
     /// Says that nothing more will be sent.
     pub fn finish_sending(&self) {
         let _ = match &self.stream {
@@ -108,7 +117,7 @@ impl Client {
 
     #[track_caller]
     fn read_response(&mut self, is_head: bool) -> Response {
-        let mut response = self.read_head();
+        let mut response = self.head();
         if is_head || response.status < 200 || matches!(response.status, 204 | 304) {
             return response;
         }
@@ -123,8 +132,9 @@ impl Client {
         response
     }
 
+    /// The head of the next response; the body is left to the caller.
     #[track_caller]
-    fn read_head(&mut self) -> Response {
+    pub fn head(&mut self) -> Response {
         let line = self.take_line();
         let mut words = line.splitn(3, ' ');
         let version = words.next().unwrap_or_default().to_owned();
@@ -137,8 +147,9 @@ impl Client {
         Response { status, version, reason, headers, body: Vec::new(), trailers: Vec::new() }
     }
 
+    /// Header fields up to the empty line behind them.
     #[track_caller]
-    fn take_fields(&mut self) -> Vec<(String, String)> {
+    pub fn take_fields(&mut self) -> Vec<(String, String)> {
         let mut fields = Vec::new();
         loop {
             let line = self.take_line();
@@ -152,17 +163,24 @@ impl Client {
 
     #[track_caller]
     fn read_chunks(&mut self, response: &mut Response) {
-        loop {
-            let line = self.take_line();
-            let size = usize::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("no chunk size: {line:?}"));
-            if size == 0 {
-                break;
-            }
-            response.body.extend(self.take(size));
-            let end = self.take_line();
-            assert!(end.is_empty(), "after a chunk: {end:?}");
+        while let Some(data) = self.chunk() {
+            response.body.extend(data);
         }
         response.trailers = self.take_fields();
+    }
+
+    /// The next chunk of a body; `None` is the last one, behind which the trailers stand.
+    #[track_caller]
+    pub fn chunk(&mut self) -> Option<Vec<u8>> {
+        let line = self.take_line();
+        let size = usize::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("no chunk size: {line:?}"));
+        if size == 0 {
+            return None;
+        }
+        let data = self.take(size);
+        let end = self.take_line();
+        assert!(end.is_empty(), "after a chunk: {end:?}");
+        Some(data)
     }
 
     /// The next line, without its CR LF.
