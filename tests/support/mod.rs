@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 pub use client::{Client, Response};
-pub use directory::Directory;
-pub use processes::{children_of, cpu_time, descriptors_of, in_directory};
+pub use directory::{Directory, Watch};
+pub use processes::{children_of, cpu_time, descriptors_of, in_directory, wait_ended};
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -102,6 +102,13 @@ impl Setup {
     /// One server on `%UNIX%` with this in its block.
     pub fn server(driver: Driver, text: &str) -> Setup {
         Setup::http(driver, &format!("server {{\n listen %UNIX%;\n{text}\n}}"))
+    }
+
+    /// The same with every `from` in the configuration replaced.
+    pub fn replace(mut self, from: &str, to: &str) -> Setup {
+        assert!(self.configuration.contains(from), "{from} is not in the configuration");
+        self.configuration = self.configuration.replace(from, to);
+        self
     }
 
     /// A file in the server's directory, before the start.

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 /// kernel's own bound on a queue, usually.
 const QUEUED_MAX: usize = 65536;
 
-/// How many idle connections are closed at once to make room, as in nginx.
+/// How many idle connections are closed at most to make room for one, as in nginx.
 const REUSED_AT_ONCE: usize = 32;
 
 /// The configuration as the requests of one worker hold it: counted without
@@ -77,6 +77,14 @@ pub struct HttpWorker {
 struct Entry {
     task: Option<TaskId>,
     connection: Weak<Http1>,
+}
+
+impl Entry {
+    /// Since when the connection could have been closed to make room; none while it is
+    /// busy.
+    fn idle_since(&self, now: Moment) -> Option<Moment> {
+        self.connection.upgrade()?.may_close_at().filter(|&time| time <= now)
+    }
 }
 
 /// Numbers the connections of all workers.
@@ -130,13 +138,13 @@ impl HttpWorker {
     pub fn drain(self: &Rc<Self>) {
         self.is_draining.set(true);
         self.access.flush();
-        self.close_idle(usize::MAX);
+        self.close_idle();
         let worker = Rc::downgrade(self);
         gale_runtime::spawn(async move {
             while let Some(next) = worker.upgrade().and_then(|worker| worker.next_close()) {
                 gale_runtime::sleep_until(next).await;
                 if let Some(worker) = worker.upgrade() {
-                    worker.close_idle(usize::MAX);
+                    worker.close_idle();
                 }
             }
         });
@@ -166,36 +174,38 @@ impl HttpWorker {
     pub fn expire(&self) {
         let current = self.configuration().http().generation;
         let is_draining = self.is_draining();
-        self.close_some(usize::MAX, |connection| {
+        self.close_some(|connection| {
             is_draining || connection.exchange_generation().is_some_and(|generation| generation != current)
         });
     }
 
-    fn close_idle(&self, count_max: usize) -> usize {
+    fn close_idle(&self) {
         let now = gale_runtime::now();
-        self.close_some(count_max, |connection| connection.may_close_at().is_some_and(|time| time <= now))
+        self.close_some(|connection| connection.may_close_at().is_some_and(|time| time <= now));
     }
 
-    fn close_some(&self, count_max: usize, chosen: impl Fn(&Http1) -> bool) -> usize {
+    fn close_some(&self, chosen: impl Fn(&Http1) -> bool) {
         let is_chosen = |entry: &Entry| entry.connection.upgrade().is_some_and(|connection| chosen(&connection));
         let tasks: Vec<TaskId> = {
             let connections = self.connections.borrow();
             let entries = connections.iter().filter(|(_, entry)| is_chosen(entry));
-            entries.filter_map(|(_, entry)| entry.task).take(count_max).collect()
+            entries.filter_map(|(_, entry)| entry.task).collect()
         };
         // Each abort drops a connection, which takes itself off the list.
         for &task in &tasks {
             gale_runtime::abort(task);
         }
-        tasks.len()
     }
 
     /// Accepts connections from one listening socket until the task is aborted.
     pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress, log: Arc<ErrorLog>) {
         loop {
-            poll_fn(|context| self.poll_room(context, &listener, &log)).await;
+            poll_fn(|context| self.poll_welcome(context, &listener, &log)).await;
             match listener.accept().await {
-                Ok((stream, remote)) => self.start_connection(stream, remote, &address, None),
+                Ok((stream, remote)) => {
+                    poll_fn(|context| self.poll_room(context, &listener, &log)).await;
+                    self.start_connection(stream, remote, &address, None);
+                }
                 Err(error) => {
                     let message = format!("accept4() failed {}", OsErrorText(&error));
                     log.write(Level::Crit, None, &message);
@@ -229,19 +239,58 @@ impl HttpWorker {
         .await;
     }
 
-    /// Ready when another connection may be accepted.
+    /// Ready when a connection may be accepted: there is room, or it can be made once
+    /// somebody has come. Before that no idle connection is closed for it.
+    fn poll_welcome(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
+        if !gale_runtime::leases_exhausted() && (self.has_room() || self.has_idle()) {
+            return Poll::Ready(());
+        }
+        self.wait_for_room(context, listener, log)
+    }
+
+    /// Ready when the connection that was accepted has its place, made by closing idle
+    /// ones if need be.
     fn poll_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
-        let has_room = || self.connection_count() < self.connections_max.get() && !gale_runtime::leases_exhausted();
-        if has_room() {
+        if self.has_room() {
             return Poll::Ready(());
         }
         self.complain(log);
-        if self.close_idle(REUSED_AT_ONCE) > 0 && has_room() {
-            return Poll::Ready(());
-        }
+        self.close_longest_idle();
+        if self.has_room() { Poll::Ready(()) } else { self.wait_for_room(context, listener, log) }
+    }
+
+    fn wait_for_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
+        self.complain(log);
         listener.pause();
         self.waiting_for_room.borrow_mut().push(context.waker().clone());
         Poll::Pending
+    }
+
+    fn has_room(&self) -> bool {
+        self.connection_count() < self.connections_max.get()
+    }
+
+    fn has_idle(&self) -> bool {
+        let now = gale_runtime::now();
+        self.connections.borrow().iter().any(|(_, entry)| entry.idle_since(now).is_some())
+    }
+
+    /// Closes connections that have been idle longest: an eighth of them, as nginx does.
+    fn close_longest_idle(&self) {
+        let now = gale_runtime::now();
+        let mut idle: Vec<(Moment, TaskId)> = {
+            let connections = self.connections.borrow();
+            connections.iter().filter_map(|(_, entry)| Some((entry.idle_since(now)?, entry.task?))).collect()
+        };
+        idle.sort_unstable_by_key(|&(since, _)| since);
+        for &(_, task) in idle.iter().take((idle.len() / 8).clamp(1, REUSED_AT_ONCE)) {
+            gale_runtime::abort(task);
+        }
+    }
+
+    /// A connection has become idle: one that waits for room may take its place.
+    pub(crate) fn note_idle(&self) {
+        self.wake_waiting_for_room();
     }
 
     /// At most once a second, as nginx does.

@@ -79,6 +79,7 @@ impl Http1 {
                 let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
                 timer.set_after(wait);
                 self.idle_since.set(Some(gale_runtime::now()));
+                self.worker.note_idle();
             }
             let read_max = match pending {
                 Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
