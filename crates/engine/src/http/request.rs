@@ -32,8 +32,6 @@ const VARIABLE_DEPTH_MAX: u32 = 100;
 
 /// A request and the head of its response.
 pub struct Request {
-    /// The worker that it belongs to.
-    pub worker: Rc<HttpWorker>,
     /// The server that answers.
     pub server: ServerId,
     /// The settings in force: the server's until the location is found.
@@ -78,8 +76,9 @@ pub struct Request {
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
 
-    /// None only while the request waits for its next use: a spare one must not
-    /// keep an old configuration alive.
+    /// None only while the request waits for its next use, like the configuration: a
+    /// spare one must keep neither alive.
+    pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
     captures: Captures,
@@ -91,9 +90,9 @@ pub struct Request {
 
 impl Request {
     /// An empty request of this worker, for [`HttpWorker::take_request`].
-    pub(crate) fn new(worker: Rc<HttpWorker>) -> Request {
+    pub(crate) fn new() -> Request {
         Request {
-            worker,
+            worker: None,
             server: ServerId(0),
             scope: ScopeId(0),
             head: Buffer::default(),
@@ -148,6 +147,7 @@ impl Request {
         self.is_tunnel = false;
         self.exchange = None;
         self.configuration = None;
+        self.worker = None;
         self.is_get_forced = false;
         self.captures.clear();
         self.captured_from.clear();
@@ -162,6 +162,11 @@ impl Request {
         self.scope = configuration.http().server(server).scope;
         self.configuration = Some(configuration);
         self.exchange = Some(exchange);
+    }
+
+    /// The worker that it belongs to.
+    pub fn worker(&self) -> &Rc<HttpWorker> {
+        self.worker.as_ref().expect("a request in use has its worker")
     }
 
     /// The configuration that the exchange began with.

@@ -36,6 +36,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 /// kernel's own bound on a queue, usually.
 const QUEUED_MAX: usize = 65536;
 
+/// How many of them are accepted before the loop's other work has its turn.
+const QUEUED_PER_TURN: usize = 64;
+
+/// How long accepting pauses when the worker's memory for buffers is exhausted.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
+
 /// How many idle connections are closed at most to make room for one, as in nginx.
 const REUSED_AT_ONCE: usize = 32;
 
@@ -48,6 +54,11 @@ impl Configured {
     /// A handle on a configuration that has an http block.
     pub fn new(configuration: Arc<Configuration>) -> Rc<Configured> {
         Rc::new(Configured(configuration))
+    }
+
+    /// Where messages go that belong to no request.
+    pub fn error_log(&self) -> &ErrorLog {
+        &self.0.error_log
     }
 
     /// The http block.
@@ -120,6 +131,9 @@ impl HttpWorker {
         drop(old);
         self.access.forget_unused();
         self.connections_max.set(connections_max);
+        // Nobody will answer these any more: better closed now than under a request.
+        let configuration = self.configuration();
+        self.close_some(|connection| connection.is_idle() && !connection.has_place(&configuration));
         self.wake_waiting_for_room();
     }
 
@@ -169,16 +183,17 @@ impl HttpWorker {
         .await;
     }
 
-    /// Closes every connection whose exchange began with another configuration than
-    /// the current one, or all when the worker is draining.
-    pub fn expire(&self) {
-        let current = self.configuration().http().generation;
-        let is_draining = self.is_draining();
+    /// Closes the connections whose exchange began with this configuration or an
+    /// older one; without one, all of them.
+    pub fn expire(&self, configuration: Option<&HttpConfiguration>) {
+        let newest = configuration.map_or(u64::MAX, |http| http.generation);
+        let is_last_call = configuration.is_none();
         self.close_some(|connection| {
-            is_draining || connection.exchange_generation().is_some_and(|generation| generation != current)
+            is_last_call || connection.exchange_generation().is_some_and(|generation| generation <= newest)
         });
     }
 
+    /// Closes idle connections that may be closed now.
     fn close_idle(&self) {
         let now = gale_runtime::now();
         self.close_some(|connection| connection.may_close_at().is_some_and(|time| time <= now));
@@ -198,17 +213,23 @@ impl HttpWorker {
     }
 
     /// Accepts connections from one listening socket until the task is aborted.
-    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress, log: Arc<ErrorLog>) {
+    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress) {
         loop {
-            poll_fn(|context| self.poll_welcome(context, &listener, &log)).await;
+            if gale_runtime::leases_exhausted() {
+                self.complain("the memory for buffers is exhausted, accepting pauses");
+                listener.pause();
+                gale_runtime::sleep(MEMORY_PAUSE).await;
+                continue;
+            }
+            poll_fn(|context| self.poll_welcome(context, &listener)).await;
             match listener.accept().await {
                 Ok((stream, remote)) => {
-                    poll_fn(|context| self.poll_room(context, &listener, &log)).await;
+                    poll_fn(|context| self.poll_room(context, &listener)).await;
                     self.start_connection(stream, remote, &address, None);
                 }
                 Err(error) => {
                     let message = format!("accept4() failed {}", OsErrorText(&error));
-                    log.write(Level::Crit, None, &message);
+                    self.configuration().error_log().write(Level::Crit, None, &message);
                     listener.pause();
                     gale_runtime::sleep(ACCEPT_PAUSE).await;
                 }
@@ -225,42 +246,38 @@ impl HttpWorker {
         configuration: &Rc<Configured>,
     ) {
         let Ok(listener) = Listener::from_fd(socket, AcceptOptions::default()) else { return };
-        poll_fn(|context| {
-            for _ in 0..QUEUED_MAX {
-                match listener.poll_accept(context) {
-                    Poll::Ready(Ok((stream, remote))) => {
-                        self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
-                    }
-                    Poll::Ready(Err(_)) | Poll::Pending => break,
-                }
+        for count in 1..=QUEUED_MAX {
+            // An error ends it, too: the socket is closed in a moment.
+            let Ok(Some((stream, remote))) = listener.try_accept() else { return };
+            self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
+            if count % QUEUED_PER_TURN == 0 {
+                gale_runtime::yield_now().await;
             }
-            Poll::Ready(())
-        })
-        .await;
+        }
     }
 
     /// Ready when a connection may be accepted: there is room, or it can be made once
     /// somebody has come. Before that no idle connection is closed for it.
-    fn poll_welcome(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
-        if !gale_runtime::leases_exhausted() && (self.has_room() || self.has_idle()) {
+    fn poll_welcome(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+        if self.has_room() || self.has_idle() {
             return Poll::Ready(());
         }
-        self.wait_for_room(context, listener, log)
+        self.wait_for_room(context, listener)
     }
 
     /// Ready when the connection that was accepted has its place, made by closing idle
     /// ones if need be.
-    fn poll_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
+    fn poll_room(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
         if self.has_room() {
             return Poll::Ready(());
         }
-        self.complain(log);
+        self.complain_of_connections();
         self.close_longest_idle();
-        if self.has_room() { Poll::Ready(()) } else { self.wait_for_room(context, listener, log) }
+        if self.has_room() { Poll::Ready(()) } else { self.wait_for_room(context, listener) }
     }
 
-    fn wait_for_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
-        self.complain(log);
+    fn wait_for_room(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+        self.complain_of_connections();
         listener.pause();
         self.waiting_for_room.borrow_mut().push(context.waker().clone());
         Poll::Pending
@@ -288,19 +305,22 @@ impl HttpWorker {
         }
     }
 
+    fn complain_of_connections(&self) {
+        self.complain(&format!("{} worker_connections are not enough", self.connections_max.get()));
+    }
+
     /// A connection has become idle: one that waits for room may take its place.
     pub(crate) fn note_idle(&self) {
         self.wake_waiting_for_room();
     }
 
     /// At most once a second, as nginx does.
-    fn complain(&self, log: &ErrorLog) {
+    fn complain(&self, message: &str) {
         let now = gale_runtime::now();
         let is_recent = |last: Moment| now.since(last) < Duration::from_secs(1);
         if !self.last_complaint.get().is_some_and(is_recent) {
             self.last_complaint.set(Some(now));
-            let message = format!("{} worker_connections are not enough", self.connections_max.get());
-            log.write(Level::Warn, None, &message);
+            self.configuration().error_log().write(Level::Warn, None, &message);
         }
     }
 
@@ -329,7 +349,9 @@ impl HttpWorker {
     /// A request to fill: a spare one, or a new one.
     pub(crate) fn take_request(self: &Rc<Self>) -> Box<Request> {
         let spare = self.spare_requests.borrow_mut().pop();
-        spare.unwrap_or_else(|| Box::new(Request::new(Rc::clone(self))))
+        let mut request = spare.unwrap_or_else(|| Box::new(Request::new()));
+        request.worker = Some(Rc::clone(self));
+        request
     }
 
     /// Takes a request back.

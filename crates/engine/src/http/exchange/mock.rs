@@ -230,6 +230,11 @@ impl Exchange for MockExchange {
         self.state.borrow().received
     }
 
+    fn is_complete(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_ended && !state.is_queued
+    }
+
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "a tunnel begins with the response");
@@ -307,7 +312,8 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         http: Some(http),
     }));
-    let mut request = Request::new(HttpWorker::new(Rc::clone(&configuration), 1));
+    let mut request = Request::new();
+    request.worker = Some(HttpWorker::new(Rc::clone(&configuration), 1));
     request.parsed.framing = Framing::Chunked;
     let exchange: Rc<MockExchange> = Rc::clone(exchange);
     request.begin(configuration, exchange, ServerId(0));
