@@ -97,6 +97,9 @@ pub(crate) trait Driver {
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
+    /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;
+
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 
     /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.

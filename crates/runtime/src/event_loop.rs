@@ -47,7 +47,7 @@ pub struct LoopOptions {
     pub worker: usize,
     /// Events taken at once (`epoll_events`; nginx has 512).
     pub events_max: usize,
-    /// The limit of bytes on lease, see [`crate::leases_exhausted`].
+    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` leaves the thread's: 1 GiB if never set.
     pub leased_bytes_max: Option<usize>,
     /// The seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,

@@ -165,7 +165,7 @@ impl FileMetadata {
 
 /// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, and the pool's.
 pub async fn open(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    match open_cached(path, flags) {
+    match try_open(path, flags) {
         Some(result) => result,
         None => open_in_pool(&default_pool(), path, flags).await,
     }
@@ -173,7 +173,7 @@ pub async fn open(path: &Path, flags: OpenFlags) -> io::Result<File> {
 
 /// Opens a file, in the given pool if that cannot be done at once.
 pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
-    match open_cached(path, flags) {
+    match try_open(path, flags) {
         Some(result) => result,
         None => open_in_pool(pool, path, flags).await,
     }
@@ -181,7 +181,7 @@ pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Re
 
 /// Looks at what a path names, following links, in the pool `default` if that cannot be done at once.
 pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
-    match stat_cached(path) {
+    match try_stat(path) {
         Some(result) => result,
         None => stat_in_pool(&default_pool(), path).await,
     }
@@ -189,7 +189,7 @@ pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
 
 /// Looks at what a path names, in the given pool if that cannot be done at once.
 pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
-    match stat_cached(path) {
+    match try_stat(path) {
         Some(result) => result,
         None => stat_in_pool(pool, path).await,
     }
@@ -201,8 +201,9 @@ pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
     File::inspect_blocking(descriptor)
 }
 
-/// `None` = not to be answered without waiting.
-fn open_cached(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
+/// Opens a file if the kernel can do it from memory; `None` = not without waiting: then [`open`] uses the pool. Always
+/// `None` for flags that create or truncate.
+pub fn try_open(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
     if !flags.may_be_answered_from_cache() || !lies_where_nothing_waits(path, flags.no_follow)? {
         return None;
     }
@@ -216,7 +217,8 @@ fn open_cached(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
     }))
 }
 
-fn stat_cached(path: &Path) -> Option<io::Result<FileMetadata>> {
+/// Looks at what a path names, following links, if the kernel can do it from memory; `None` = not without waiting.
+pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
     if !lies_where_nothing_waits(path, false)? {
         return None;
     }

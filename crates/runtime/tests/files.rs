@@ -45,8 +45,12 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
         let pool = ThreadPool::new("test", 1, 10);
         let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
         assert_eq!(&file.read_at_in(&pool, 5, 100).await.unwrap()[..], b"written");
-        files::stat_in(&pool, &path).await.unwrap();
+        let metadata = files::stat_in(&pool, &path).await.unwrap();
         assert_eq!(pool.counters().threads, 0);
+        assert_eq!(files::try_stat(&path).unwrap().unwrap(), metadata);
+        assert_eq!(*files::try_open(&path, OpenFlags::READ).unwrap().unwrap().metadata(), metadata);
+        let create = OpenFlags { create: Some(0o600), ..OpenFlags::READ };
+        assert!(files::try_open(&path, create).is_none(), "creating may wait");
     });
 }
 

@@ -355,6 +355,21 @@ fn a_listener_accepts_at_most_its_batch_per_turn() {
 }
 
 #[test]
+fn asked_without_waiting_a_listener_gives_what_is_there_beyond_its_batch() {
+    run(async {
+        let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
+        let address = listener.local_address().unwrap().inet().unwrap();
+        assert!(listener.try_accept().unwrap().is_none());
+        let clients: Vec<_> = (0..3).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+        for client in &clients {
+            let (_stream, peer) = listener.try_accept().unwrap().expect("it is connected");
+            assert_eq!(peer.inet(), Some(client.local_addr().unwrap()));
+        }
+        assert!(listener.try_accept().unwrap().is_none());
+    });
+}
+
+#[test]
 fn a_paused_listener_does_not_spin_and_accepts_later() {
     let mut event_loop = EventLoop::new(LoopOptions::simulated_time()).unwrap();
     let remote = event_loop.remote();

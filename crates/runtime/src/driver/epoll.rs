@@ -357,21 +357,20 @@ impl Driver for Epoll {
         }
     }
 
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.listeners.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        accept(&listener.socket)
+    }
+
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        let mut failures = 0;
-        while listener.readable
-            && listener.accepts.take(self.turn.get(), listener.options.batch.max(1))
-            && failures < ACCEPT_FAILURES_MAX
-        {
-            match net::acceptfrom_with(&*listener.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok((socket, peer)) => {
-                    return Poll::Ready(SocketAddress::from_kernel(peer).map(|peer| (socket, peer)));
-                }
-                Err(Errno::AGAIN) => break,
-                Err(errno) if concerns_one_connection(errno) => failures += 1,
-                Err(errno) => return Poll::Ready(Err(errno.into())),
+        if listener.readable && listener.accepts.take(self.turn.get(), listener.options.batch.max(1)) {
+            match accept(&listener.socket) {
+                Ok(None) => {}
+                Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
         listener.readable = false;
@@ -477,6 +476,19 @@ fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
     }
     let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
     Ok((sent, offered))
+}
+
+/// The next connection; `None` if there is none, or after a row of connections that failed before they were accepted.
+fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+    for _ in 0..ACCEPT_FAILURES_MAX {
+        match net::acceptfrom_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            Ok((socket, peer)) => return Ok(Some((socket, SocketAddress::from_kernel(peer)?))),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) if concerns_one_connection(errno) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(None)
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
