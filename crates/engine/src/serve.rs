@@ -225,7 +225,7 @@ impl process::Worker for Serving {
         })
     }
 
-    fn expire(&mut self) {
+    fn expire(&mut self, _configuration: Option<&Arc<Configuration>>) {
         if let Some(worker) = &self.worker {
             worker.expire();
         }

@@ -32,8 +32,10 @@ pub(super) enum Order<C> {
     Commit { seat: Seat, configuration: Arc<C> },
     /// Stop accepting and finish what there is.
     Drain,
-    /// Close what still holds an old configuration.
-    Expire,
+    /// Close what still holds this configuration or an older one; without one, everything.
+    Expire { configuration: Option<Arc<C>> },
+    /// Write out what is gathered for the log files: they are about to be opened again.
+    Reopen,
     /// End the loop now.
     Stop,
 }
@@ -47,6 +49,8 @@ pub(super) enum LoopEvent {
     Started(Result<(), String>),
     /// It uses the configuration that it was told last, and removed listeners are drained.
     Committed,
+    /// Nothing is gathered any more for the log files as they are.
+    Reopened,
     /// It accepts no more.
     Draining,
     /// Its last connection is closed.
@@ -235,8 +239,14 @@ impl<P: Program> Attendance<P> {
                 (self.report)(LoopEvent::Draining);
                 (self.report)(LoopEvent::Drained);
             }
-            (Order::Expire, Some(worker)) => worker.expire(),
-            (Order::Expire, None) => {}
+            (Order::Expire { configuration }, Some(worker)) => worker.expire(configuration.as_ref()),
+            (Order::Expire { .. }, None) => {}
+            (Order::Reopen, serving) => {
+                if let Some(worker) = serving {
+                    worker.reopen();
+                }
+                (self.report)(LoopEvent::Reopened);
+            }
             (Order::Stop, _) => return std::ops::ControlFlow::Break(()),
         }
         std::ops::ControlFlow::Continue(())

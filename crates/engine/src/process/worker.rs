@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::sync::Arc;
 use std::thread;
@@ -41,6 +41,8 @@ const BUNDLE_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOPS_STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long it then waits for `Program::finish`.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a change of log files waits for loops that still hold lines for the old ones.
+const LOOPS_REOPEN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it is looked whether an old configuration is free.
 const RETIRED_CHECK: Duration = Duration::from_secs(1);
 /// Exit status that nginx's workers use for what another try would not mend.
@@ -192,6 +194,8 @@ enum LoopPhase {
     Draining {
         until: Option<Instant>,
         stopped_accepting: bool,
+        /// Its connections have been told to close.
+        expired: bool,
     },
     /// Told to end.
     Stopping,
@@ -208,6 +212,20 @@ enum Reload<C> {
 struct Retired<C> {
     configuration: Arc<C>,
     expires: Option<Instant>,
+}
+
+/// Log files are about to change; the loops write out what they have gathered first.
+struct Reopening {
+    waiting: BTreeSet<u64>,
+    until: Instant,
+    logs: Reopened,
+}
+
+/// Who opens the files.
+enum Reopened {
+    /// This process, as far as it may.
+    Here,
+    ByMaster(Vec<(PathBuf, OwnedFd)>),
 }
 
 enum Stop {
@@ -233,6 +251,7 @@ struct Control<P: Program> {
     started: bool,
     reload: Option<Reload<P::Configuration>>,
     reload_wanted: bool,
+    reopening: Option<Reopening>,
     retired: Vec<Retired<P::Configuration>>,
     stop: Option<Stop>,
     exit_code: u8,
@@ -260,6 +279,7 @@ impl<P: Program> Control<P> {
             started: false,
             reload: None,
             reload_wanted: false,
+            reopening: None,
             retired: Vec::new(),
             stop: None,
             exit_code: 0,
@@ -283,6 +303,8 @@ impl<P: Program> Control<P> {
             }
             self.handle_link();
             self.check_retired();
+            self.check_draining();
+            self.check_reopening(None);
             if self.check_stop() {
                 break;
             }
@@ -308,7 +330,7 @@ impl<P: Program> Control<P> {
 
     fn next_deadline(&self) -> Option<Instant> {
         let stop = match self.stop {
-            Some(Stop::Graceful { until }) => until,
+            Some(Stop::Graceful { until }) => until.map(|until| until + 2 * LOOPS_STOP_TIMEOUT),
             Some(Stop::Fast { until } | Stop::Finishing { until }) => Some(until),
             None => None,
         };
@@ -318,7 +340,8 @@ impl<P: Program> Control<P> {
         });
         let expiring = self.retired.iter().filter_map(|retired| retired.expires);
         let retired = (!self.retired.is_empty()).then(|| Instant::now() + RETIRED_CHECK);
-        stop.into_iter().chain(draining).chain(expiring).chain(retired).min()
+        let reopening = self.reopening.as_ref().map(|reopening| reopening.until);
+        stop.into_iter().chain(reopening).chain(draining).chain(expiring).chain(retired).min()
     }
 
     // Signals
@@ -337,10 +360,24 @@ impl<P: Program> Control<P> {
         match action {
             ", shutting down" => self.begin_graceful_stop(),
             ", exiting" => self.begin_fast_stop(),
-            ", reopening logs" => self.reopen_logs(),
+            ", reopening logs" => self.begin_reopening(Reopened::Here),
             ", reconfiguring" => self.begin_own_reload(),
             _ => {}
         }
+    }
+
+    fn begin_reopening(&mut self, logs: Reopened) {
+        let logs = match (self.reopening.take().map(|earlier| earlier.logs), logs) {
+            (Some(Reopened::ByMaster(mut earlier)), Reopened::ByMaster(logs)) => {
+                earlier.extend(logs);
+                Reopened::ByMaster(earlier)
+            }
+            (_, logs) => logs,
+        };
+        let has_taken = |each: &&Loop<_>| each.phase != LoopPhase::Stopping && each.handle.order(Order::Reopen);
+        let waiting = self.loops.iter().filter(has_taken).map(|each| each.id).collect();
+        self.reopening = Some(Reopening { waiting, until: Instant::now() + LOOPS_REOPEN_TIMEOUT, logs });
+        self.check_reopening(None);
     }
 
     /// A signal of our own, without the master's help: what we may open ourselves.
@@ -359,7 +396,6 @@ impl<P: Program> Control<P> {
                 Err(message) => self.log.write(Level::Emerg, &message),
             }
         }
-        self.redirect_standard_error();
     }
 
     fn replace_log(&self, path: &Path, descriptor: &OwnedFd) {
@@ -405,12 +441,7 @@ impl<P: Program> Control<P> {
     fn handle_received(&mut self, received: Received) {
         match received {
             Received::Bundle(bundle) => self.begin_reload(bundle),
-            Received::Reopened(logs) => {
-                for (path, descriptor) in logs {
-                    self.replace_log(&path, &descriptor);
-                }
-                self.redirect_standard_error();
-            }
+            Received::Reopened(logs) => self.begin_reopening(Reopened::ByMaster(logs)),
             Received::Message(Message::Quit) => self.begin_graceful_stop(),
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
             Received::Message(_) => self.log.write(Level::Alert, "unexpected message from the master process"),
@@ -612,7 +643,7 @@ impl<P: Program> Control<P> {
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         for each in self.loops.iter_mut().filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers) {
             each.handle.order(Order::Drain);
-            each.phase = LoopPhase::Draining { until, stopped_accepting: false };
+            each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
         let removed = self.bundle.sockets_removed_since(previous);
         if let Err(error) = listen::detach(removed) {
@@ -635,25 +666,61 @@ impl<P: Program> Control<P> {
     fn check_retired(&mut self) {
         let now = Instant::now();
         self.retired.retain(|retired| Arc::strong_count(&retired.configuration) > 1);
-        let mut expired = false;
+        // The newest of them stands for the older ones too.
+        let mut expired = None;
         for retired in &mut self.retired {
             if retired.expires.is_some_and(|at| at <= now) {
                 retired.expires = None;
-                expired = true;
+                expired = Some(Arc::clone(&retired.configuration));
             }
         }
-        if expired {
+        if expired.is_some() {
             for each in &self.loops {
-                each.handle.order(Order::Expire);
+                each.handle.order(Order::Expire { configuration: expired.clone() });
             }
         }
+    }
+
+    /// Bounds the draining of each loop: first its connections are closed in order, a little later the loop ends with
+    /// whatever is left.
+    fn check_draining(&mut self) {
+        let now = Instant::now();
         for each in &mut self.loops {
-            if matches!(each.phase, LoopPhase::Draining { until: Some(until), .. } if until <= now)
-                && self.stop.is_none()
-            {
+            let LoopPhase::Draining { until, expired, .. } = &mut each.phase else {
+                continue;
+            };
+            if until.is_none_or(|until| until > now) {
+                continue;
+            }
+            if !std::mem::replace(expired, true) && each.handle.order(Order::Expire { configuration: None }) {
+                *until = Some(now + LOOPS_STOP_TIMEOUT);
+            } else {
                 each.handle.order(Order::Stop);
                 each.phase = LoopPhase::Stopping;
             }
+        }
+    }
+
+    /// Every loop has written out what it had, or is stuck: now the files change.
+    fn check_reopening(&mut self, reopened: Option<u64>) {
+        let Some(reopening) = &mut self.reopening else {
+            return;
+        };
+        if let Some(id) = reopened {
+            reopening.waiting.remove(&id);
+        }
+        if (reopening.waiting.is_empty() || reopening.until <= Instant::now())
+            && let Some(reopening) = self.reopening.take()
+        {
+            match reopening.logs {
+                Reopened::Here => self.reopen_logs(),
+                Reopened::ByMaster(logs) => {
+                    for (path, descriptor) in logs {
+                        self.replace_log(&path, &descriptor);
+                    }
+                }
+            }
+            self.redirect_standard_error();
         }
     }
 
@@ -703,6 +770,7 @@ impl<P: Program> Control<P> {
             }
             LoopEvent::Started(Err(message)) => self.fail_to_start(message),
             LoopEvent::Committed => self.continue_committing(Some(id)),
+            LoopEvent::Reopened => self.check_reopening(Some(id)),
             LoopEvent::Draining => self.handle_draining(index),
             LoopEvent::Drained => {
                 self.loops[index].handle.order(Order::Stop);
@@ -766,6 +834,7 @@ impl<P: Program> Control<P> {
 
     fn handle_exited(&mut self, index: usize, result: Result<(), String>) {
         let ended = self.loops.remove(index);
+        self.check_reopening(Some(ended.id));
         let message = match result {
             Err(message) => message,
             Ok(()) if ended.phase == LoopPhase::Stopping || self.stop.is_some() => return,
@@ -817,7 +886,7 @@ impl<P: Program> Control<P> {
             match each.phase {
                 LoopPhase::Serving => {
                     each.handle.order(Order::Drain);
-                    each.phase = LoopPhase::Draining { until, stopped_accepting: false };
+                    each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
                 }
                 LoopPhase::SettingUp | LoopPhase::Idle => {
                     each.handle.order(Order::Stop);
@@ -853,6 +922,8 @@ impl<P: Program> Control<P> {
         match self.stop {
             None => false,
             Some(Stop::Graceful { until }) => {
+                // The loops bound themselves, see `check_draining`; this is for one that is stuck.
+                let until = until.map(|until| until + 2 * LOOPS_STOP_TIMEOUT);
                 let timed_out = until.is_some_and(|until| until <= now);
                 if self.loops.is_empty() {
                     self.log.write(Level::Notice, "exiting");

@@ -160,10 +160,20 @@ impl Worker for ToyWorker {
         Box::pin(Drained)
     }
 
-    fn expire(&mut self) {
+    fn expire(&mut self, configuration: Option<&Arc<Configuration>>) {
         TURN.with_borrow_mut(|turn| {
-            let current = turn.configuration.clone().expect("it serves");
-            turn.connections.retain(|connection| Arc::ptr_eq(&connection.configuration, &current));
+            let current = configuration.and(turn.configuration.clone());
+            let keep = |held: &Arc<Configuration>| current.as_ref().is_some_and(|current| Arc::ptr_eq(held, current));
+            turn.connections.retain(|connection| keep(&connection.configuration));
+        });
+    }
+
+    fn reopen(&mut self) {
+        TURN.with_borrow(|turn| {
+            if let Some(trace) = turn.configuration.as_ref().and_then(|configuration| configuration.trace.as_ref()) {
+                let line = format!("worker {} reopens\n", turn.worker);
+                let _ = rustix::io::write(trace, line.as_bytes());
+            }
         });
     }
 
