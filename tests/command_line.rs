@@ -240,6 +240,8 @@ fn signals_to_nobody_are_told_in_nginx_s_words() {
 fn serve_serves_a_directory_until_it_is_interrupted() {
     let directory = Directory::new();
     directory.write("site/index.html", "<p>hello</p>");
+    // Whoever starts it may read it; root, too, is not served as somebody else.
+    rustix::fs::chmod(directory.path().join("site"), 0o700.into()).expect("ours");
     let address = directory.address(1);
     let mut child = support::binary(false)
         .args(["serve", &directory.replaced("%DIR%/site"), "--listen", &address.to_string()])
