@@ -18,6 +18,7 @@ pub struct Client {
     /// What has arrived and was not taken yet.
     buffer: Vec<u8>,
     at_end: bool,
+    was_reset: bool,
 }
 
 enum Stream {
@@ -45,7 +46,7 @@ impl Client {
         let stream = UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false }
+        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
     #[track_caller]
@@ -54,7 +55,7 @@ impl Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
-        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false }
+        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
     /// Sends these bytes.
@@ -69,6 +70,15 @@ impl Client {
             Stream::Tcp(stream) => stream.write_all(bytes.as_ref()),
             Stream::Unix(stream) => stream.write_all(bytes.as_ref()),
         }
+    }
+
+    /// A second handle on the connection, for a thread that sends while this one reads.
+    pub fn sender(&self) -> Client {
+        let stream = match &self.stream {
+            Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a descriptor")),
+            Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a descriptor")),
+        };
+        Client { stream, buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
     /// Says that nothing more will be sent.
@@ -107,7 +117,7 @@ impl Client {
 
     #[track_caller]
     fn read_response(&mut self, is_head: bool) -> Response {
-        let mut response = self.read_head();
+        let mut response = self.head();
         if is_head || response.status < 200 || matches!(response.status, 204 | 304) {
             return response;
         }
@@ -122,8 +132,9 @@ impl Client {
         response
     }
 
+    /// The head of the next response; the body is left to the caller.
     #[track_caller]
-    fn read_head(&mut self) -> Response {
+    pub fn head(&mut self) -> Response {
         let line = self.take_line();
         let mut words = line.splitn(3, ' ');
         let version = words.next().unwrap_or_default().to_owned();
@@ -136,8 +147,9 @@ impl Client {
         Response { status, version, reason, headers, body: Vec::new(), trailers: Vec::new() }
     }
 
+    /// Header fields up to the empty line behind them.
     #[track_caller]
-    fn take_fields(&mut self) -> Vec<(String, String)> {
+    pub fn take_fields(&mut self) -> Vec<(String, String)> {
         let mut fields = Vec::new();
         loop {
             let line = self.take_line();
@@ -151,17 +163,24 @@ impl Client {
 
     #[track_caller]
     fn read_chunks(&mut self, response: &mut Response) {
-        loop {
-            let line = self.take_line();
-            let size = usize::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("no chunk size: {line:?}"));
-            if size == 0 {
-                break;
-            }
-            response.body.extend(self.take(size));
-            let end = self.take_line();
-            assert!(end.is_empty(), "after a chunk: {end:?}");
+        while let Some(data) = self.chunk() {
+            response.body.extend(data);
         }
         response.trailers = self.take_fields();
+    }
+
+    /// The next chunk of a body; `None` is the last one, behind which the trailers stand.
+    #[track_caller]
+    pub fn chunk(&mut self) -> Option<Vec<u8>> {
+        let line = self.take_line();
+        let size = usize::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("no chunk size: {line:?}"));
+        if size == 0 {
+            return None;
+        }
+        let data = self.take(size);
+        let end = self.take_line();
+        assert!(end.is_empty(), "after a chunk: {end:?}");
+        Some(data)
     }
 
     /// The next line, without its CR LF.
@@ -215,6 +234,11 @@ impl Client {
         assert!(rest.is_empty(), "more than expected: {:?}", String::from_utf8_lossy(&rest));
     }
 
+    /// Whether the connection that has ended was reset and not closed.
+    pub fn was_reset(&self) -> bool {
+        self.was_reset
+    }
+
     #[track_caller]
     fn fill(&mut self) {
         let mut bytes = [0; 65536];
@@ -226,7 +250,7 @@ impl Client {
             Ok(0) => self.at_end = true,
             Ok(length) => self.buffer.extend_from_slice(&bytes[..length]),
             // What has arrived before a reset has been read.
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => self.at_end = true,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => (self.at_end, self.was_reset) = (true, true),
             Err(error) => panic!("nothing in time ({error}) after {:?}", String::from_utf8_lossy(&self.buffer)),
         }
         assert!(self.buffer.len() <= RESPONSE_MAX, "a response without end");

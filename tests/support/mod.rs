@@ -328,6 +328,15 @@ impl Server {
         self.directory.wait_line("error.log", text)
     }
 
+    /// Waits until `text` stands in so many lines of `error.log`.
+    #[track_caller]
+    pub fn wait_logged_times(&self, text: &str, times: usize) {
+        self.directory.wait_until(&format!("{times} lines with \"{text}\" in error.log"), |directory| {
+            let log = directory.try_read("error.log").unwrap_or_default();
+            log.lines().filter(|line| line.contains(text)).count() >= times
+        });
+    }
+
     /// The error log so far.
     pub fn log(&self) -> String {
         self.directory.try_read("error.log").unwrap_or_default()

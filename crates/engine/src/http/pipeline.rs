@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use gale_runtime::SocketAddress;
@@ -423,7 +424,16 @@ pub fn log(request: &mut Request) {
 pub async fn send_rest(request: &Request, mut body: Body) {
     let exchange = request.exchange();
     loop {
-        match poll_fn(|context| body.poll_next(context)).await {
+        let next = poll_fn(|context| match body.poll_next(context) {
+            Poll::Ready(item) => Poll::Ready(Ok(item)),
+            // What is queued, the head at first, need not wait for what comes.
+            Poll::Pending => match exchange.poll_sent(context) {
+                Poll::Ready(Err(gone)) => Poll::Ready(Err(gone)),
+                Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+            },
+        });
+        let Ok(item) = next.await else { return };
+        match item {
             Some(Ok(item)) => exchange.push(item),
             Some(Err(error)) => {
                 request.log(Level::Error, format_args!("the response broke off: {error}"));

@@ -103,7 +103,7 @@ pub struct RequestHead {
     pub version: Version,
     /// The version's text, such as "HTTP/1.1"; empty in HTTP/0.9.
     pub version_range: Range32,
-    /// The request line without its line end: nginx's `$request`.
+    /// The request line without its line end: nginx's `$request`. Empty until all of it was understood.
     pub line: Range32,
     /// The header fields in their order, without the ignored ones.
     pub headers: Vec<HeaderField>,
@@ -135,6 +135,16 @@ impl RequestHead {
     /// The version's text; empty in HTTP/0.9.
     pub fn version_text<'i>(&self, input: &'i [u8]) -> &'i [u8] {
         self.version_range.of(input)
+    }
+
+    /// Takes the first line for the request line if there was no proper one, as far as it came: so that logs can show it.
+    pub fn keep_first_line(&mut self, input: &[u8]) {
+        let is_line_end = |byte: &&u8| matches!(byte, b'\r' | b'\n');
+        if self.line.is_empty() {
+            let start = input.iter().take_while(is_line_end).count();
+            let length = input[start..].iter().take_while(|byte| !is_line_end(byte)).count();
+            self.line = Range32::new(start, start + length);
+        }
     }
 
     /// True if a field of that kind is there.
@@ -399,7 +409,6 @@ fn parse_request_line(
     end: usize,
     head: &mut RequestHead,
 ) -> Result<(), Offence> {
-    head.line = Range32::new(start, end);
     head.method_range = Range32::new(start, method_end);
     head.method = Method::from_name(&input[start..method_end]);
 
@@ -426,6 +435,7 @@ fn parse_request_line(
     if let Some(host) = head.target.host {
         head.authority = Some(host::validate_in(input, host).map_err(|_| Offence::InvalidRequestLineHost)?);
     }
+    head.line = Range32::new(start, end);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The body of an HTTP/1 request: counted, chunked, or a tunnel.
 
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
@@ -31,8 +31,10 @@ enum Coding {
     Length(u64),
     Chunked(Box<ChunkedDecoder>),
     Tunnel,
-    /// The head was broken: what follows it cannot be understood.
+    /// The head was broken: what follows it cannot be understood, and counts as no body.
     Unknown,
+    /// The body was broken, or did not come: nothing behind it can be understood.
+    Broken(BodyError),
 }
 
 impl RequestBody {
@@ -80,11 +82,11 @@ impl RequestBody {
         match self.framing {
             Coding::Read => true,
             Coding::Length(_) | Coding::Chunked(_) => !self.wants_continue,
-            Coding::Tunnel | Coding::Unknown => false,
+            Coding::Tunnel | Coding::Unknown | Coding::Broken(_) => false,
         }
     }
 
-    /// The next piece; `None` at the end.
+    /// The next piece; `None` at the end. After an error there is nothing but that error.
     pub(super) fn poll_next(
         &mut self,
         stream: &Stream,
@@ -93,10 +95,30 @@ impl RequestBody {
         context: &mut Context<'_>,
         limits: &BodyLimits,
     ) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        let piece = ready!(self.poll_piece(stream, input, timer, context, limits));
+        if let Err(error) = piece {
+            timer.clear();
+            self.framing = Coding::Broken(error);
+        }
+        Poll::Ready(piece)
+    }
+
+    fn poll_piece(
+        &mut self,
+        stream: &Stream,
+        input: &mut Buffer,
+        timer: &mut Timer,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, BodyError>> {
         loop {
-            if self.is_read() {
-                timer.clear();
-                return Poll::Ready(Ok(None));
+            match self.framing {
+                Coding::Read | Coding::Unknown => {
+                    timer.clear();
+                    return Poll::Ready(Ok(None));
+                }
+                Coding::Broken(error) => return Poll::Ready(Err(error)),
+                Coding::Length(_) | Coding::Chunked(_) | Coding::Tunnel => {}
             }
             if !input.is_empty()
                 && let Some(piece) = self.take_piece(input, limits)?
@@ -135,7 +157,7 @@ impl RequestBody {
     /// What `input` holds of the body; `None` when that was framing alone.
     fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, BodyError> {
         let item = match &mut self.framing {
-            Coding::Read | Coding::Unknown => return Ok(None),
+            Coding::Read | Coding::Unknown | Coding::Broken(_) => return Ok(None),
             Coding::Tunnel => lease_item(input.take_lease()),
             Coding::Length(left) => {
                 let piece = usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));

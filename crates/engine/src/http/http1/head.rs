@@ -22,9 +22,12 @@ pub(super) enum Arrival {
     Request(Box<Request>),
     /// The head cannot be understood.
     Offence(Box<Request>, Offence),
-    /// The client was silent for too long; whether the connection is to be reset.
-    TimedOut(bool),
-    /// The client closed, or the connection has no place in the configuration any more.
+    /// The client closed the connection in the middle of a head.
+    Left(Box<Request>),
+    /// The client was silent for too long, perhaps in the middle of a head.
+    TimedOut(Option<Box<Request>>),
+    /// The client closed between requests, or the connection has no place in the
+    /// configuration any more.
     Closed,
 }
 
@@ -85,24 +88,14 @@ impl Http1 {
             };
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
-                    if let Some(mut head) = pending.take() {
-                        self.give_up(&mut head.request, input, "client prematurely closed connection", 400);
-                        self.worker.give_back(head.request);
-                    }
-                    return Poll::Ready(Arrival::Closed);
+                    return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
                     if timer.poll_expired(context).is_pending() {
                         return Poll::Pending;
                     }
-                    let mut resets = false;
-                    if let Some(mut head) = pending.take() {
-                        self.give_up(&mut head.request, input, "client timed out (110: Connection timed out)", 408);
-                        resets = *head.request.scope().core.reset_timedout_connection.get();
-                        self.worker.give_back(head.request);
-                    }
-                    return Poll::Ready(Arrival::TimedOut(resets));
+                    return Poll::Ready(Arrival::TimedOut(half_head(pending, input)));
                 }
             }
         }
@@ -146,13 +139,13 @@ impl Http1 {
         Some(Begun { pending, timeout })
     }
 
-    /// Nothing can be answered any more; nginx says so at `info`.
-    fn give_up(&self, request: &mut Request, input: &mut Buffer, what: &str, status: u16) {
-        let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
-        request.head = std::mem::take(input);
+    /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
+    pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
+        let reading = part_read(&request);
+        request.parsed.keep_first_line(request.head.readable());
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;
-        pipeline::log(request);
+        self.end(request);
     }
 
     /// Prepares the exchange and goes through the phases as far as it gets.
@@ -171,6 +164,7 @@ impl Http1 {
             state.body.begin(&request.parsed, request.head.readable());
         }
         request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
+        let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
         match offence.map_or_else(|| self.prepare(request, core), Err) {
             Ok(()) if gale_runtime::leases_exhausted() => {
                 request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
@@ -180,8 +174,8 @@ impl Http1 {
             Err(offence) => {
                 // The path is for the log; an offence in it was told already.
                 let _ = self.prepare(request, core);
+                request.parsed.keep_first_line(request.head.readable());
                 let input = request.head.readable();
-                let reading = if request.parsed.line.is_empty() { "request line" } else { "request headers" };
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
                 if request.parsed.method_range.is_empty() {
                     request.become_get();
@@ -252,6 +246,20 @@ impl Http1 {
         request.host = host;
     }
 }
+
+/// What has come of a head that will not be whole.
+fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
+    let mut request = pending.take()?.request;
+    request.head = std::mem::take(input);
+    Some(request)
+}
+
+/// nginx's words for what was read of a head that was not understood to its end.
+fn part_read(request: &Request) -> &'static str {
+    if request.parsed.line.is_empty() { REQUEST_LINE } else { "request headers" }
+}
+
+const REQUEST_LINE: &str = "request line";
 
 /// What the first read of a request asks for, before the settings are looked at.
 const FIRST_READ: usize = 1024;

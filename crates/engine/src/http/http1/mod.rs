@@ -126,13 +126,14 @@ impl Http1 {
             let afterwards = match arrival {
                 Arrival::Request(request) => self.exchange(request, None).await,
                 Arrival::Offence(request, offence) => self.exchange(request, Some(offence)).await,
-                Arrival::TimedOut(resets) => {
-                    if resets {
+                Arrival::Left(request) => return self.give_up(request, "client prematurely closed connection", 400),
+                Arrival::TimedOut(Some(request)) => {
+                    if *request.scope().core.reset_timedout_connection.get() {
                         self.reset();
                     }
-                    return;
+                    return self.give_up(request, "client timed out (110: Connection timed out)", 408);
                 }
-                Arrival::Closed => return,
+                Arrival::TimedOut(None) | Arrival::Closed => return,
             };
             self.exchange_generation.set(None);
             self.first_configuration.take();
@@ -221,6 +222,8 @@ impl Http1 {
                 match poll_fn(|context| self.poll_body(context, &limits)).await {
                     Ok(Some(_)) => {}
                     Ok(None) => return Afterwards::KeepAlive,
+                    // The answer is on its way and the client still sending.
+                    Err(BodyError::Malformed) => return Afterwards::Linger,
                     Err(_) => return Afterwards::Close,
                 }
             }
@@ -320,7 +323,9 @@ impl Exchange for Http1 {
         }
         text.extend_from_slice(b"\r\n");
         let mut state = self.state.borrow_mut();
-        state.body.continue_was_sent();
+        if status == 100 {
+            state.body.continue_was_sent();
+        }
         state.sender.interim(&text);
     }
 
