@@ -334,6 +334,14 @@ fn the_worker_of_root_is_the_user_of_the_configuration() {
 }
 
 #[test]
+fn the_worker_of_root_is_nobody_when_the_configuration_does_not_say() {
+    let server = Server::start(Driver::Epoll, "return 200 hello;");
+    let own = rustix::process::geteuid().as_raw();
+    assert_eq!(users_of(server.worker()), [if is_root() { support::NOBODY } else { own }; 4]);
+    server.stop();
+}
+
+#[test]
 fn the_user_directive_of_an_ordinary_user_is_warned_of() {
     let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
     let server = Setup::configuration(&format!("user root;\n{text}")).unprivileged().start();

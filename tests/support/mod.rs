@@ -62,6 +62,9 @@ macro_rules! with_each_driver {
 }
 pub(crate) use with_each_driver;
 
+/// The user and group that Linux calls nobody.
+pub const NOBODY: u32 = 65534;
+
 /// Whether the tests run as root. What needs root returns early without.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -213,8 +216,6 @@ http {{
 /// the build directory.
 pub fn binary(is_unprivileged: bool) -> Command {
     const PATH: &str = env!("CARGO_BIN_EXE_gale");
-    /// The user and group that Linux calls nobody.
-    const NOBODY: u32 = 65534;
     if !(is_unprivileged && is_root()) {
         return Command::new(PATH);
     }

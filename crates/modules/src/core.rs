@@ -34,7 +34,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
-        about: "The user, and the group, that the worker process runs as.",
+        about: "The user, and the group, that the worker process of root runs as; nobody when not said.",
         store: &One { parse: user, slot: slot!(MainSettings, user) },
     },
     Directive {

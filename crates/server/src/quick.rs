@@ -47,9 +47,11 @@ fn configuration(serve: &Serve) -> String {
     // A process number's own file: several may serve at the same time.
     let pid = std::env::temp_dir().join(format!("gale-serve-{}.pid", std::process::id()));
     let pid = quoted(pid.as_os_str().as_bytes());
+    // Whoever starts it is who may read the directory: without this line, root's would be served as nobody.
+    let user = if process::is_super_user() { "user root;\n" } else { "" };
     let listen = &serve.listen;
     format!(
-        "daemon off;
+        "{user}daemon off;
 worker_processes auto;
 error_log stderr notice;
 pid {pid};

@@ -20,7 +20,7 @@ use crate::http::configuration::ScopeId;
 use crate::log::{DeferredLog, ErrorLog, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
-use crate::process::{self, BuildRequest, ProcessSettings, Resources};
+use crate::process::{self, Account, BuildRequest, ProcessSettings, ResourceError, Resources};
 
 /// Where the settings that are being written belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,12 +277,19 @@ impl Builder {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let mut process = main.to_process_settings();
         let user = main.user.clone();
-        if let Some((name, group)) = user.get_opt() {
-            match resources.account(name, group.as_deref()) {
+        match user.get_opt() {
+            Some((name, group)) => match resources.account(name, group.as_deref()) {
                 Ok(Some(account)) => process.account = Some(account),
                 Ok(None) => self.note([Diagnostic::warn(process::USER_IGNORED).at_opt(user.span())]),
                 Err(error) => self.note([user.error(error.to_string())]),
-            }
+            },
+            None => match default_account(resources) {
+                Ok(account) => process.account = account,
+                Err(error) => {
+                    let hint = "name the user of the worker process with the \"user\" directive";
+                    self.note([Diagnostic::emerg(error.to_string()).hint(hint)]);
+                }
+            },
         }
         process
     }
@@ -304,6 +311,12 @@ impl Builder {
             }
         }
     }
+}
+
+/// Who the worker process of root is when the configuration does not say: nobody, whose group has one of two names, as
+/// nginx looks for them when it is built.
+fn default_account(resources: &mut dyn Resources) -> Result<Option<Account>, ResourceError> {
+    resources.account("nobody", None).or_else(|_| resources.account("nobody", Some("nogroup")))
 }
 
 fn make_confs(modules: &[&Module]) -> Vec<Option<Conf>> {
