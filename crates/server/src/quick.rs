@@ -1,6 +1,7 @@
 //! `gale serve`: a directory on the spot. Behind it is an ordinary configuration,
 //! which `--print-config` shows.
 
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +20,8 @@ const MIME_TYPES: &str = include_str!("mime.types");
 pub fn serve(serve: &Serve) -> ExitCode {
     let text = configuration(serve);
     if serve.prints_configuration {
-        print!("{text}");
+        // Whoever reads may have seen enough.
+        let _ = std::io::stdout().write_all(text.as_bytes());
         return ExitCode::SUCCESS;
     }
     if !serve.directory.is_dir() {

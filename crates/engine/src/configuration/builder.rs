@@ -13,7 +13,7 @@ use std::time::Duration;
 use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables};
 use gale_runtime::DriverChoice;
 
-use super::{Configuration, MainSettings};
+use super::{Configuration, MainSettings, ThreadPoolSettings};
 use crate::http;
 use crate::http::builder::HttpBuilder;
 use crate::http::configuration::ScopeId;
@@ -249,7 +249,9 @@ impl Builder {
         let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
-        Some(Configuration { process, events, error_log, http })
+        let default_pool = main.thread_pool.get().iter().find(|pool| pool.name == ThreadPoolSettings::DEFAULT_NAME);
+        let default_pool = default_pool.cloned().unwrap_or_default();
+        Some(Configuration { process, events, default_pool, error_log, http })
     }
 
     fn complete_main(&mut self) {

@@ -27,6 +27,8 @@ pub struct Configuration {
     pub process: ProcessSettings,
     /// The `events` block.
     pub events: EventsSettings,
+    /// The pool that is used where none is named.
+    pub default_pool: ThreadPoolSettings,
     /// Where messages go that belong to no request.
     pub error_log: Arc<ErrorLog>,
     /// The `http` block; without one there is nothing to serve.

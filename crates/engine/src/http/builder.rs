@@ -208,11 +208,15 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
                 Diagnostic::warn(format!("server name \"{}\" has suspicious symbols", word.text)).at(word.span);
             builder.note([warning]);
         }
+        let mut word = word.clone();
+        if word.text == "$hostname" {
+            word.text = super::worker::hostname().into();
+        }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         if let ServerName::Regex(regex) = &mut name {
             regex.bind(|group| builder.http_mut().variables.stored(group));
         }
-        current_server(builder).names.push((word.clone(), name));
+        current_server(builder).names.push((word, name));
     }
     Ok(())
 }
@@ -495,6 +499,12 @@ fn add_listen(
 fn names_of(draft: &AddressDraft, servers: &mut [ServerDraft], builder: &mut Builder) -> ServerNames {
     let mut names = ServerNames::default();
     for &id in &draft.servers {
+        let is_unnamed = servers[id.0 as usize].names.is_empty();
+        // A lone server is the default, whatever the host.
+        if is_unnamed && draft.servers.len() > 1 && names.insert(ServerName::Exact(Box::default()), id).is_err() {
+            let message = format!("conflicting server name \"\" on {}, ignored", draft.spec.address);
+            builder.note([Diagnostic::warn(message).at(servers[id.0 as usize].span)]);
+        }
         for (word, _) in &servers[id.0 as usize].names {
             // Parsed before without an error; a regular expression is compiled per
             // address, because expressions are not shared.

@@ -29,7 +29,7 @@ pub fn respond(request: &mut Request, status: u16) -> Flow {
 /// After these the framing of the next request cannot be relied on, or the
 /// server is in trouble: nginx closes, too.
 fn closes_connection(status: u16) -> bool {
-    matches!(status, 400 | 413 | 414 | 494..=497 | 500 | 501)
+    matches!(status, 400 | 408 | 413 | 414 | 494..=497 | 500 | 501)
 }
 
 fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {

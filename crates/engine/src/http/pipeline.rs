@@ -177,7 +177,9 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         return Err(404);
     }
     let body_max = *core.client_max_body_size.get();
-    if body_max != 0 && request.declared_body_length().is_some_and(|length| length > body_max) {
+    // The page for a body that was refused is not refused for it.
+    if body_max != 0 && !request.is_error_page && request.declared_body_length().is_some_and(|length| length > body_max)
+    {
         let length = request.declared_body_length().unwrap_or_default();
         request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
         return Err(413);

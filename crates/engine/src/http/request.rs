@@ -259,8 +259,9 @@ impl Request {
     /// the variables of named groups.
     pub fn take_match(&mut self, matched: Match<'_>, subject: &[u8]) {
         for &(group, variable) in matched.regex.variables() {
-            if let Some(text) = matched.captures.text(subject, group) {
-                self.store_variable(variable, text);
+            match matched.captures.text(subject, group) {
+                Some(text) => self.store_variable(variable, text),
+                None => self.forget_variable(variable),
             }
         }
         self.captures = matched.captures;
@@ -283,6 +284,13 @@ impl Request {
             stored.resize(self.http().variables.len(), None);
         }
         stored[id.0 as usize] = Some(value.into());
+    }
+
+    /// Takes a stored variable's value away.
+    pub fn forget_variable(&self, id: VariableId) {
+        if let Some(value) = self.stored.borrow_mut().get_mut(id.0 as usize) {
+            *value = None;
+        }
     }
 
     /// Appends the value of a variable to `out`; `false` when it has none.

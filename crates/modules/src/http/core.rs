@@ -466,6 +466,7 @@ fn merge(
         Some(parent) => {
             core.types.inherit(&parent.types);
             core.error_page.inherit(&parent.error_page);
+            core.internal.inherit(&parent.internal);
         }
         None => {
             if !core.client_body_temp_path.is_set() {

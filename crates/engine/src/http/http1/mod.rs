@@ -272,7 +272,8 @@ impl Http1 {
         discarded.clear();
         let everything = async {
             loop {
-                let received = gale_runtime::timeout(lingering.silence_max, self.stream.recv(&mut discarded, DISCARD_BYTES)).await;
+                let received =
+                    gale_runtime::timeout(lingering.silence_max, self.stream.recv(&mut discarded, DISCARD_BYTES)).await;
                 match received {
                     Ok(Ok(1..)) => discarded.clear(),
                     _ => return,
