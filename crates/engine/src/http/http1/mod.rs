@@ -11,11 +11,13 @@ mod send;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
 use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
@@ -31,7 +33,7 @@ use super::request::Request;
 use super::response::ResponseHead;
 use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
-use crate::process::ListenAddress;
+use crate::process::{Level, ListenAddress};
 
 /// A closing connection is read from in pieces of this size.
 const DISCARD_BYTES: usize = 16 * 1024;
@@ -186,6 +188,9 @@ impl Http1 {
 
     /// Decides what comes after the response.
     fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Afterwards {
+        if sent == Err(Gone::Aborted) {
+            self.log_file_error(request);
+        }
         let core = &request.scope().core;
         let state = self.state.borrow();
         match sent {
@@ -209,6 +214,18 @@ impl Http1 {
             LingeringClose::Always => Afterwards::Linger,
             LingeringClose::On if is_sending => Afterwards::Linger,
             LingeringClose::On => Afterwards::Close,
+        }
+    }
+
+    /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
+    fn log_file_error(&self, request: &Request) {
+        let error = self.state.borrow_mut().sender.take_file_error();
+        match error {
+            Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
+            }
+            Some(error) => request.log(Level::Crit, format_args!("reading the file failed {}", OsErrorText(&error))),
+            None => {}
         }
     }
 

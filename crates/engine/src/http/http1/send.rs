@@ -53,6 +53,8 @@ pub(super) struct Sender {
     is_started: bool,
     has_interim: bool,
     gone: Option<Gone>,
+    /// Why a file could not be sent to its end, until somebody has logged it.
+    file_error: Option<io::Error>,
     sent: Sent,
     timer: Timer,
     is_waiting: bool,
@@ -99,6 +101,11 @@ impl Sender {
 
     pub(super) fn is_aborted(&self) -> bool {
         self.gone.is_some()
+    }
+
+    /// Why the response broke off, if a file was the reason; told once.
+    pub(super) fn take_file_error(&mut self) -> Option<io::Error> {
+        self.file_error.take()
     }
 
     pub(super) fn sent(&self) -> Sent {
@@ -265,7 +272,7 @@ impl Sender {
                 return Poll::Ready(Err(gone));
             }
             if let Err(error) = self.fill() {
-                self.fail(&error);
+                self.fail(Failure::File(error));
                 continue;
             }
             if self.output.is_empty() && self.queue.is_empty() {
@@ -283,13 +290,17 @@ impl Sender {
                 }
             } else {
                 match stream.poll_send(context, &mut self.output) {
-                    Poll::Ready(sent) => sent.map(|count| self.sent.bytes += count as u64),
+                    Poll::Ready(Ok(count)) => {
+                        self.sent.bytes += count as u64;
+                        Ok(())
+                    }
+                    Poll::Ready(Err(_)) => Err(Failure::Peer),
                     Poll::Pending => return self.poll_patience(context),
                 }
             };
             self.is_waiting = false;
-            if let Err(error) = progress {
-                self.fail(&error);
+            if let Err(failure) = progress {
+                self.fail(failure);
             }
         }
     }
@@ -306,9 +317,17 @@ impl Sender {
         Poll::Ready(Err(Gone::SendTimedOut))
     }
 
-    fn fail(&mut self, _error: &io::Error) {
-        self.keep_alive = false;
-        self.gone.get_or_insert(Gone::ByPeer);
+    fn fail(&mut self, failure: Failure) {
+        match failure {
+            Failure::Peer => {
+                self.keep_alive = false;
+                self.gone.get_or_insert(Gone::ByPeer);
+            }
+            Failure::File(error) => {
+                self.file_error = Some(error);
+                self.abort();
+            }
+        }
     }
 
     fn clear(&mut self) {
@@ -346,7 +365,7 @@ impl Sender {
     }
 
     /// Sends or reads on from the file at the head of the queue.
-    fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         let Some(BodyItem::File(piece)) = self.queue.front_mut() else { return Poll::Ready(Ok(())) };
         let files = self.files.expect("a response with a file has begun");
         if self.reading.is_none() && files.sendfile {
@@ -357,7 +376,8 @@ impl Sender {
                     let _ = stream.set_cork(true);
                 }
                 let mut offset = piece.offset;
-                let sent = ready!(stream.poll_sendfile(context, &piece.file, &mut offset, to_usize(length)))?;
+                let sent = ready!(stream.poll_sendfile(context, &piece.file, &mut offset, to_usize(length)));
+                let sent = sent.map_err(|_| Failure::Peer)?;
                 advance(piece, sent as u64)?;
                 if piece.length == 0 {
                     self.queue.pop_front();
@@ -385,6 +405,18 @@ impl Sender {
         if std::mem::take(&mut self.is_corked) {
             let _ = stream.set_cork(false);
         }
+    }
+}
+
+/// Why nothing more can be sent.
+enum Failure {
+    Peer,
+    File(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::File(error)
     }
 }
 
