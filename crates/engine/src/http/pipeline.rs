@@ -18,6 +18,7 @@ use super::body::{Body, BodyItem};
 use super::configuration::{BoundHandler, HttpConfiguration};
 use super::error_page;
 use super::exchange::{BodyLength, FileOptions, ResponseOptions};
+use super::files;
 use super::filters::Filtered;
 use super::phases::{Decision, Flow, Phase};
 use super::request::Request;
@@ -148,8 +149,10 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
 /// No module had an answer.
 fn no_content(request: &Request) -> Flow {
     if request.uri.last() == Some(&b'/') {
-        request
-            .log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&request.uri)));
+        let mut path = Vec::new();
+        if files::path_for(request, &mut path) {
+            request.log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&path)));
+        }
         return Flow::Respond(403);
     }
     request.log(Level::Error, format_args!("no handler found"));

@@ -100,7 +100,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
                 Ok(_) => return Flow::Redirect { uri: [&request.uri[..], &name].concat(), args: None },
                 Err(error) if is_absent(&error) => {
                     if !directory_is_there {
-                        if let Some(status) = check_directory(request, &directory).await {
+                        if let Some(status) = check_directory(request, &directory, &path).await {
                             return Flow::Respond(status);
                         }
                         directory_is_there = true;
@@ -113,15 +113,15 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
     })
 }
 
-/// The status when the directory itself is not there.
-async fn check_directory(request: &Request, directory: &[u8]) -> Option<u16> {
+/// The status when the directory itself is not there; `path` is what was looked for in it.
+async fn check_directory(request: &Request, directory: &[u8], path: &[u8]) -> Option<u16> {
     match files::stat(as_path(directory)).await {
         Ok(metadata) if metadata.is_directory() => None,
         Ok(_) => {
             request.log(Level::Alert, format_args!("\"{}\" is not a directory", BStr::new(directory)));
             Some(500)
         }
-        Err(error) => Some(refusal(request, "stat", directory, &error)),
+        Err(error) => Some(refusal(request, "stat", path, &error)),
     }
 }
 

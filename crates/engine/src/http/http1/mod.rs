@@ -11,11 +11,13 @@ mod send;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
 use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
@@ -211,11 +213,11 @@ impl Http1 {
 
     /// Decides what comes after the response.
     fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Afterwards {
-        let core = &request.scope().core;
-        let mut state = self.state.borrow_mut();
-        if let Some(error) = state.sender.take_file_error() {
-            request.log(Level::Alert, format_args!("a file could not be sent to its end: {error}"));
+        if sent == Err(Gone::Aborted) {
+            self.log_file_error(request);
         }
+        let core = &request.scope().core;
+        let state = self.state.borrow();
         let resets = match sent {
             Ok(()) if !state.sender.is_aborted() => None,
             Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
@@ -240,6 +242,18 @@ impl Http1 {
             return Afterwards::Close;
         }
         Afterwards::Linger(Lingering::of(core))
+    }
+
+    /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
+    fn log_file_error(&self, request: &Request) {
+        let error = self.state.borrow_mut().sender.take_file_error();
+        match error {
+            Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
+            }
+            Some(error) => request.log(Level::Crit, format_args!("reading the file failed {}", OsErrorText(&error))),
+            None => {}
+        }
     }
 
     /// Reads what is left of a body that nobody wanted, so that the next request can
