@@ -44,6 +44,8 @@ const TESTS: &[(&str, fn())] = &[
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
     ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
+    ("a_worker_without_free_descriptors_keeps_its_link", a_worker_without_free_descriptors_keeps_its_link),
+    ("a_worker_that_lost_its_link_is_replaced", a_worker_that_lost_its_link_is_replaced),
     ("three_hundred_descriptors_cross_the_link", three_hundred_descriptors_cross_the_link),
     ("a_worker_without_a_master_serves_until_signalled", a_worker_without_a_master_serves_until_signalled),
     ("the_daemon_answers_when_its_starter_has_returned", the_daemon_answers_when_its_starter_has_returned),
@@ -281,6 +283,40 @@ fn logs_are_reopened_in_master_and_worker() {
     let old = fs::read_to_string(&rotated).expect("the old file");
     assert_eq!(old, "before\nbetween\nworker 0 reopens\n", "what a loop still has goes to the old file");
     assert_eq!(fs::read_to_string(&trace).expect("the new file"), "after\n");
+}
+
+fn a_worker_without_free_descriptors_keeps_its_link() {
+    let configuration = "listen 127.0.0.1:0\nrlimit_nofile 100\ntrace DIR/trace\nanswer";
+    let mut server = Server::start(&format!("{configuration} one"));
+    let trace = server.directory.join("trace");
+    let mut client = server.connect();
+    let before = client.ask("exhaust");
+    server.reload(&format!("{configuration} two"));
+    assert_eq!(client.ask("x"), before);
+    server.wait_logged("too many open files to receive more");
+    fs::remove_file(&trace).expect("it was written");
+    server.signal(Signal::USR1);
+    server.wait_logged("log files could not be reopened");
+    client.ask("release");
+    server.wait_logged("sending the log files of worker process");
+    server.reload(&format!("{configuration} three"));
+    let after = client.ask("x");
+    assert_eq!((after.pid, after.text.as_str()), (before.pid, "three"));
+    assert!(fs::read_to_string(&trace).expect("the new file").ends_with("x\n"));
+}
+
+fn a_worker_that_lost_its_link_is_replaced() {
+    let mut server = Server::start(PLAIN);
+    let mut client = server.connect();
+    let old = client.ask("unlink").pid;
+    server.wait_logged("runs on without its link to the master");
+    server.wait_notified("READY=1");
+    assert_eq!(client.ask("x").pid, old, "the old one drains");
+    drop(client);
+    server.wait_logged(&format!("worker process {old} exited with code 0"));
+    assert_ne!(server.ask().pid, old);
+    server.reload("listen 127.0.0.1:0\nanswer two");
+    assert_eq!(server.ask().text, "two");
 }
 
 fn three_hundred_descriptors_cross_the_link() {
