@@ -8,6 +8,7 @@ mod toy;
 use std::fs;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::panic;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -40,6 +41,11 @@ const TESTS: &[(&str, fn())] = &[
     ),
     ("a_killed_worker_is_replaced_on_the_same_sockets", a_killed_worker_is_replaced_on_the_same_sockets),
     ("a_worker_that_panics_is_replaced", a_worker_that_panics_is_replaced),
+    ("a_terminal_that_changes_its_size_stops_nobody", a_terminal_that_changes_its_size_stops_nobody),
+    ("a_worker_that_is_told_to_leave_is_succeeded_at_once", a_worker_that_is_told_to_leave_is_succeeded_at_once),
+    ("a_death_is_noticed_although_the_parent_ignored_them", a_death_is_noticed_although_the_parent_ignored_them),
+    ("when_old_and_new_worker_die_another_is_started", when_old_and_new_worker_die_another_is_started),
+    ("a_worker_that_a_reload_brought_back_is_kept", a_worker_that_a_reload_brought_back_is_kept),
     ("quit_waits_for_connections", quit_waits_for_connections),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
@@ -234,6 +240,82 @@ fn a_worker_that_panics_is_replaced() {
     server.wait_logged("panicked");
     server.wait_logged(&format!("worker process {} exited with code 2", before.pid));
     assert_ne!(server.ask().pid, before.pid);
+}
+
+fn a_terminal_that_changes_its_size_stops_nobody() {
+    let mut server = Server::start(PLAIN);
+    let before = server.ask().pid;
+    kill(before, Signal::WINCH);
+    server.signal(Signal::WINCH);
+    server.wait_logged(&format!("] {before}: signal 28 (SIGWINCH) received"));
+    server.reload("listen 127.0.0.1:0\nanswer two");
+    assert_eq!(server.ask().pid, before);
+}
+
+fn a_worker_that_is_told_to_leave_is_succeeded_at_once() {
+    let mut server = Server::start(PLAIN);
+    let mut client = server.connect();
+    let old = client.ask("x").pid;
+    kill(old, Signal::QUIT);
+    let new = server.wait_started_after(old);
+    let after = std::iter::repeat_with(|| server.ask()).find(|answer| answer.pid != old).expect("endless");
+    assert_eq!(after.pid, new);
+    assert_eq!(client.ask("x").pid, old);
+}
+
+fn a_death_is_noticed_although_the_parent_ignored_them() {
+    let mut server = Server::launch_with(PLAIN, |command| {
+        let ignore = || {
+            // SAFETY: no handler is installed.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+            Ok(())
+        };
+        // SAFETY: the closure only makes a system call.
+        unsafe { command.pre_exec(ignore) };
+    });
+    server.wait_notified("READY=1");
+    let before = server.ask().pid;
+    kill(before, Signal::KILL);
+    server.wait_logged(&format!("worker process {before} exited on signal 9"));
+    assert_ne!(server.ask().pid, before);
+}
+
+fn when_old_and_new_worker_die_another_is_started() {
+    let mut server = Server::start(PLAIN);
+    let old = server.ask().pid;
+    let fifo = server.directory.join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+    server.begin_reload("listen 127.0.0.1:0\nworking_directory DIR\nworker_waits DIR/fifo\nanswer two");
+    let new = server.wait_started_after(old);
+    for pid in [old, new] {
+        kill(pid, Signal::KILL);
+        server.wait_logged(&format!("worker process {pid} exited on signal 9"));
+    }
+    let after = server.ask();
+    assert!(after.pid != old && after.pid != new);
+    assert_eq!(after.text, "one");
+}
+
+fn a_worker_that_a_reload_brought_back_is_kept() {
+    let mut server = Server::launch(&format!("{PLAIN}\ndaemon"));
+    server.wait_notified("READY=1");
+    server.wait_exited();
+    let master = server.pid_in_file();
+    let first = server.ask().pid;
+    kill(master.as_raw_pid(), Signal::WINCH);
+    server.wait_logged(&format!("worker process {first} exited with code 0"));
+    kill(master.as_raw_pid(), Signal::HUP);
+    server.wait_notified("READY=1");
+    let second = server.ask().pid;
+    kill(second, Signal::KILL);
+    server.wait_logged(&format!("worker process {second} exited on signal 9"));
+    assert_ne!(server.ask().pid, second);
+    process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
+    assert!(ends(master));
+}
+
+fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).expect("positive"), signal).expect("it runs");
 }
 
 fn quit_waits_for_connections() {

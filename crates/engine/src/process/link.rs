@@ -62,6 +62,8 @@ pub(super) enum Message {
     Refused { generation: u64, report: Report },
     /// From the worker: every loop uses it, removed listeners are drained.
     Committed { generation: u64 },
+    /// From the worker: it accepts no more, and ends when its connections have.
+    Leaving,
     /// From the helper: a line for the master's log.
     Log { level: Level, message: String },
 }

@@ -252,8 +252,9 @@ impl<P: Program> Master<P> {
     // Signals
 
     fn handle_signal(&mut self, arrived: &Arrived) {
-        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade.
-        let ignored = arrived.signal == Signal::ChangeBinary && self.upgrade_is_running();
+        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a stop,
+        // which has closed the sockets.
+        let ignored = arrived.signal == Signal::ChangeBinary && (self.upgrade_is_running() || self.stop.is_some());
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",
             Signal::Terminate => ", exiting",
@@ -482,17 +483,24 @@ impl<P: Program> Master<P> {
 
     fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
         self.end_reload_of(worker.pid, "the worker process died before it was ready for the new configuration");
-        if self.stop.is_some() || self.resting || self.failed || worker.phase == WorkerPhase::Leaving {
+        if worker.phase == WorkerPhase::Leaving {
             return;
         }
-        if !self.serving_since_start {
+        if !self.serving_since_start && self.stop.is_none() {
             self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
         if worker.since.elapsed() >= RESPAWN_HEALTHY {
             self.respawn.pause = Duration::ZERO;
         }
-        self.schedule_respawn();
+        self.succeed();
+    }
+
+    /// Sees to it that a worker process comes after one that is gone or leaves, if one is wanted.
+    fn succeed(&mut self) {
+        if self.stop.is_none() && !self.resting && !self.failed {
+            self.schedule_respawn();
+        }
     }
 
     /// A worker process will say no more about the reload that it was part of.
@@ -607,6 +615,7 @@ impl<P: Program> Master<P> {
             Message::Committed { .. } => self.handle_committed(pid),
             Message::Refused { report, .. } => self.handle_refused(pid, report),
             Message::Log { level, message } => self.log.write(level, &message),
+            Message::Leaving => self.handle_leaving(pid),
             Message::ReopenAgain => self.send_logs_again(pid),
             _ => self.log.write(Level::Alert, &format!("unexpected message from worker process {pid}")),
         }
@@ -627,6 +636,8 @@ impl<P: Program> Master<P> {
         }
         match self.reload.take() {
             Some(Reload::Replacing { bundle, worker }) if worker == pid => {
+                // The reload has brought a worker process back, which is wanted from now on.
+                self.resting = false;
                 self.retire_all_but(pid);
                 let previous = self.acknowledge(bundle);
                 self.finish_commit(&previous);
@@ -636,6 +647,19 @@ impl<P: Program> Master<P> {
                 self.take_up_wanted_reload();
             }
         }
+    }
+
+    /// A worker process drains. Unless we told it to, somebody signalled it, and it has to be succeeded.
+    fn handle_leaving(&mut self, pid: Pid) {
+        let unasked = self.worker_mut(pid).is_some_and(|worker| worker.phase != WorkerPhase::Leaving);
+        if !unasked {
+            return;
+        }
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.phase = WorkerPhase::Leaving;
+        }
+        self.end_reload_of(pid, "the worker process was told to leave");
+        self.succeed();
     }
 
     fn retire_all_but(&mut self, pid: Pid) {

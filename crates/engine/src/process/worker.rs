@@ -362,8 +362,11 @@ impl<P: Program> Control<P> {
 
     fn handle_signal(&mut self, arrived: &Arrived) {
         let single = matches!(self.origin, Origin::Single(_));
+        // On a terminal every change of its size sends WINCH to the whole process group.
+        let stops_accepting = !single && self.bundle.settings.daemon;
         let action = match arrived.signal {
-            Signal::Quit | Signal::StopAccepting if arrived.signal == Signal::Quit || !single => ", shutting down",
+            Signal::Quit => ", shutting down",
+            Signal::StopAccepting if stops_accepting => ", shutting down",
             Signal::Terminate => ", exiting",
             Signal::Reopen => ", reopening logs",
             Signal::Reconfigure if single => ", reconfiguring",
@@ -909,6 +912,8 @@ impl<P: Program> Control<P> {
             return self.begin_fast_stop();
         }
         self.log.write(Level::Notice, "gracefully shutting down");
+        // If it was not the master who wanted that, it starts a successor at once.
+        self.tell_master(&Message::Leaving);
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }

@@ -120,6 +120,11 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
             "panic" => panic!("told to panic"),
+            // Nobody ever writes to that FIFO unless the test does.
+            "worker_waits" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
+                let _ = std::fs::read(value);
+            }
+            "worker_waits" => {}
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
