@@ -41,6 +41,8 @@ const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
 const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause.
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long a process that closed its link may take to end; one that lives on then is replaced.
+const LOST_GRACE: Duration = Duration::from_secs(1);
 /// A worker process that lived so long was healthy.
 const RESPAWN_HEALTHY: Duration = Duration::from_secs(60);
 
@@ -62,6 +64,8 @@ struct WorkerProcess {
     pid: Pid,
     /// None after it was lost.
     link: Option<Link>,
+    /// It has lost its link, so that it cannot be told anything: it is replaced then, if it still lives.
+    replace_at: Option<Instant>,
     phase: WorkerPhase,
     since: Instant,
 }
@@ -212,7 +216,8 @@ impl<P: Program> Master<P> {
             Some(Stop::Fast { kill_at }) => *kill_at,
             _ => None,
         };
-        [helper, kill, self.respawn.at].into_iter().flatten().min()
+        let lost = self.workers.iter().filter_map(|worker| worker.replace_at);
+        [helper, kill, self.respawn.at].into_iter().flatten().chain(lost).min()
     }
 
     fn handle_time(&mut self, now: Instant) {
@@ -238,13 +243,18 @@ impl<P: Program> Master<P> {
                 self.spawn_worker();
             }
         }
+        let lost = self.workers.iter().find(|worker| worker.replace_at.is_some_and(|at| at <= now));
+        if let Some(pid) = lost.map(|worker| worker.pid) {
+            self.replace_lost(pid, now);
+        }
     }
 
     // Signals
 
     fn handle_signal(&mut self, arrived: &Arrived) {
-        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade.
-        let ignored = arrived.signal == Signal::ChangeBinary && self.upgrade_is_running();
+        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a stop,
+        // which has closed the sockets.
+        let ignored = arrived.signal == Signal::ChangeBinary && (self.upgrade_is_running() || self.stop.is_some());
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",
             Signal::Terminate => ", exiting",
@@ -349,11 +359,26 @@ impl<P: Program> Master<P> {
                 Err(message) => self.log.write(Level::Emerg, &message),
             }
         }
-        for link in self.workers.iter_mut().filter_map(|worker| worker.link.as_mut()) {
-            // A lost link is found and logged when it is read.
-            let _ = link.send_reopened(&reopened);
+        let mut unreachable = Vec::new();
+        for worker in &mut self.workers {
+            if worker.link.as_mut().is_none_or(|link| link.send_reopened(&reopened).is_err()) {
+                unreachable.push(worker.pid);
+            }
+        }
+        for pid in unreachable {
+            self.kill(pid, rustix::process::Signal::USR1);
         }
         self.redirect_standard_error();
+    }
+
+    /// The worker process had no room for the descriptors when the logs were reopened.
+    fn send_logs_again(&mut self, pid: Pid) {
+        self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
+        let logs = self.bundle.record.logs.clone();
+        if let Some(link) = self.worker_mut(pid).and_then(|worker| worker.link.as_mut()) {
+            // A lost link is found and logged when it is read.
+            let _ = link.send_reopened(&logs);
+        }
     }
 
     fn redirect_standard_error(&self) {
@@ -400,7 +425,7 @@ impl<P: Program> Master<P> {
         self.log.write(Level::Notice, &format!("start worker process {pid}"));
         // If it is dead already, SIGCHLD says so.
         let link = link.send_bundle(bundle).is_ok().then_some(link);
-        Ok(WorkerProcess { pid, link, phase: WorkerPhase::Starting, since: Instant::now() })
+        Ok(WorkerProcess { pid, link, replace_at: None, phase: WorkerPhase::Starting, since: Instant::now() })
     }
 
     fn serving_worker(&self) -> Option<&WorkerProcess> {
@@ -457,29 +482,37 @@ impl<P: Program> Master<P> {
     }
 
     fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
-        match self.reload.take() {
-            Some(Reload::Preparing { bundle, worker: pid }) if pid == worker.pid => {
-                self.discard(*bundle, "the worker process died while it prepared the new configuration");
-            }
-            Some(Reload::Replacing { bundle, worker: pid }) if pid == worker.pid => {
-                self.discard(*bundle, "the new worker process died before it was ready");
-                return; // the old one still serves
-            }
-            // Acknowledged: the next process is started with the new configuration.
-            Some(Reload::Committing { previous, worker: pid }) if pid == worker.pid => self.finish_commit(&previous),
-            other => self.reload = other,
-        }
-        if self.stop.is_some() || self.resting || self.failed || worker.phase == WorkerPhase::Leaving {
+        self.end_reload_of(worker.pid, "the worker process died before it was ready for the new configuration");
+        if worker.phase == WorkerPhase::Leaving {
             return;
         }
-        if !self.serving_since_start {
+        if !self.serving_since_start && self.stop.is_none() {
             self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
         if worker.since.elapsed() >= RESPAWN_HEALTHY {
             self.respawn.pause = Duration::ZERO;
         }
-        self.schedule_respawn();
+        self.succeed();
+    }
+
+    /// Sees to it that a worker process comes after one that is gone or leaves, if one is wanted.
+    fn succeed(&mut self) {
+        if self.stop.is_none() && !self.resting && !self.failed {
+            self.schedule_respawn();
+        }
+    }
+
+    /// A worker process will say no more about the reload that it was part of.
+    fn end_reload_of(&mut self, pid: Pid, why: &str) {
+        match self.reload.take() {
+            Some(Reload::Preparing { bundle, worker } | Reload::Replacing { bundle, worker }) if worker == pid => {
+                self.discard(*bundle, why);
+            }
+            // Acknowledged: the next process is started with the new configuration.
+            Some(Reload::Committing { previous, worker }) if worker == pid => self.finish_commit(&previous),
+            other => self.reload = other,
+        }
     }
 
     /// At once the first time, then later and later.
@@ -520,6 +553,7 @@ impl<P: Program> Master<P> {
             let result = drain(link, |received| heard.push_back(Heard::Worker(worker.pid, Ok(received))));
             if let Err(error) = result {
                 worker.link = None;
+                worker.replace_at = Some(Instant::now() + LOST_GRACE);
                 heard.push_back(Heard::Worker(worker.pid, Err(error)));
             }
         }
@@ -532,7 +566,7 @@ impl<P: Program> Master<P> {
         heard
     }
 
-    /// A process that has gone is SIGCHLD's business. One that talks nonsense is replaced.
+    /// A process that has gone is SIGCHLD's business, one that has not is `replace_lost`'s. One that talks nonsense is ended.
     fn handle_lost(&mut self, pid: Pid, error: &io::Error) {
         if matches!(
             error.kind(),
@@ -542,6 +576,33 @@ impl<P: Program> Master<P> {
         }
         self.log.write(Level::Alert, &format!("the link to worker process {pid} was lost: {error}"));
         self.kill(pid, rustix::process::Signal::TERM);
+    }
+
+    /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the old
+    /// one drains, as in a reload that needs a new process.
+    fn replace_lost(&mut self, pid: Pid, now: Instant) {
+        // SIGCHLD may have been taken by somebody else.
+        let is_gone = matches!(rustix::process::waitpid(Some(pid), WaitOptions::NOHANG), Err(rustix::io::Errno::CHILD));
+        let Some(position) = self.workers.iter().position(|worker| worker.pid == pid) else {
+            return;
+        };
+        if is_gone {
+            let worker = self.workers.remove(position);
+            self.log.write(Level::Alert, &format!("worker process {pid} is gone"));
+            return self.handle_worker_exit(&worker);
+        }
+        let worker = &mut self.workers[position];
+        if worker.phase != WorkerPhase::Serving || self.stop.is_some() {
+            worker.replace_at = None; // it leaves, or is killed when it does not become ready
+            return;
+        }
+        worker.replace_at = Some(now + RESPAWN_PAUSE_MAX);
+        self.end_reload_of(pid, "the link to the worker process was lost");
+        if self.reload.is_none() {
+            let text = format!("worker process {pid} runs on without its link to the master, replacing it");
+            self.log.write(Level::Alert, &text);
+            self.replace_worker(self.bundle.clone());
+        }
     }
 
     fn handle_worker(&mut self, pid: Pid, received: Received) {
@@ -554,6 +615,8 @@ impl<P: Program> Master<P> {
             Message::Committed { .. } => self.handle_committed(pid),
             Message::Refused { report, .. } => self.handle_refused(pid, report),
             Message::Log { level, message } => self.log.write(level, &message),
+            Message::Leaving => self.handle_leaving(pid),
+            Message::ReopenAgain => self.send_logs_again(pid),
             _ => self.log.write(Level::Alert, &format!("unexpected message from worker process {pid}")),
         }
     }
@@ -573,6 +636,8 @@ impl<P: Program> Master<P> {
         }
         match self.reload.take() {
             Some(Reload::Replacing { bundle, worker }) if worker == pid => {
+                // The reload has brought a worker process back, which is wanted from now on.
+                self.resting = false;
                 self.retire_all_but(pid);
                 let previous = self.acknowledge(bundle);
                 self.finish_commit(&previous);
@@ -582,6 +647,19 @@ impl<P: Program> Master<P> {
                 self.take_up_wanted_reload();
             }
         }
+    }
+
+    /// A worker process drains. Unless we told it to, somebody signalled it, and it has to be succeeded.
+    fn handle_leaving(&mut self, pid: Pid) {
+        let unasked = self.worker_mut(pid).is_some_and(|worker| worker.phase != WorkerPhase::Leaving);
+        if !unasked {
+            return;
+        }
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.phase = WorkerPhase::Leaving;
+        }
+        self.end_reload_of(pid, "the worker process was told to leave");
+        self.succeed();
     }
 
     fn retire_all_but(&mut self, pid: Pid) {
@@ -651,6 +729,10 @@ impl<P: Program> Master<P> {
         match received {
             Received::Message(Message::Log { level, message }) => self.log.write(level, &message),
             Received::Message(Message::Refused { report, .. }) => self.reject(report),
+            Received::BundleLost { .. } => {
+                let text = "the master process has too many open files to receive the new configuration";
+                self.reject(Report::new(Level::Emerg, text));
+            }
             Received::Bundle(bundle) => self.prepare(bundle),
             _ => self.log.write(Level::Alert, "unexpected message from the reload helper"),
         }
@@ -661,7 +743,8 @@ impl<P: Program> Master<P> {
         self.generation += 1;
         bundle.generation = self.generation;
         bundle.adopt(&self.bundle);
-        let serving = self.workers.iter().position(|worker| worker.phase == WorkerPhase::Serving);
+        let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
+        let serving = self.workers.iter().position(is_reachable);
         let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
         let Some(position) = in_place else {
             return self.replace_worker(bundle);

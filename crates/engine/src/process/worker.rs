@@ -45,6 +45,10 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOPS_REOPEN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it is looked whether an old configuration is free.
 const RETIRED_CHECK: Duration = Duration::from_secs(1);
+/// How long this process waits before it asks once more for logs that it had no descriptors for.
+const ASK_FOR_LOGS_PAUSE: Duration = Duration::from_secs(1);
+/// Why something did not come through the link.
+const NO_ROOM: &str = "the worker process has too many open files to receive more (worker_rlimit_nofile)";
 /// Exit status that nginx's workers use for what another try would not mend.
 const EXIT_FATAL: u8 = 2;
 
@@ -252,6 +256,8 @@ struct Control<P: Program> {
     reload: Option<Reload<P::Configuration>>,
     reload_wanted: bool,
     reopening: Option<Reopening>,
+    /// Reopened logs did not come through.
+    ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
     stop: Option<Stop>,
     exit_code: u8,
@@ -280,6 +286,7 @@ impl<P: Program> Control<P> {
             reload: None,
             reload_wanted: false,
             reopening: None,
+            ask_for_logs_at: None,
             retired: Vec::new(),
             stop: None,
             exit_code: 0,
@@ -305,6 +312,7 @@ impl<P: Program> Control<P> {
             self.check_retired();
             self.check_draining();
             self.check_reopening(None);
+            self.check_lost_logs();
             if self.check_stop() {
                 break;
             }
@@ -341,15 +349,24 @@ impl<P: Program> Control<P> {
         let expiring = self.retired.iter().filter_map(|retired| retired.expires);
         let retired = (!self.retired.is_empty()).then(|| Instant::now() + RETIRED_CHECK);
         let reopening = self.reopening.as_ref().map(|reopening| reopening.until);
-        stop.into_iter().chain(reopening).chain(draining).chain(expiring).chain(retired).min()
+        stop.into_iter()
+            .chain(reopening)
+            .chain(self.ask_for_logs_at)
+            .chain(draining)
+            .chain(expiring)
+            .chain(retired)
+            .min()
     }
 
     // Signals
 
     fn handle_signal(&mut self, arrived: &Arrived) {
         let single = matches!(self.origin, Origin::Single(_));
+        // On a terminal every change of its size sends WINCH to the whole process group.
+        let stops_accepting = !single && self.bundle.settings.daemon;
         let action = match arrived.signal {
-            Signal::Quit | Signal::StopAccepting if arrived.signal == Signal::Quit || !single => ", shutting down",
+            Signal::Quit => ", shutting down",
+            Signal::StopAccepting if stops_accepting => ", shutting down",
             Signal::Terminate => ", exiting",
             Signal::Reopen => ", reopening logs",
             Signal::Reconfigure if single => ", reconfiguring",
@@ -441,6 +458,13 @@ impl<P: Program> Control<P> {
     fn handle_received(&mut self, received: Received) {
         match received {
             Received::Bundle(bundle) => self.begin_reload(bundle),
+            Received::BundleLost { generation } => {
+                self.tell_refused(generation, Report::new(Level::Emerg, NO_ROOM));
+            }
+            Received::ReopenedLost => {
+                self.log.write(Level::Alert, &format!("log files could not be reopened: {NO_ROOM}, trying again"));
+                self.ask_for_logs_at = Some(Instant::now() + ASK_FOR_LOGS_PAUSE);
+            }
             Received::Reopened(logs) => self.begin_reopening(Reopened::ByMaster(logs)),
             Received::Message(Message::Quit) => self.begin_graceful_stop(),
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
@@ -467,7 +491,7 @@ impl<P: Program> Control<P> {
             (None, None, true) => None,
         };
         if let Some(why) = busy {
-            return self.refuse(generation, Report::new(Level::Emerg, why));
+            return self.tell_refused(generation, Report::new(Level::Emerg, why));
         }
         bundle.adopt(&self.bundle);
         let program = Arc::clone(&self.program);
@@ -530,9 +554,13 @@ impl<P: Program> Control<P> {
                 report.log_to(&*self.log);
                 single.notifier.ready();
             }
-            Origin::Master(_) => self.tell_master(&Message::Refused { generation, report: report.bounded() }),
+            Origin::Master(_) => self.tell_refused(generation, report),
         }
         self.finish_reload();
+    }
+
+    fn tell_refused(&mut self, generation: u64, report: Report) {
+        self.tell_master(&Message::Refused { generation, report: report.bounded() });
     }
 
     fn finish_reload(&mut self) {
@@ -701,6 +729,13 @@ impl<P: Program> Control<P> {
         }
     }
 
+    fn check_lost_logs(&mut self) {
+        if self.ask_for_logs_at.is_some_and(|at| at <= Instant::now()) {
+            self.ask_for_logs_at = None;
+            self.tell_master(&Message::ReopenAgain);
+        }
+    }
+
     /// Every loop has written out what it had, or is stuck: now the files change.
     fn check_reopening(&mut self, reopened: Option<u64>) {
         let Some(reopening) = &mut self.reopening else {
@@ -864,7 +899,7 @@ impl<P: Program> Control<P> {
             eprintln!("{}: [emerg] {message}", self.bundle.request.program);
         }
         let generation = self.bundle.generation;
-        self.tell_master(&Message::Refused { generation, report: Report::new(Level::Emerg, message).bounded() });
+        self.tell_refused(generation, Report::new(Level::Emerg, message));
         self.exit_code = EXIT_FATAL;
         self.begin_fast_stop();
     }
@@ -877,6 +912,8 @@ impl<P: Program> Control<P> {
             return self.begin_fast_stop();
         }
         self.log.write(Level::Notice, "gracefully shutting down");
+        // If it was not the master who wanted that, it starts a successor at once.
+        self.tell_master(&Message::Leaving);
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -91,6 +91,8 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "pid" => settings.pid_path = value.into(),
             "daemon" => settings.daemon = true,
             "single" => settings.master_process = false,
+            "rlimit_nofile" => settings.rlimit_nofile = Some(value.parse().expect("a number")),
+            "working_directory" => settings.working_directory = Some(value.into()),
             "shutdown_timeout" => settings.shutdown_timeout = Some(Duration::from_millis(value.parse().expect("ms"))),
             "user" => settings.account = resources.account(value, None).map_err(|error| error.to_string())?,
             "error_log" => {
@@ -118,6 +120,11 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
             "panic" => panic!("told to panic"),
+            // Nobody ever writes to that FIFO unless the test does.
+            "worker_waits" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
+                let _ = std::fs::read(value);
+            }
+            "worker_waits" => {}
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
@@ -250,6 +257,9 @@ impl Turn {
                     std::thread::park();
                 },
                 b"panic\n" => panic!("told to panic"),
+                b"exhaust\n" => exhaust_descriptors(),
+                b"release\n" => DESCRIPTORS.with_borrow_mut(Vec::clear),
+                b"unlink\n" => cut_link(),
                 // An exchange that lasts: it keeps the configuration that it began with.
                 b"hold\n" => return connection.stream.write_all(b"holding\n").is_ok(),
                 _ => {}
@@ -262,6 +272,27 @@ impl Turn {
             let line = format!("{} {worker} {}\n", std::process::id(), configuration.answer);
             connection.stream.write_all(line.as_bytes()).is_ok()
         });
+    }
+}
+
+thread_local! {
+    static DESCRIPTORS: RefCell<Vec<std::fs::File>> = RefCell::default();
+}
+
+/// Leaves this process no free descriptor.
+fn exhaust_descriptors() {
+    DESCRIPTORS.with_borrow_mut(|held| held.extend(std::iter::from_fn(|| std::fs::File::open("/dev/null").ok())));
+}
+
+/// Ends the worker's link to its master: its only socket of that type.
+fn cut_link() {
+    let names = std::fs::read_dir("/proc/self/fd").expect("a list").flatten();
+    for number in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        // SAFETY: borrowed for calls that fail with EBADF when it is not open.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        if rustix::net::sockopt::socket_type(descriptor) == Ok(rustix::net::SocketType::SEQPACKET) {
+            rustix::net::shutdown(descriptor, rustix::net::Shutdown::Both).expect("it is connected");
+        }
     }
 }
 
