@@ -5,7 +5,7 @@
 //! | | first | else |
 //! |---|---|---|
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
-//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP (tmpfs): plain read |
+//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
 //!
 //! Opens are always `O_NONBLOCK`: a FIFO or a device never holds anybody up. Where `openat2` is missing (old kernels,
@@ -308,7 +308,7 @@ impl File {
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let waits = mounts::any_waiting() && mounts::classify(metadata.device, descriptor.as_fd());
+        let waits = mounts::classify(metadata.device, descriptor.as_fd());
         Ok(File::new(descriptor, metadata, waits))
     }
 
@@ -361,9 +361,11 @@ impl File {
             let slices = &mut [IoSliceMut::new(lease)];
             let result = match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN | Errno::NOSYS) => return None,
-                // File systems in memory do not know the flag and need not wait.
-                Err(Errno::OPNOTSUPP) => rustix::io::pread(self.as_fd(), &mut **lease, offset),
+                // File systems in memory do not know the flag and need not wait. Others that do not know it may (overlayfs).
+                Err(Errno::OPNOTSUPP) if mounts::lies_in_memory(self.metadata().device) => {
+                    rustix::io::pread(self.as_fd(), &mut **lease, offset)
+                }
+                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => return None,
                 result => result,
             };
             return Some(result.map(|count| lease.truncate(count)).map_err(io::Error::from));

@@ -55,6 +55,26 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
 }
 
 #[test]
+fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        // A file of procfs is not read from the page cache, so like one of overlayfs it cannot be tried.
+        let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
+        assert!(file.try_read_at(0, 100).unwrap().is_none());
+        assert!(!file.read_at_in(&pool, 0, 100).await.unwrap().is_empty());
+        assert_eq!(pool.counters().threads, 1);
+
+        let name = format!("/dev/shm/gale-runtime-{}", std::process::id());
+        if std::fs::write(&name, b"in memory").is_err() {
+            return eprintln!("skipped the second half: nothing can be written in /dev/shm");
+        }
+        let file = files::open_blocking(Path::new(&name), OpenFlags::READ).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        assert_eq!(&file.try_read_at(0, 100).unwrap().expect("nothing to wait for")[..], b"in memory");
+    });
+}
+
+#[test]
 fn a_large_file_is_read_and_closed_by_the_pool_when_it_goes_there() {
     let directory = Directory::new();
     let content = pattern(3 << 20);
