@@ -271,12 +271,12 @@ pub(crate) fn probe() {
 
 async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
     let path = PathBuf::from(path);
-    pool.run(move || open_blocking(&path, flags)).await?
+    pool.run_while_wanted(move || open_blocking(&path, flags)).await?
 }
 
 async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run(move || {
+    pool.run_while_wanted(move || {
         let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&descriptor)?;
         if mounts::any_waiting() {
@@ -375,10 +375,12 @@ impl File {
     async fn read_in_pool(&self, pool: &ThreadPool, offset: u64, mut lease: Lease) -> io::Result<Lease> {
         let length = lease.len();
         let file = self.clone();
-        // The memory travels, the account stays: when this future is dropped, the thread frees the memory.
-        let mut memory = lease.take_memory();
+        // A read that waits in the queue holds no memory: when this future is dropped, the account ends and the read
+        // never begins. What is beyond the account is at most what the threads are reading.
+        let size = lease.return_memory();
         let (memory, count) = pool
-            .run(move || {
+            .run_while_wanted(move || {
+                let mut memory = vec![0; size].into_boxed_slice();
                 let count = file.read_blocking(offset, &mut memory[..length]);
                 (memory, count)
             })

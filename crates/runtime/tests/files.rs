@@ -75,6 +75,25 @@ fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
 }
 
 #[test]
+fn a_read_that_waits_for_a_thread_is_charged_until_it_is_given_up() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let blocking = pool.run(move || receiver.recv());
+        // Reads of procfs cannot be tried and go to the pool.
+        let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
+        let before = leased_bytes();
+        let mut read = Box::pin(file.read_at_in(&pool, 0, 4096));
+        assert!(poll_once(&mut read).await.is_pending());
+        assert_eq!(leased_bytes(), before + 4096);
+        drop(read);
+        assert_eq!(leased_bytes(), before);
+        drop(sender);
+        let _ = blocking.await.unwrap();
+    });
+}
+
+#[test]
 fn a_large_file_is_read_and_closed_by_the_pool_when_it_goes_there() {
     let directory = Directory::new();
     let content = pattern(3 << 20);
