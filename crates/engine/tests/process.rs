@@ -46,6 +46,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_death_is_noticed_although_the_parent_ignored_them", a_death_is_noticed_although_the_parent_ignored_them),
     ("when_old_and_new_worker_die_another_is_started", when_old_and_new_worker_die_another_is_started),
     ("a_worker_that_a_reload_brought_back_is_kept", a_worker_that_a_reload_brought_back_is_kept),
+    ("orders_to_the_whole_service_do_not_end_the_helper", orders_to_the_whole_service_do_not_end_the_helper),
+    ("a_broken_standard_error_is_no_panic", a_broken_standard_error_is_no_panic),
     ("quit_waits_for_connections", quit_waits_for_connections),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
@@ -283,9 +285,8 @@ fn a_death_is_noticed_although_the_parent_ignored_them() {
 fn when_old_and_new_worker_die_another_is_started() {
     let mut server = Server::start(PLAIN);
     let old = server.ask().pid;
-    let fifo = server.directory.join("fifo");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
-    server.begin_reload("listen 127.0.0.1:0\nworking_directory DIR\nworker_waits DIR/fifo\nanswer two");
+    server.new_fifo();
+    server.begin_reload("listen 127.0.0.1:0\nworking_directory DIR\nwaits worker DIR/fifo\nanswer two");
     let new = server.wait_started_after(old);
     for pid in [old, new] {
         kill(pid, Signal::KILL);
@@ -312,6 +313,29 @@ fn a_worker_that_a_reload_brought_back_is_kept() {
     assert_ne!(server.ask().pid, second);
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
     assert!(ends(master));
+}
+
+fn orders_to_the_whole_service_do_not_end_the_helper() {
+    let mut server = Server::start(PLAIN);
+    let fifo = server.new_fifo();
+    let worker = server.ask().pid;
+    server.begin_reload("listen 127.0.0.1:0\nwaits helper DIR/fifo\nanswer two");
+    let holding_up = fs::File::options().write(true).open(fifo).expect("the helper reads it");
+    let helper = server.helper(worker);
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::WINCH] {
+        kill(helper, signal);
+    }
+    drop(holding_up);
+    server.wait_notified("READY=1");
+    assert_eq!(server.ask().text, "two");
+}
+
+fn a_broken_standard_error_is_no_panic() {
+    let full = fs::File::options().write(true).open("/dev/full").expect("it exists");
+    let mut server = Server::launch_with("lissten", |command| {
+        command.stderr(full);
+    });
+    assert_eq!(server.wait_exited().code(), Some(1));
 }
 
 fn kill(pid: i32, signal: Signal) {

@@ -1,6 +1,7 @@
 //! What `main` calls: start, test, signal, or the part that a master gave us.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use rustix::process::Pid;
 
 use super::daemon::{self, Forked};
-use super::errors::{ErrorLog, Level, Report, StderrLog, errno_text};
+use super::errors::{ErrorLog, Level, Report, StderrLog, errno_text, say};
 use super::helper;
 use super::listen;
 use super::master::{Master, Start};
@@ -29,14 +30,22 @@ pub fn inherited_role() -> Option<Role> {
 
 /// Plays that part to its end.
 pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
-    match (spawn::inherited_link(), role) {
-        (Ok(link), Role::Worker) => worker::run(program, link),
-        (Ok(link), Role::Helper) => helper::run(&program, link),
-        (Err(_), _) => {
-            eprintln!("{} is set, but standard input is no link to a master process", spawn::ROLE_VARIABLE);
-            ExitCode::FAILURE
+    // First of all: signals to the whole service (`systemctl kill`) reach a process that has just begun, too.
+    let run = || match role {
+        Role::Worker => {
+            let signals = Signals::take()?;
+            Ok(worker::run(program, signals, spawn::inherited_link()?))
         }
-    }
+        Role::Helper => {
+            signals::ignore_orders()?;
+            Ok(helper::run(&program, spawn::inherited_link()?))
+        }
+    };
+    run().unwrap_or_else(|error: io::Error| {
+        let variable = spawn::ROLE_VARIABLE;
+        say(&format!("{variable} is set, but the link to a master process on standard input fails: {error}\n"));
+        ExitCode::FAILURE
+    })
 }
 
 /// Starts the server: builds, opens, leaves the terminal if `daemon` says so, and becomes the master. Returns when the
@@ -45,7 +54,7 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
     match try_start(program, request.clone()) {
         Ok(code) => code,
         Err(report) => {
-            eprint!("{}", report.render(&request.program));
+            say(&report.render(&request.program));
             ExitCode::FAILURE
         }
     }
@@ -130,7 +139,7 @@ fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, 
     let upgraded = inherited.is_some();
     let resources = SystemResources::new(Arc::clone(&log)).with_existing(inherited.unwrap_or_default());
     let (bundle, built) = helper::build(&program, request, resources)?;
-    eprint!("{}", built.warnings.render(&bundle.request().program));
+    say(&built.warnings.render(&bundle.request().program));
 
     for listener in bundle.record.listeners.iter().filter(|listener| listener.inherited) {
         listen::configure_inherited(listener, &*log);

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
 use super::bundle::Bundle;
 use super::daemon::Waiting;
-use super::errors::{ErrorLog, Level, Report, errno_text};
+use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::link::{Link, Message, Received};
 use super::listen::{self, ListenAddress};
 use super::log_file;
@@ -423,8 +423,12 @@ impl<P: Program> Master<P> {
     fn start_worker(&self, bundle: &Bundle) -> io::Result<WorkerProcess> {
         let (pid, mut link) = self.executable.start(Role::Worker, &bundle.request.program, &bundle.settings)?;
         self.log.write(Level::Notice, &format!("start worker process {pid}"));
-        // If it is dead already, SIGCHLD says so.
-        let link = link.send_bundle(bundle).is_ok().then_some(link);
+        let sent = link.send_bundle(bundle);
+        if let Err(error) = &sent {
+            // Without its link it ends, and SIGCHLD says so.
+            self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
+        }
+        let link = sent.is_ok().then_some(link);
         Ok(WorkerProcess { pid, link, replace_at: None, phase: WorkerPhase::Starting, since: Instant::now() })
     }
 
@@ -526,7 +530,7 @@ impl<P: Program> Master<P> {
     fn fail(&mut self, report: &Report) {
         if !std::mem::replace(&mut self.failed, true) {
             report.log_to(&*self.log);
-            eprint!("{}", report.render(&self.bundle.request.program));
+            say(&report.render(&self.bundle.request.program));
         }
         self.begin_fast_stop();
     }

@@ -22,7 +22,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 
 use super::bundle::Bundle;
 use super::daemon::Waiting;
-use super::errors::{ErrorLog, Level, Report, errno_text};
+use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::helper;
 use super::link::{Link, Message, Received};
 use super::listen;
@@ -53,21 +53,36 @@ const NO_ROOM: &str = "the worker process has too many open files to receive mor
 const EXIT_FATAL: u8 = 2;
 
 /// Runs the worker process on the link to its master.
-pub(super) fn run<P: Program>(program: P, mut link: Link) -> ExitCode {
+pub(super) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> ExitCode {
     // Only cosmetic: the name in `ps -L` and `top`.
     let _ = rustix::thread::set_name(c"gale worker");
     let mut bundle = match link.wait(Instant::now() + BUNDLE_TIMEOUT) {
         Ok(Received::Bundle(bundle)) => bundle,
-        // The master is gone, or of another kind; it has its own words for that.
-        _ => return ExitCode::from(EXIT_FATAL),
+        other => {
+            let why = match other {
+                Ok(Received::BundleLost { .. }) => NO_ROOM.to_owned(),
+                Ok(_) => "unexpected message from the master process".to_owned(),
+                Err(error) => format!("no configuration came from the master process: {error}"),
+            };
+            let refused = Message::Refused { generation: 0, report: Report::new(Level::Emerg, &why).bounded() };
+            if link.send(&refused).is_err() {
+                say(&format!("worker process: [emerg] {why}\n"));
+            }
+            return ExitCode::from(EXIT_FATAL);
+        }
     };
     let generation = bundle.generation;
     let log = program.error_log(&bundle.error_log_targets());
     let prepared = prepare(&program, &mut bundle, &*log);
     match prepared {
-        Ok((signals, configuration)) => {
-            let control = Control::new(program, signals, log, *bundle, configuration, Origin::Master(Some(link)));
-            control.map_or(ExitCode::from(EXIT_FATAL), Control::run)
+        Ok(configuration) => {
+            match Control::new(program, signals, Arc::clone(&log), *bundle, configuration, Origin::Master(Some(link))) {
+                Ok(control) => control.run(),
+                Err(error) => {
+                    log.write(Level::Emerg, &format!("the worker process could not be set up{}", errno_text(&error)));
+                    ExitCode::from(EXIT_FATAL)
+                }
+            }
         }
         Err(report) => {
             report.log_to(&*log);
@@ -104,13 +119,8 @@ pub(super) fn run_single<P: Program>(
 }
 
 /// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
-fn prepare<P: Program>(
-    program: &P,
-    bundle: &mut Bundle,
-    log: &dyn ErrorLog,
-) -> Result<(Signals, P::Configuration), Report> {
+fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
-    let signals = Signals::take().map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
     become_worker(&bundle.settings, log).map_err(emerg)?;
     // On a thread of its own, as in a reload: the allocator then finds the memory of
     // this build again for the next one.
@@ -120,7 +130,7 @@ fn prepare<P: Program>(
         let builder = builder.map_err(|error| emerg(format!("pthread_create() failed{}", errno_text(&error))))?;
         builder.join().map_err(|_| emerg("the builder thread panicked".to_owned()))?
     })?;
-    Ok((signals, built.configuration))
+    Ok(built.configuration)
 }
 
 fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), String> {
@@ -896,7 +906,7 @@ impl<P: Program> Control<P> {
     fn fail_to_start(&mut self, message: String) {
         self.log.write(Level::Emerg, &message);
         if let Origin::Single(_) = self.origin {
-            eprintln!("{}: [emerg] {message}", self.bundle.request.program);
+            say(&format!("{}: [emerg] {message}\n", self.bundle.request.program));
         }
         let generation = self.bundle.generation;
         self.tell_refused(generation, Report::new(Level::Emerg, message));

@@ -120,11 +120,13 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
             "panic" => panic!("told to panic"),
-            // Nobody ever writes to that FIFO unless the test does.
-            "worker_waits" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
-                let _ = std::fs::read(value);
+            // `waits ROLE FIFO`: until the test has opened that FIFO for writing and closed it again.
+            "waits" => {
+                let (waiting, path) = value.split_once(' ').expect("a role and a path");
+                if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == waiting) {
+                    let _ = std::fs::read(path);
+                }
             }
-            "worker_waits" => {}
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
