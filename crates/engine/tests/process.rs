@@ -63,6 +63,8 @@ const TESTS: &[(&str, fn())] = &[
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
     ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
+    ("no_socket_file_outlives_a_failed_start", no_socket_file_outlives_a_failed_start),
+    ("a_killed_helper_is_no_obstacle_to_the_next_reload", a_killed_helper_is_no_obstacle_to_the_next_reload),
     ("the_pid_file_is_judged_in_nginx_words", the_pid_file_is_judged_in_nginx_words),
 ];
 
@@ -467,6 +469,7 @@ fn a_start_that_fails_is_seen_on_the_terminal() {
             "listen 127.0.0.1:0\npid /no/such/directory/pid",
             "toy: [emerg] open() \"/no/such/directory/pid\" failed (2: No such file or directory)",
         ),
+        ("listen 127.0.0.1:0\npid /no/such/directory/pid\ndaemon", "toy: [emerg] open() \"/no/such/directory/pid\""),
     ] {
         let mut server = Server::launch(configuration);
         assert!(!server.wait_exited().success(), "{configuration}");
@@ -571,6 +574,36 @@ fn socket_files_are_removed_when_nobody_serves_them() {
     server.signal(Signal::TERM);
     server.wait_exited();
     assert!(!second.exists());
+}
+
+fn no_socket_file_outlives_a_failed_start() {
+    for configuration in [
+        "listen_unix DIR/a\npid /no/such/directory/pid",
+        "listen_unix DIR/a\npid /no/such/directory/pid\ndaemon",
+        "listen_unix DIR/a\nlisten_unix /no/such/directory/b",
+        "listen_unix DIR/a\nstart_fails",
+        "listen_unix DIR/a\nstart_fails\nsingle",
+    ] {
+        let mut server = Server::launch(configuration);
+        assert!(!server.wait_exited().success(), "{configuration}");
+        assert!(!server.directory.join("a").exists(), "{configuration}");
+    }
+}
+
+fn a_killed_helper_is_no_obstacle_to_the_next_reload() {
+    let mut server = Server::start(PLAIN);
+    let fifo = server.new_fifo();
+    let worker = server.ask().pid;
+    let more = "listen 127.0.0.1:0\nlisten_unix DIR/new.sock\nanswer two";
+    server.begin_reload(&format!("{more}\nwaits_open helper DIR/fifo"));
+    let holding_up = fs::File::options().write(true).open(fifo).expect("the helper reads it");
+    kill(server.helper(worker), Signal::KILL);
+    server.wait_notified("READY=1");
+    drop(holding_up);
+    assert!(server.directory.join("new.sock").exists(), "nobody could remove it");
+    server.reload(more);
+    assert_eq!(server.ask().text, "two");
+    assert!(UnixStream::connect(server.directory.join("new.sock")).is_ok());
 }
 
 fn the_pid_file_is_judged_in_nginx_words() {

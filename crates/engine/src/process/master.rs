@@ -83,7 +83,8 @@ enum WorkerPhase {
 enum Reload {
     Helping {
         pid: Pid,
-        link: Link,
+        /// None after it was lost.
+        link: Option<Link>,
         until: Instant,
     },
     Preparing {
@@ -198,7 +199,7 @@ impl<P: Program> Master<P> {
         let mut polled = vec![PollFd::new(&self.signals, PollFlags::IN)];
         let links = self.workers.iter().filter_map(|worker| worker.link.as_ref());
         let helper = match &self.reload {
-            Some(Reload::Helping { link, .. }) => Some(link),
+            Some(Reload::Helping { link, .. }) => link.as_ref(),
             _ => None,
         };
         polled.extend(links.chain(helper).map(|link| PollFd::new(link, link.interest())));
@@ -543,7 +544,11 @@ impl<P: Program> Master<P> {
                 Heard::Worker(pid, Ok(received)) => self.handle_worker(pid, received),
                 Heard::Worker(pid, Err(error)) => self.handle_lost(pid, &error),
                 Heard::Helper(Ok(received)) => self.handle_helper(received),
-                Heard::Helper(Err(_)) => {} // SIGCHLD tells the rest
+                // SIGCHLD tells the rest, and what it has opened it removes before.
+                Heard::Helper(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                Heard::Helper(Err(error)) => {
+                    self.log.write(Level::Alert, &format!("the link to the reload helper was lost: {error}"));
+                }
             }
         }
     }
@@ -561,9 +566,12 @@ impl<P: Program> Master<P> {
                 heard.push_back(Heard::Worker(worker.pid, Err(error)));
             }
         }
-        if let Some(Reload::Helping { link, .. }) = &mut self.reload {
+        if let Some(Reload::Helping { link: maybe_link, .. }) = &mut self.reload
+            && let Some(link) = maybe_link
+        {
             let result = drain(link, |received| heard.push_back(Heard::Helper(Ok(received))));
             if let Err(error) = result {
+                *maybe_link = None;
                 heard.push_back(Heard::Helper(Err(error)));
             }
         }
@@ -718,6 +726,7 @@ impl<P: Program> Master<P> {
         });
         match sent {
             Ok((pid, link)) => {
+                let link = Some(link);
                 self.reload = Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT });
             }
             Err(error) => {
@@ -737,7 +746,13 @@ impl<P: Program> Master<P> {
                 let text = "the master process has too many open files to receive the new configuration";
                 self.reject(Report::new(Level::Emerg, text));
             }
-            Received::Bundle(bundle) => self.prepare(bundle),
+            Received::Bundle(bundle) => {
+                if let Some(Reload::Helping { link: Some(link), .. }) = &mut self.reload {
+                    // From here on we remove what it has opened. If the helper does not hear that, it has ended.
+                    let _ = link.send(&Message::Taken);
+                }
+                self.prepare(bundle);
+            }
             _ => self.log.write(Level::Alert, "unexpected message from the reload helper"),
         }
     }

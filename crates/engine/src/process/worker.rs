@@ -529,7 +529,7 @@ impl<P: Program> Control<P> {
         let generation = self.bundle.generation + 1;
         self.build(generation, move || {
             let resources = SystemResources::new(Arc::clone(&log)).with_existing(open);
-            let (mut bundle, built) = helper::build(&*program, request, resources)?;
+            let helper::Fresh { mut bundle, built, .. } = helper::build(&*program, request, resources)?;
             built.warnings.log_to(&*log);
             bundle.generation = generation;
             Ok((bundle, built))
@@ -584,7 +584,7 @@ impl<P: Program> Control<P> {
     fn begin_growing(&mut self, bundle: Box<Bundle>, configuration: P::Configuration) {
         if self.stop.is_some() {
             self.reload = None;
-            return;
+            return self.abandon(&bundle);
         }
         let configuration = Arc::new(configuration);
         let serving = self.loops.iter().filter(|each| each.phase == LoopPhase::Serving).count();
@@ -594,7 +594,7 @@ impl<P: Program> Control<P> {
                 Ok(id) => drop(waiting.insert(id)),
                 Err(error) => {
                     let message = format!("pthread_create() failed{}", errno_text(&error));
-                    return self.give_up_growing(bundle.generation, message);
+                    return self.give_up_growing(&bundle, message);
                 }
             }
         }
@@ -616,14 +616,22 @@ impl<P: Program> Control<P> {
         }
     }
 
-    fn give_up_growing(&mut self, generation: u64, message: String) {
+    /// A master does that itself, when it is refused.
+    fn abandon(&self, bundle: &Bundle) {
+        if let Origin::Single(_) = self.origin {
+            system::remove_rejected_socket_files(bundle, &self.bundle, &*self.log);
+        }
+    }
+
+    fn give_up_growing(&mut self, bundle: &Bundle, message: String) {
         for each in &mut self.loops {
             if matches!(each.phase, LoopPhase::SettingUp | LoopPhase::Idle) {
                 each.handle.order(Order::Stop);
                 each.phase = LoopPhase::Stopping;
             }
         }
-        self.refuse(generation, Report::new(Level::Emerg, message));
+        self.abandon(bundle);
+        self.refuse(bundle.generation, Report::new(Level::Emerg, message));
     }
 
     /// Acknowledges, then changes every loop over.
@@ -885,11 +893,13 @@ impl<P: Program> Control<P> {
             Ok(()) if ended.phase == LoopPhase::Stopping || self.stop.is_some() => return,
             Ok(()) => format!("event loop of worker {} ended unasked", ended.worker),
         };
-        match &self.reload {
-            _ if self.stop.is_some() || ended.phase == LoopPhase::Stopping => self.log.write(Level::Alert, &message),
+        match self.reload.take() {
+            reload if self.stop.is_some() || ended.phase == LoopPhase::Stopping => {
+                self.reload = reload;
+                self.log.write(Level::Alert, &message);
+            }
             Some(Reload::Growing { bundle, .. }) if ended.phase == LoopPhase::SettingUp => {
-                let generation = bundle.generation;
-                self.give_up_growing(generation, message);
+                self.give_up_growing(&bundle, message);
             }
             _ if !self.started => self.fail_to_start(message),
             // The connections of that loop are lost, and its share of the sockets with it: only a new process helps.

@@ -81,6 +81,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         start_fails: false,
     };
     let mut specs = Vec::new();
+    let mut waits_open = "";
     let text = resources.read(&request.configuration_path).map_err(|error| error.to_string())?;
     let text = String::from_utf8(text).map_err(|error| error.to_string())?;
     for line in text.lines() {
@@ -120,13 +121,8 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
             "panic" => panic!("told to panic"),
-            // `waits ROLE FIFO`: until the test has opened that FIFO for writing and closed it again.
-            "waits" => {
-                let (waiting, path) = value.split_once(' ').expect("a role and a path");
-                if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == waiting) {
-                    let _ = std::fs::read(path);
-                }
-            }
+            "waits" => wait_for_test(value),
+            "waits_open" => waits_open = value,
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
@@ -137,7 +133,18 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         }
     }
     configuration.listeners = resources.listeners(&specs).map_err(|error| error.to_string())?;
+    if !waits_open.is_empty() {
+        wait_for_test(waits_open);
+    }
     Ok(Built { configuration, warnings: Report::default() })
+}
+
+/// `ROLE FIFO`: in this role, waits until the test has opened that FIFO for writing and closed it again.
+fn wait_for_test(value: &str) {
+    let (waiting, path) = value.split_once(' ').expect("a role and a path");
+    if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == waiting) {
+        let _ = std::fs::read(path);
+    }
 }
 
 struct ToyLog {
