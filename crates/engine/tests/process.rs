@@ -51,6 +51,8 @@ const TESTS: &[(&str, fn())] = &[
     ("quit_waits_for_connections", quit_waits_for_connections),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
+    ("a_stuck_loop_does_not_hold_up_a_reload", a_stuck_loop_does_not_hold_up_a_reload),
+    ("the_sockets_of_a_loop_that_cannot_start_go_to_others", the_sockets_of_a_loop_that_cannot_start_go_to_others),
     ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
     ("a_worker_without_free_descriptors_keeps_its_link", a_worker_without_free_descriptors_keeps_its_link),
     ("a_worker_that_lost_its_link_is_replaced", a_worker_that_lost_its_link_is_replaced),
@@ -375,6 +377,27 @@ fn a_stuck_loop_does_not_hold_up_a_fast_stop() {
     let begin = Instant::now();
     assert!(server.wait_exited().success());
     assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+fn a_stuck_loop_does_not_hold_up_a_reload() {
+    let mut server = Server::start("listen 127.0.0.1:0\nreuseport 2\nworkers 2\nanswer one");
+    server.connect().send("stuck");
+    server.reload("listen 127.0.0.1:0\nreuseport 2\nworkers 2\nanswer two");
+    server.wait_logged("is stuck, going on without it");
+    assert_eq!(server.ask().text, "two", "the other one accepts from the shared socket");
+}
+
+fn the_sockets_of_a_loop_that_cannot_start_go_to_others() {
+    let mut server = Server::start("reuseport 1\nanswer one");
+    server.reload("reuseport 3\nworkers 3\nstart_fails_at 1\nanswer two");
+    server.wait_logged("told to fail");
+    for _ in 0..40 {
+        assert_eq!(server.ask().text, "two");
+    }
+    server.reload("reuseport 3\nworkers 3\nanswer three");
+    for _ in 0..40 {
+        assert_eq!(server.ask().text, "three");
+    }
 }
 
 fn logs_are_reopened_in_master_and_worker() {

@@ -29,6 +29,7 @@ pub struct Configuration {
     trace: Option<LogHandle>,
     addresses: Option<PathBuf>,
     start_fails: bool,
+    start_fails_at: Option<usize>,
 }
 
 impl Program for Toy {
@@ -56,7 +57,7 @@ impl Program for Toy {
     }
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<ToyWorker, String> {
-        if configuration.start_fails {
+        if configuration.start_fails || configuration.start_fails_at == Some(seat.worker) {
             return Err("told to fail".into());
         }
         if let (0, Some(path)) = (seat.worker, &configuration.addresses) {
@@ -79,6 +80,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         trace: None,
         addresses: None,
         start_fails: false,
+        start_fails_at: None,
     };
     let mut specs = Vec::new();
     let mut waits_open = "";
@@ -120,6 +122,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "answer" => configuration.answer = value.into(),
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
+            "start_fails_at" => configuration.start_fails_at = Some(value.parse().expect("a number")),
             "panic" => panic!("told to panic"),
             "waits" => wait_for_test(value),
             "waits_open" => waits_open = value,
