@@ -46,9 +46,13 @@ const TESTS: &[(&str, fn())] = &[
     ("a_death_is_noticed_although_the_parent_ignored_them", a_death_is_noticed_although_the_parent_ignored_them),
     ("when_old_and_new_worker_die_another_is_started", when_old_and_new_worker_die_another_is_started),
     ("a_worker_that_a_reload_brought_back_is_kept", a_worker_that_a_reload_brought_back_is_kept),
+    ("orders_to_the_whole_service_do_not_end_the_helper", orders_to_the_whole_service_do_not_end_the_helper),
+    ("a_broken_standard_error_is_no_panic", a_broken_standard_error_is_no_panic),
     ("quit_waits_for_connections", quit_waits_for_connections),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
+    ("a_stuck_loop_does_not_hold_up_a_reload", a_stuck_loop_does_not_hold_up_a_reload),
+    ("the_sockets_of_a_loop_that_cannot_start_go_to_others", the_sockets_of_a_loop_that_cannot_start_go_to_others),
     ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
     ("a_worker_without_free_descriptors_keeps_its_link", a_worker_without_free_descriptors_keeps_its_link),
     ("a_worker_that_lost_its_link_is_replaced", a_worker_that_lost_its_link_is_replaced),
@@ -61,6 +65,8 @@ const TESTS: &[(&str, fn())] = &[
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
     ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
+    ("no_socket_file_outlives_a_failed_start", no_socket_file_outlives_a_failed_start),
+    ("a_killed_helper_is_no_obstacle_to_the_next_reload", a_killed_helper_is_no_obstacle_to_the_next_reload),
     ("the_pid_file_is_judged_in_nginx_words", the_pid_file_is_judged_in_nginx_words),
 ];
 
@@ -283,9 +289,8 @@ fn a_death_is_noticed_although_the_parent_ignored_them() {
 fn when_old_and_new_worker_die_another_is_started() {
     let mut server = Server::start(PLAIN);
     let old = server.ask().pid;
-    let fifo = server.directory.join("fifo");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
-    server.begin_reload("listen 127.0.0.1:0\nworking_directory DIR\nworker_waits DIR/fifo\nanswer two");
+    server.new_fifo();
+    server.begin_reload("listen 127.0.0.1:0\nworking_directory DIR\nwaits worker DIR/fifo\nanswer two");
     let new = server.wait_started_after(old);
     for pid in [old, new] {
         kill(pid, Signal::KILL);
@@ -312,6 +317,29 @@ fn a_worker_that_a_reload_brought_back_is_kept() {
     assert_ne!(server.ask().pid, second);
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
     assert!(ends(master));
+}
+
+fn orders_to_the_whole_service_do_not_end_the_helper() {
+    let mut server = Server::start(PLAIN);
+    let fifo = server.new_fifo();
+    let worker = server.ask().pid;
+    server.begin_reload("listen 127.0.0.1:0\nwaits helper DIR/fifo\nanswer two");
+    let holding_up = fs::File::options().write(true).open(fifo).expect("the helper reads it");
+    let helper = server.helper(worker);
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::WINCH] {
+        kill(helper, signal);
+    }
+    drop(holding_up);
+    server.wait_notified("READY=1");
+    assert_eq!(server.ask().text, "two");
+}
+
+fn a_broken_standard_error_is_no_panic() {
+    let full = fs::File::options().write(true).open("/dev/full").expect("it exists");
+    let mut server = Server::launch_with("lissten", |command| {
+        command.stderr(full);
+    });
+    assert_eq!(server.wait_exited().code(), Some(1));
 }
 
 fn kill(pid: i32, signal: Signal) {
@@ -349,6 +377,27 @@ fn a_stuck_loop_does_not_hold_up_a_fast_stop() {
     let begin = Instant::now();
     assert!(server.wait_exited().success());
     assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+fn a_stuck_loop_does_not_hold_up_a_reload() {
+    let mut server = Server::start("listen 127.0.0.1:0\nreuseport 2\nworkers 2\nanswer one");
+    server.connect().send("stuck");
+    server.reload("listen 127.0.0.1:0\nreuseport 2\nworkers 2\nanswer two");
+    server.wait_logged("is stuck, going on without it");
+    assert_eq!(server.ask().text, "two", "the other one accepts from the shared socket");
+}
+
+fn the_sockets_of_a_loop_that_cannot_start_go_to_others() {
+    let mut server = Server::start("reuseport 1\nanswer one");
+    server.reload("reuseport 3\nworkers 3\nstart_fails_at 1\nanswer two");
+    server.wait_logged("told to fail");
+    for _ in 0..40 {
+        assert_eq!(server.ask().text, "two");
+    }
+    server.reload("reuseport 3\nworkers 3\nanswer three");
+    for _ in 0..40 {
+        assert_eq!(server.ask().text, "three");
+    }
 }
 
 fn logs_are_reopened_in_master_and_worker() {
@@ -443,6 +492,7 @@ fn a_start_that_fails_is_seen_on_the_terminal() {
             "listen 127.0.0.1:0\npid /no/such/directory/pid",
             "toy: [emerg] open() \"/no/such/directory/pid\" failed (2: No such file or directory)",
         ),
+        ("listen 127.0.0.1:0\npid /no/such/directory/pid\ndaemon", "toy: [emerg] open() \"/no/such/directory/pid\""),
     ] {
         let mut server = Server::launch(configuration);
         assert!(!server.wait_exited().success(), "{configuration}");
@@ -547,6 +597,36 @@ fn socket_files_are_removed_when_nobody_serves_them() {
     server.signal(Signal::TERM);
     server.wait_exited();
     assert!(!second.exists());
+}
+
+fn no_socket_file_outlives_a_failed_start() {
+    for configuration in [
+        "listen_unix DIR/a\npid /no/such/directory/pid",
+        "listen_unix DIR/a\npid /no/such/directory/pid\ndaemon",
+        "listen_unix DIR/a\nlisten_unix /no/such/directory/b",
+        "listen_unix DIR/a\nstart_fails",
+        "listen_unix DIR/a\nstart_fails\nsingle",
+    ] {
+        let mut server = Server::launch(configuration);
+        assert!(!server.wait_exited().success(), "{configuration}");
+        assert!(!server.directory.join("a").exists(), "{configuration}");
+    }
+}
+
+fn a_killed_helper_is_no_obstacle_to_the_next_reload() {
+    let mut server = Server::start(PLAIN);
+    let fifo = server.new_fifo();
+    let worker = server.ask().pid;
+    let more = "listen 127.0.0.1:0\nlisten_unix DIR/new.sock\nanswer two";
+    server.begin_reload(&format!("{more}\nwaits_open helper DIR/fifo"));
+    let holding_up = fs::File::options().write(true).open(fifo).expect("the helper reads it");
+    kill(server.helper(worker), Signal::KILL);
+    server.wait_notified("READY=1");
+    drop(holding_up);
+    assert!(server.directory.join("new.sock").exists(), "nobody could remove it");
+    server.reload(more);
+    assert_eq!(server.ask().text, "two");
+    assert!(UnixStream::connect(server.directory.join("new.sock")).is_ok());
 }
 
 fn the_pid_file_is_judged_in_nginx_words() {

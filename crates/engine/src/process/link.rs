@@ -46,6 +46,8 @@ pub(super) enum Message {
     Descriptors,
     /// To the helper: build this. A bundle of what is open follows first.
     Build { request: BuildRequest },
+    /// To the helper: the bundle has arrived.
+    Taken,
     /// To the worker: drain and exit.
     Quit,
     /// To the worker: exit.

@@ -117,6 +117,13 @@ impl AsFd for Signals {
     }
 }
 
+/// For a process that is part of the service but takes no orders: those that are meant for master and worker do not end it.
+pub(super) fn ignore_orders() -> io::Result<()> {
+    [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH]
+        .into_iter()
+        .try_for_each(|number| set_disposition(number, libc::SIG_IGN))
+}
+
 fn set_disposition(number: i32, disposition: libc::sighandler_t) -> io::Result<()> {
     // SAFETY: no handler is installed: the callers pass only SIG_DFL and SIG_IGN.
     let previous = unsafe { libc::signal(number, disposition) };

@@ -58,19 +58,33 @@ impl Server {
         rustix::fs::chmod(&directory, 0o777.into()).expect("shared with the worker's user");
         write_configuration(&directory, configuration);
         let mut command = Command::new(std::env::current_exe().expect("our path"));
-        prepare(&mut command);
-        let child = command
+        command
             .arg("--toy")
             .arg(directory.join("conf"))
             .env("NOTIFY_SOCKET", directory.join("notify"))
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("started");
+            .stderr(Stdio::piped());
+        prepare(&mut command);
+        let child = command.spawn().expect("started");
         Server { directory, child, log, log_text: String::new(), notify }
     }
 
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// The one process that the master has besides `worker`.
+    pub fn helper(&self, worker: i32) -> i32 {
+        let master = self.pid();
+        let children = fs::read_to_string(format!("/proc/{master}/task/{master}/children")).expect("it runs");
+        let number = |word: &str| word.parse().expect("a number");
+        children.split_whitespace().map(number).find(|pid| *pid != worker).expect("a helper")
+    }
+
+    /// A FIFO in the server's directory, for `waits`.
+    pub fn new_fifo(&self) -> PathBuf {
+        let path = self.directory.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+        path
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -29,6 +29,7 @@ pub struct Configuration {
     trace: Option<LogHandle>,
     addresses: Option<PathBuf>,
     start_fails: bool,
+    start_fails_at: Option<usize>,
 }
 
 impl Program for Toy {
@@ -56,7 +57,7 @@ impl Program for Toy {
     }
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<ToyWorker, String> {
-        if configuration.start_fails {
+        if configuration.start_fails || configuration.start_fails_at == Some(seat.worker) {
             return Err("told to fail".into());
         }
         if let (0, Some(path)) = (seat.worker, &configuration.addresses) {
@@ -79,8 +80,10 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         trace: None,
         addresses: None,
         start_fails: false,
+        start_fails_at: None,
     };
     let mut specs = Vec::new();
+    let mut waits_open = "";
     let text = resources.read(&request.configuration_path).map_err(|error| error.to_string())?;
     let text = String::from_utf8(text).map_err(|error| error.to_string())?;
     for line in text.lines() {
@@ -119,12 +122,10 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "answer" => configuration.answer = value.into(),
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
+            "start_fails_at" => configuration.start_fails_at = Some(value.parse().expect("a number")),
             "panic" => panic!("told to panic"),
-            // Nobody ever writes to that FIFO unless the test does.
-            "worker_waits" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
-                let _ = std::fs::read(value);
-            }
-            "worker_waits" => {}
+            "waits" => wait_for_test(value),
+            "waits_open" => waits_open = value,
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
@@ -135,7 +136,18 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         }
     }
     configuration.listeners = resources.listeners(&specs).map_err(|error| error.to_string())?;
+    if !waits_open.is_empty() {
+        wait_for_test(waits_open);
+    }
     Ok(Built { configuration, warnings: Report::default() })
+}
+
+/// `ROLE FIFO`: in this role, waits until the test has opened that FIFO for writing and closed it again.
+fn wait_for_test(value: &str) {
+    let (waiting, path) = value.split_once(' ').expect("a role and a path");
+    if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == waiting) {
+        let _ = std::fs::read(path);
+    }
 }
 
 struct ToyLog {
