@@ -4,8 +4,8 @@
 //! the kernel has announced is remembered as `readable`, `writable` and `hung_up` until a call finds the contrary. A recv
 //! that returns less than it was asked for has drained the socket (epoll(7)), so no second one is made to see EAGAIN:
 //! whatever arrives later is a new edge. After a hang-up `readable` stays, because the end of the stream is still to be
-//! read and no edge will announce it. (A peer that sends urgent data can make a recv return early and then waits for
-//! itself.)
+//! read and no edge will announce it. (Urgent data, and descriptors passed over a Unix socket, can make a recv return
+//! early. No protocol here has either; a peer that sends them waits for itself until it sends more or leaves.)
 //!
 //! Listening sockets are level-triggered: after each batch the kernel tells whether there is more, without a last accept
 //! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
