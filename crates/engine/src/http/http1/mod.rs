@@ -69,7 +69,22 @@ enum Afterwards {
     KeepAlive,
     Close,
     /// Read on for a while, so that the client gets to see the answer.
-    Linger,
+    Linger(Lingering),
+}
+
+/// How long a closing connection is read from, as the location that answered says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lingering {
+    /// `lingering_time`
+    time: Duration,
+    /// `lingering_timeout`
+    silence: Duration,
+}
+
+impl Lingering {
+    fn of(core: &CoreSettings) -> Lingering {
+        Lingering { time: *core.lingering_time.get(), silence: *core.lingering_timeout.get() }
+    }
 }
 
 impl Http1 {
@@ -91,7 +106,7 @@ impl Http1 {
             }),
             first_configuration: RefCell::new(first),
             exchange_generation: Cell::new(None),
-            idle_since: Cell::new(Some(gale_runtime::now())),
+            idle_since: Cell::new(None),
             idle_max: Cell::new(Duration::ZERO),
             nodelay_is_set: Cell::new(false),
         }
@@ -142,7 +157,7 @@ impl Http1 {
             match afterwards {
                 Afterwards::KeepAlive => {}
                 Afterwards::Close => return,
-                Afterwards::Linger => return Box::pin(self.linger()).await,
+                Afterwards::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
             }
         }
     }
@@ -211,8 +226,8 @@ impl Http1 {
         let is_sending = !state.body.is_read() || !state.input.is_empty();
         match core.lingering_close.get() {
             LingeringClose::Off => Afterwards::Close,
-            LingeringClose::Always => Afterwards::Linger,
-            LingeringClose::On if is_sending => Afterwards::Linger,
+            LingeringClose::Always => Afterwards::Linger(Lingering::of(core)),
+            LingeringClose::On if is_sending => Afterwards::Linger(Lingering::of(core)),
             LingeringClose::On => Afterwards::Close,
         }
     }
@@ -240,7 +255,7 @@ impl Http1 {
                     Ok(Some(_)) => {}
                     Ok(None) => return Afterwards::KeepAlive,
                     // The answer is on its way and the client still sending.
-                    Err(BodyError::Malformed) => return Afterwards::Linger,
+                    Err(BodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
                     Err(_) => return Afterwards::Close,
                 }
             }
@@ -251,13 +266,7 @@ impl Http1 {
     /// Lingering close: says that nothing more will come, and reads on for a while;
     /// closing at once would make the kernel take back what the client has not
     /// read yet. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#lingering_close>)
-    async fn linger(&self) {
-        let configuration = self.next_configuration();
-        let http = configuration.http();
-        let Some(place) = self.place(http) else { return };
-        let core = place.core(http);
-        let (time, silence) = (*core.lingering_time.get(), *core.lingering_timeout.get());
-        drop(configuration);
+    async fn linger(&self, Lingering { time, silence }: Lingering) {
         if self.stream.shutdown_write().is_err() {
             return;
         }
