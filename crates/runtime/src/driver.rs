@@ -94,8 +94,11 @@ pub(crate) trait Driver {
     /// Forgets a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
-    /// Stops being told of connections until the next `poll_accept`.
+    /// Stops being told of connections until the next poll.
     fn pause_listener(&self, key: Key);
+
+    /// Ready when a connection is probably there to be accepted.
+    fn poll_acceptable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 

@@ -82,7 +82,14 @@ impl Listener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// Stops being told of connections until the next `poll_accept`. On a shared socket this matters: the kernel tells one
+    /// Ready when a connection is probably there to be accepted: for those who have to make room for it first.
+    ///
+    /// On a shared socket, accept then or [`Listener::pause`], so that another loop is told of it.
+    pub fn poll_acceptable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.environment.driver.poll_acceptable(self.key, cx)
+    }
+
+    /// Stops being told of connections until the next poll. On a shared socket this matters: the kernel tells one
     /// waiting loop of each connection and must not choose one that does not accept.
     pub fn pause(&self) {
         self.environment.driver.pause_listener(self.key);

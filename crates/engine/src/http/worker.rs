@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use gale_base::http_date;
@@ -138,13 +138,13 @@ impl HttpWorker {
     pub fn drain(self: &Rc<Self>) {
         self.is_draining.set(true);
         self.access.flush();
-        self.close_idle(usize::MAX);
+        self.close_idle();
         let worker = Rc::downgrade(self);
         gale_runtime::spawn(async move {
             while let Some(next) = worker.upgrade().and_then(|worker| worker.next_close()) {
                 gale_runtime::sleep_until(next).await;
                 if let Some(worker) = worker.upgrade() {
-                    worker.close_idle(usize::MAX);
+                    worker.close_idle();
                 }
             }
         });
@@ -174,28 +174,45 @@ impl HttpWorker {
     pub fn expire(&self) {
         let current = self.configuration().http().generation;
         let is_draining = self.is_draining();
-        self.close_some(usize::MAX, |connection| {
+        let is_expired = |connection: &Http1| {
             is_draining || connection.exchange_generation().is_some_and(|generation| generation != current)
-        });
-    }
-
-    fn close_idle(&self, count_max: usize) -> usize {
-        let now = gale_runtime::now();
-        self.close_some(count_max, |connection| connection.may_close_at().is_some_and(|time| time <= now))
-    }
-
-    fn close_some(&self, count_max: usize, chosen: impl Fn(&Http1) -> bool) -> usize {
-        let is_chosen = |entry: &Entry| entry.connection.upgrade().is_some_and(|connection| chosen(&connection));
-        let tasks: Vec<TaskId> = {
-            let connections = self.connections.borrow();
-            let entries = connections.iter().filter(|(_, entry)| is_chosen(entry));
-            entries.filter_map(|(_, entry)| entry.task).take(count_max).collect()
         };
-        // Each abort drops a connection, which takes itself off the list.
-        for &task in &tasks {
-            gale_runtime::abort(task);
+        let expired: Vec<TaskId> = {
+            let connections = self.connections.borrow();
+            let entries = connections.iter().map(|(_, entry)| entry);
+            let expired = entries.filter(|entry| entry.connection.upgrade().is_some_and(|it| is_expired(&it)));
+            expired.filter_map(|entry| entry.task).collect()
+        };
+        close(expired);
+    }
+
+    /// The connections that may be closed, with the time since when.
+    fn idle(&self) -> Vec<(Moment, TaskId)> {
+        let now = gale_runtime::now();
+        let connections = self.connections.borrow();
+        let idle = connections.iter().filter_map(|(_, entry)| {
+            let since = entry.connection.upgrade()?.may_close_at().filter(|&time| time <= now)?;
+            Some((since, entry.task?))
+        });
+        idle.collect()
+    }
+
+    fn close_idle(&self) {
+        close(self.idle().into_iter().map(|(_, task)| task));
+    }
+
+    /// Closes some idle connections, the longest idle ones first; nginx takes an
+    /// eighth of them, too. Returns how many.
+    fn make_room(&self) -> usize {
+        let mut idle = self.idle();
+        if !idle.is_empty() {
+            let count = (idle.len() / 8).clamp(1, REUSED_AT_ONCE);
+            idle.select_nth_unstable_by_key(count - 1, |&(since, _)| since);
+            idle.truncate(count);
         }
-        tasks.len()
+        let count = idle.len();
+        close(idle.into_iter().map(|(_, task)| task));
+        count
     }
 
     /// Accepts connections from one listening socket until the task is aborted.
@@ -237,19 +254,42 @@ impl HttpWorker {
         .await;
     }
 
-    /// Ready when another connection may be accepted.
+    fn has_room(&self) -> bool {
+        self.connection_count() < self.connections_max.get() && !gale_runtime::leases_exhausted()
+    }
+
+    /// Ready when another connection may be accepted. When every place is taken idle
+    /// connections make room, but only for one that is there.
     fn poll_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
-        let has_room = || self.connection_count() < self.connections_max.get() && !gale_runtime::leases_exhausted();
-        if has_room() {
+        if self.has_room() {
             return Poll::Ready(());
         }
+        self.await_room(context.waker());
+        if !self.idle().is_empty() {
+            // An error is for the accept that follows to tell.
+            let _ = ready!(listener.poll_acceptable(context));
+        }
         self.complain(log);
-        if self.close_idle(REUSED_AT_ONCE) > 0 && has_room() {
+        if self.make_room() > 0 && self.has_room() {
             return Poll::Ready(());
         }
         listener.pause();
-        self.waiting_for_room.borrow_mut().push(context.waker().clone());
         Poll::Pending
+    }
+
+    /// Remembers who is to be woken when a connection ends or becomes idle.
+    fn await_room(&self, waker: &Waker) {
+        let mut waiting = self.waiting_for_room.borrow_mut();
+        if !waiting.iter().any(|other| other.will_wake(waker)) {
+            waiting.push(waker.clone());
+        }
+    }
+
+    /// A connection waits for a request: it may have to make room for another one.
+    pub(crate) fn notice_idle(&self) {
+        if !self.waiting_for_room.borrow().is_empty() {
+            self.wake_waiting_for_room();
+        }
     }
 
     /// At most once a second, as nginx does.
@@ -311,6 +351,12 @@ impl HttpWorker {
         self.date.set((now, date));
         date
     }
+}
+
+/// Ends the tasks of these connections: each abort drops one, which takes itself off
+/// the list.
+fn close(tasks: impl IntoIterator<Item = TaskId>) {
+    tasks.into_iter().for_each(gale_runtime::abort);
 }
 
 /// A connection's task: what an idle connection costs beside its [`Http1`].

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 use smallvec::SmallVec;
@@ -191,6 +191,20 @@ impl Epoll {
         }
         drop(listeners);
         acceptor.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has the task woken when a connection is there; the waker that it displaces is dropped by the caller.
+    fn await_acceptable(&self, key: Key, listener: &mut Listening, cx: &Context<'_>) -> io::Result<Option<Waker>> {
+        if !listener.registered {
+            let mut flags = epoll::EventFlags::IN;
+            if listener.options.exclusive {
+                flags |= epoll::EventFlags::EXCLUSIVE;
+            }
+            let data = epoll::EventData::new_u64(key.pack() | LISTENER);
+            epoll::add(&self.epoll, &*listener.socket, data, flags)?;
+            listener.registered = true;
+        }
+        Ok(park(&mut listener.acceptor, cx.waker()))
     }
 
     fn unregister(&self, listener: &mut Listening) {
@@ -375,18 +389,27 @@ impl Driver for Epoll {
             }
         }
         listener.readable = false;
-        if !listener.registered {
-            let mut flags = epoll::EventFlags::IN;
-            if listener.options.exclusive {
-                flags |= epoll::EventFlags::EXCLUSIVE;
-            }
-            let data = epoll::EventData::new_u64(key.pack() | LISTENER);
-            if let Err(errno) = epoll::add(&self.epoll, &*listener.socket, data, flags) {
-                return Poll::Ready(Err(errno.into()));
-            }
-            listener.registered = true;
+        let displaced = match self.await_acceptable(key, listener, cx) {
+            Ok(displaced) => displaced,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        drop(listeners);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn poll_acceptable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut listeners = self.listeners.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        // The last event may be about a connection that has been accepted since.
+        if listener.readable && is_acceptable(&listener.socket) {
+            return Poll::Ready(Ok(()));
         }
-        let displaced = park(&mut listener.acceptor, cx.waker());
+        listener.readable = false;
+        let displaced = match self.await_acceptable(key, listener, cx) {
+            Ok(displaced) => displaced,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
         drop(listeners);
         drop(displaced);
         Poll::Pending
@@ -477,6 +500,12 @@ fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
     }
     let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
     Ok((sent, offered))
+}
+
+/// Whether a connection waits at a listening socket, or an error.
+fn is_acceptable(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.

@@ -78,7 +78,6 @@ impl Http1 {
             if input.is_empty() && timer.deadline().is_none() {
                 let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
                 timer.set_after(wait);
-                self.idle_since.set(Some(gale_runtime::now()));
             }
             let read_max = match pending {
                 Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
@@ -91,6 +90,14 @@ impl Http1 {
                 }
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
+                    if pending.is_none() && self.idle_since.get().is_none() {
+                        // One that has not said anything when the worker ends will not be heard.
+                        if self.worker.is_draining() && self.info.requests.get() == 0 {
+                            return Poll::Ready(Arrival::Closed);
+                        }
+                        self.idle_since.set(Some(gale_runtime::now()));
+                        self.worker.notice_idle();
+                    }
                     if timer.poll_expired(context).is_pending() {
                         return Poll::Pending;
                     }
