@@ -7,7 +7,8 @@
 //! later. So most tests use a Unix socket in the server's own directory (`%UNIX%`). Where TCP matters, `%TCP%`, `%TCP2%` and
 //! `%TCP3%` are addresses that nobody else can have: all of 127.0.0.0/8 is this machine, so the test process's number makes
 //! the address (127.64.0.0/10 holds every process number that Linux gives out, and a number belongs to one process at a
-//! time), and a counter makes the port, below the range from which the kernel takes ports of its own accord.
+//! time), and a counter makes the port, below the range from which the kernel takes ports of its own accord. `%PORT%` is
+//! the port of `%TCP%` alone, for wildcards and IPv6, which tests that run at the same time might share: to be used sparingly.
 //!
 //! A server's processes are recognised by their working directory, which is the test's own.
 
