@@ -23,7 +23,7 @@ use super::daemon::Waiting;
 use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::link::{Link, Message, Received};
 use super::listen::{self, ListenAddress};
-use super::log_file;
+use super::log_file::{self, LogHandle};
 use super::notify::Notifier;
 use super::pid_file;
 use super::program::Program;
@@ -94,6 +94,8 @@ enum Reload {
         /// None after it was lost.
         link: Option<Link>,
         until: Instant,
+        /// Logs were reopened since it began: it may have opened those before.
+        reopened: bool,
     },
     Preparing {
         bundle: Box<Bundle>,
@@ -388,18 +390,10 @@ impl<P: Program> Master<P> {
 
     fn reopen_logs(&mut self) {
         self.log.write(Level::Notice, "reopening logs");
-        let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
-        let mut reopened = Vec::new();
-        for log in &self.bundle.record.logs {
-            let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
-                log.replace(&descriptor)
-                    .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
-            });
-            match replaced {
-                Ok(()) => reopened.push(Arc::clone(log)),
-                Err(message) => self.log.write(Level::Emerg, &message),
-            }
+        if let Some(Reload::Helping { reopened, .. }) = &mut self.reload {
+            *reopened = true;
         }
+        let reopened = self.reopen(self.open_logs());
         let mut unreachable = Vec::new();
         for worker in &mut self.workers {
             if worker.link.as_mut().is_none_or(|link| link.send_reopened(&reopened).is_err()) {
@@ -412,10 +406,33 @@ impl<P: Program> Master<P> {
         self.redirect_standard_error();
     }
 
+    /// Those of the configuration, and of the one that is under way.
+    fn open_logs(&self) -> Vec<LogHandle> {
+        let mut logs = self.bundle.record.logs.clone();
+        if let Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) = &self.reload {
+            let is_new = |log: &&LogHandle| !self.bundle.record.logs.iter().any(|known| Arc::ptr_eq(known, log));
+            logs.extend(bundle.record.logs.iter().filter(is_new).cloned());
+        }
+        logs
+    }
+
+    /// Opens them again; what fails is logged. Those that could be.
+    fn reopen(&self, logs: Vec<LogHandle>) -> Vec<LogHandle> {
+        let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
+        let is_reopened = |log: &LogHandle| {
+            let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
+                log.replace(&descriptor)
+                    .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
+            });
+            replaced.inspect_err(|message| self.log.write(Level::Emerg, message)).is_ok()
+        };
+        logs.into_iter().filter(is_reopened).collect()
+    }
+
     /// The worker process had no room for the descriptors when the logs were reopened.
     fn send_logs_again(&mut self, pid: Pid) {
         self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
-        let logs = self.bundle.record.logs.clone();
+        let logs = self.open_logs();
         if let Some(link) = self.worker_mut(pid).and_then(|worker| worker.link.as_mut()) {
             // A lost link is found and logged when it is read.
             let _ = link.send_reopened(&logs);
@@ -770,7 +787,8 @@ impl<P: Program> Master<P> {
         match sent {
             Ok((pid, link)) => {
                 let link = Some(link);
-                self.reload = Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT });
+                self.reload =
+                    Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT, reopened: false });
             }
             Err(error) => {
                 self.reject(Report::new(
@@ -804,6 +822,9 @@ impl<P: Program> Master<P> {
     fn prepare(&mut self, mut bundle: Box<Bundle>) {
         self.generation += 1;
         bundle.generation = self.generation;
+        if let Some(Reload::Helping { reopened: true, .. }) = &self.reload {
+            self.reopen(bundle.record.logs.clone());
+        }
         bundle.adopt(&self.bundle);
         let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
         let serving = self.workers.iter().position(is_reachable);
