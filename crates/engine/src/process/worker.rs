@@ -409,8 +409,13 @@ impl<P: Program> Control<P> {
             Reload::Building { until, .. } | Reload::Growing { until, .. } => *until,
             Reload::Committing { change, .. } => change.until,
         });
+        let retry = match &self.origin {
+            Origin::Master(Some(link)) => link.retry_at(),
+            _ => None,
+        };
         stop.into_iter()
             .chain(reload)
+            .chain(retry)
             .chain(reopening)
             .chain(self.ask_for_logs_at)
             .chain(draining)
