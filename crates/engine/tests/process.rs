@@ -64,6 +64,7 @@ const TESTS: &[(&str, fn())] = &[
     ("without_a_master_one_process_does_everything", without_a_master_one_process_does_everything),
     ("a_new_binary_takes_over_the_sockets", a_new_binary_takes_over_the_sockets),
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
+    ("the_pid_file_of_a_new_binary_is_left_alone", the_pid_file_of_a_new_binary_is_left_alone),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
     ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
     ("no_socket_file_outlives_a_failed_start", no_socket_file_outlives_a_failed_start),
@@ -585,6 +586,21 @@ fn an_upgrade_can_be_taken_back() {
     assert_eq!(server.pid_in_file(), old);
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
     assert!(ends(old));
+}
+
+fn the_pid_file_of_a_new_binary_is_left_alone() {
+    let mut server = Server::start("listen 127.0.0.1:0\nanswer one");
+    server.signal(Signal::USR2);
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    server.reload("listen 127.0.0.1:0\npid DIR/other\nanswer two");
+    assert_eq!(server.pid_in_file(), new);
+    kill(new.as_raw_pid(), Signal::QUIT);
+    server.wait_logged(&format!("new binary process {new} exited with code 0"));
+    server.reload("listen 127.0.0.1:0\npid DIR/other\nanswer three");
+    let other = fs::read_to_string(server.directory.join("other")).expect("moved as soon as it could be");
+    assert_eq!(other.trim_end(), server.pid().to_string());
+    assert!(!server.directory.join("pid").exists() && !server.directory.join("pid.oldbin").exists());
 }
 
 fn a_change_of_user_needs_a_new_process() {

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,8 +62,8 @@ pub(super) struct Start {
     pub waiting: Option<Waiting>,
     /// No terminal: WINCH means something.
     pub daemonized: bool,
-    /// Started by a previous binary.
-    pub upgraded: bool,
+    /// The previous binary's, if that has started us.
+    pub old_master: Option<Pid>,
 }
 
 /// One worker process.
@@ -151,8 +152,9 @@ pub(super) struct Master<P: Program> {
     serving_since_start: bool,
     waiting: Option<Waiting>,
     daemonized: bool,
-    upgraded: bool,
-    parent: Option<Pid>,
+    old_master: Option<Pid>,
+    /// Where our pid file is; in an upgrade, aside of it.
+    pid_path: PathBuf,
     new_binary: Option<Pid>,
     /// WINCH: no worker process is wanted.
     resting: bool,
@@ -169,6 +171,7 @@ impl<P: Program> Master<P> {
             notifier: start.notifier,
             log,
             generation: start.bundle.generation,
+            pid_path: start.bundle.settings.pid_path.clone(),
             bundle: Box::new(start.bundle),
             workers: Vec::new(),
             reload: None,
@@ -178,8 +181,7 @@ impl<P: Program> Master<P> {
             serving_since_start: false,
             waiting: start.waiting,
             daemonized: start.daemonized,
-            upgraded: start.upgraded,
-            parent: rustix::process::getppid(),
+            old_master: start.old_master,
             new_binary: None,
             resting: false,
             failed: false,
@@ -232,7 +234,13 @@ impl<P: Program> Master<P> {
             _ => None,
         };
         let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at]);
-        [reload, kill, self.respawn.at].into_iter().chain(workers).flatten().min()
+        let helper = match &self.reload {
+            Some(Reload::Helping { link, .. }) => link.as_ref(),
+            _ => None,
+        };
+        let links = self.workers.iter().filter_map(|worker| worker.link.as_ref()).chain(helper);
+        let retries = links.map(|link| link.retry_at());
+        [reload, kill, self.respawn.at].into_iter().chain(workers).chain(retries).flatten().min()
     }
 
     fn handle_time(&mut self, now: Instant) {
@@ -327,7 +335,11 @@ impl<P: Program> Master<P> {
     }
 
     fn upgrade_is_running(&self) -> bool {
-        self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent)
+        self.new_binary.is_some() || self.old_binary_runs()
+    }
+
+    fn old_binary_runs(&self) -> bool {
+        self.old_master.is_some() && rustix::process::getppid() == self.old_master
     }
 
     fn begin_graceful_stop(&mut self) {
@@ -449,7 +461,7 @@ impl<P: Program> Master<P> {
 
     fn change_binary(&mut self) {
         self.log.write(Level::Notice, "changing binary");
-        match upgrade::start_new_binary(&self.bundle) {
+        match upgrade::start_new_binary(&self.bundle, &self.pid_path) {
             Ok(pid) => {
                 self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);
@@ -535,7 +547,8 @@ impl<P: Program> Master<P> {
             ));
         } else if self.new_binary == Some(pid) {
             self.new_binary = None;
-            upgrade::restore_pid_file(&self.bundle, &*self.log);
+            upgrade::restore_pid_file(&self.pid_path, &*self.log);
+            self.move_pid_file();
             if std::mem::take(&mut self.resting) && self.stop.is_none() {
                 self.spawn_worker();
             }
@@ -899,9 +912,17 @@ impl<P: Program> Master<P> {
                 listen::configure(listener, Some(old), &*self.log);
             }
         }
-        pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
+        self.move_pid_file();
         self.redirect_standard_error();
         previous.addresses()
+    }
+
+    /// To where the configuration wants it; not while the file of a new binary is in that place.
+    fn move_pid_file(&mut self) {
+        let wanted = &self.bundle.settings.pid_path;
+        if self.new_binary.is_none() && pid_file::change(&self.pid_path, wanted, &*self.log) {
+            self.pid_path = wanted.clone();
+        }
     }
 
     fn handle_committed(&mut self, pid: Pid) {
@@ -961,7 +982,7 @@ impl<P: Program> Master<P> {
 
     fn close_listeners(&mut self) {
         // As nginx: not while another binary uses the files.
-        let shared = self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent);
+        let shared = self.upgrade_is_running();
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (!listener.inherited && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
@@ -970,8 +991,7 @@ impl<P: Program> Master<P> {
     }
 
     fn leave(&mut self) {
-        let path = &self.bundle.settings.pid_path;
-        let path = if self.new_binary.is_some() { pid_file::old_path(path) } else { path.clone() };
+        let path = if self.new_binary.is_some() { pid_file::old_path(&self.pid_path) } else { self.pid_path.clone() };
         pid_file::remove(&path, &*self.log);
         self.close_listeners();
         self.log.write(Level::Notice, "exit");
