@@ -2,9 +2,45 @@
 
 mod support;
 
-use support::{Driver, Server, Setup, with_each_driver};
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
 
-with_each_driver!(a_server_starts_answers_and_stops);
+use rustix::process::{Pid, Signal};
+use support::{Client, Driver, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver};
+
+with_each_driver!(
+    a_server_starts_answers_and_stops,
+    a_graceful_stop_lets_a_request_finish,
+    a_fast_stop_waits_for_nobody,
+    a_connection_survives_reloads_and_sees_each,
+    a_broken_file_changes_nothing_and_is_told_of,
+    a_removed_address_is_closed_and_a_new_one_opened,
+    logs_are_reopened_under_their_names,
+    a_killed_worker_is_replaced_and_nobody_is_refused,
+    the_number_of_workers_follows_the_configuration,
+    descriptors_may_run_out,
+    connections_may_run_out,
+    the_shutdown_timeout_ends_what_does_not_end,
+    a_panic_costs_one_connection,
+    one_process_does_everything_without_a_master,
+    a_new_binary_takes_over,
+);
+
+fn kill(pid: Pid, signal: Signal) {
+    rustix::process::kill_process(pid, signal).expect("it runs");
+}
+
+/// A request without its end.
+const HALF: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+
+/// What the support's configurations say, and what a test says instead that wants all connections in one place.
+const TWO_WORKERS: &str = "worker_processes 2;";
+const ONE_WORKER: &str = "worker_processes 1;";
 
 fn a_server_starts_answers_and_stops(driver: Driver) {
     let server = Server::start(driver, "location / { return 200 hello; }");
@@ -21,9 +57,520 @@ fn an_ordinary_user_needs_no_rights() {
     server.stop();
 }
 
+fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
+    let mut server = Setup::server(driver, "return 200 hello;").replace(TWO_WORKERS, ONE_WORKER).start();
+    let mut idle = server.connect();
+    assert_eq!(idle.get("/").header("Connection"), Some("keep-alive"));
+    let mut busy = server.connect();
+    busy.send(HALF);
+    // The only worker has begun the busy one when it answers a later connection.
+    assert_eq!(server.get("/").status, 200);
+    server.signal(Signal::QUIT);
+    idle.assert_closed();
+    busy.send("\r\n");
+    let response = busy.response();
+    assert_eq!((response.text(), response.header("Connection")), ("hello", Some("close")));
+    busy.assert_closed();
+    assert!(server.wait_exited().success(), "{server}");
+    server.assert_nothing_left();
+}
+
+fn a_fast_stop_waits_for_nobody(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 hello;");
+    let mut busy = server.connect();
+    busy.send(HALF);
+    server.end(Signal::INT);
+    busy.assert_closed();
+}
+
+fn a_connection_survives_reloads_and_sees_each(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 0;");
+    let worker = server.worker();
+    let mut client = server.connect();
+    for number in 1..=20 {
+        server.reload_http(driver, &format!("server {{ listen %UNIX%; return 200 {number}; }}"));
+        assert_eq!(client.get("/").text(), number.to_string());
+    }
+    assert_eq!(server.worker(), worker, "reloads take place in the same process");
+    server.stop();
+}
+
+fn a_broken_file_changes_nothing_and_is_told_of(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 old;");
+    server.reload("events {}\nhttp {\n    server {\n        lissten 80;\n    }\n}\n");
+    let path = server.directory.path().join("gale.conf");
+    let line = server.wait_logged("[emerg]");
+    assert!(line.ends_with(&format!("unknown directive \"lissten\" in {}:4", path.display())), "{line}");
+    assert_eq!(server.get("/").text(), "old");
+    server.reload_http(driver, "server { listen %UNIX%; access_log %DIR%/missing/log; return 200 new; }");
+    server.wait_logged("missing/log\" failed (2: No such file or directory)");
+    assert_eq!(server.get("/").text(), "old");
+    fs::remove_file(&path).expect("ours");
+    kill(server.pid(), Signal::HUP);
+    server.wait_notified("RELOADING=1");
+    server.wait_notified("READY=1");
+    assert_eq!(server.get("/").text(), "old");
+    server.reload_http(driver, "server { listen %UNIX%; return 200 new; }");
+    assert_eq!(server.get("/").text(), "new");
+    server.end(Signal::TERM);
+}
+
+fn a_removed_address_is_closed_and_a_new_one_opened(driver: Driver) {
+    let both = "server { listen %TCP%; listen %UNIX%; return 200 one; }";
+    let mut server = Setup::http(driver, both).start();
+    let mut kept = server.connect();
+    let mut removed = server.connect_tcp(1);
+    assert_eq!((kept.get("/").text(), removed.get("/").text()), ("one", "one"));
+    server.reload_http(driver, "server { listen %TCP2%; return 200 two; } server { listen %UNIX%; return 200 three; }");
+    assert_eq!(server.connect_tcp(2).get("/").text(), "two");
+    assert_eq!(kept.get("/").text(), "three");
+    let refused = std::net::TcpStream::connect(server.directory.address(1)).expect_err("nobody listens there any more");
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    // The connection to it ends; at the latest with its next answer.
+    if removed.try_send(format!("{HALF}\r\n")).is_ok() {
+        let rest = removed.read_to_end();
+        assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&rest));
+    }
+    server.reload_http(driver, "server { listen %TCP2%; return 200 four; }");
+    assert!(!server.directory.path().join("gale.sock").exists(), "its file goes with a Unix socket");
+    assert_eq!(server.connect_tcp(2).get("/").text(), "four");
+    server.stop();
+}
+
+fn logs_are_reopened_under_their_names(driver: Driver) {
+    let server = Server::start(driver, "return 200 hello;");
+    server.get("/before");
+    server.directory.wait_line("access.log", "GET /before");
+    for name in ["error.log", "access.log"] {
+        let path = server.directory.path().join(name);
+        fs::rename(&path, path.with_extension("old")).expect("ours");
+    }
+    kill(server.pid(), Signal::USR1);
+    // The access log is reopened by the worker, last of all.
+    server.directory.wait_until("a new access.log", |directory| {
+        directory.path().join("access.log").exists() && directory.path().join("error.log").exists()
+    });
+    let is_open = |server: &Server| {
+        let wanted = server.directory.path().join("access.log");
+        let entries = fs::read_dir(format!("/proc/{}/fd", server.worker())).expect("it runs").flatten();
+        entries.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == wanted)
+    };
+    // The worker has it when a request that comes after the order is logged there; one at the most is on its way.
+    let mut number = 0;
+    server.directory.wait_until("a line in the new access.log", |directory| {
+        number += 1;
+        server.get(&format!("/after/{number}"));
+        directory.try_read("access.log").is_some_and(|text| text.contains("GET /after/"))
+    });
+    assert!(is_open(&server));
+    assert!(server.directory.read("access.old").contains("GET /before"));
+    server.stop();
+}
+
+fn a_killed_worker_is_replaced_and_nobody_is_refused(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 hello;");
+    for _ in 0..3 {
+        let worker = server.worker();
+        kill(worker, Signal::KILL);
+        // The listening socket is the master's, too: who comes meanwhile waits.
+        let mut client = server.connect();
+        client.try_send(format!("{HALF}\r\n")).expect("queued");
+        let answered = client.read_some_or_end();
+        if answered.is_empty() {
+            // Accepted by the old worker before the signal arrived.
+            assert_eq!(server.get("/").text(), "hello");
+        }
+        server.wait_logged(&format!("worker process {worker} exited on signal 9"));
+        assert_ne!(server.worker(), worker);
+    }
+    assert_eq!(server.get("/").text(), "hello");
+    server.end(Signal::TERM);
+}
+
 #[test]
-fn tcp_addresses_are_the_test_s_own() {
-    let server = Setup::http(Driver::Epoll, "server { listen %TCP%; return 200 $host; }").start();
-    assert_eq!(server.connect_tcp(1).get("/").status, 200);
+fn a_worker_without_a_master_serves_until_it_is_told() {
+    let server = Server::start(Driver::Epoll, "return 200 hello;");
+    let worker = server.worker();
+    let mut client = server.connect();
+    kill(server.pid(), Signal::KILL);
+    assert_eq!(client.get("/").text(), "hello");
+    assert_eq!(server.get("/").text(), "hello");
+    kill(worker, Signal::QUIT);
+    assert!(wait_ended(worker));
+}
+
+#[test]
+fn an_address_in_use_is_tried_again_and_then_told() {
+    let server = Setup::http(Driver::Epoll, "server { listen %TCP%; }");
+    let directory = support::Directory::new();
+    let holder = TcpListener::bind(directory.address(1)).expect("ours");
+    let address = directory.address(1).to_string();
+    let mut server = server.replace("%TCP%", &address).launch();
+    assert_eq!(server.wait_exited().code(), Some(1));
+    let stderr = server.stderr();
+    let message = format!("gale: [emerg] bind() to {address} failed (98: Address already in use)\n");
+    assert_eq!(stderr.matches(&message).count(), 5, "{stderr}");
+    assert!(stderr.ends_with("gale: [emerg] still could not bind()\n"), "{stderr}");
+    server.assert_nothing_left();
+    drop(holder);
+}
+
+#[test]
+fn a_socket_file_of_somebody_else_is_not_taken_away() {
+    let directory = support::Directory::new();
+    let path = directory.path().join("other.sock");
+    let _holder = UnixListener::bind(&path).expect("ours");
+    let text = format!("server {{ listen unix:{}; }}", path.display());
+    let mut server = Setup::http(Driver::Epoll, &text).launch();
+    assert_eq!(server.wait_exited().code(), Some(1));
+    assert!(server.stderr().contains("failed (98: Address already in use)"), "{}", server.stderr());
+    assert!(path.exists());
+    server.assert_nothing_left();
+}
+
+#[test]
+fn a_daemon_serves_when_its_starter_has_ended() {
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
+    let text = text.replace("daemon off;", "daemon on;");
+    let mut server = Setup::configuration(&text).launch();
+    assert!(server.wait_exited().success(), "{server}");
+    assert_eq!(server.get("/").text(), "hello");
+    let master = server.pid_in_file();
+    assert_ne!(master, server.pid());
+    assert_eq!(server.stderr(), "");
+    server.wait_notified("READY=1");
+    server.reload(&text.replace("hello", "again"));
+    assert_eq!(server.get("/").text(), "again");
+    kill(master, Signal::QUIT);
+    server.assert_nothing_left();
+}
+
+#[test]
+fn a_daemon_that_cannot_start_says_so_on_the_terminal() {
+    let text = "daemon on;\npid %DIR%/missing/pid;\nerror_log %DIR%/error.log;\nevents {}\n";
+    let mut server = Setup::configuration(text).launch();
+    assert_eq!(server.wait_exited().code(), Some(1));
+    assert!(server.stderr().contains("missing/pid\" failed (2: No such file or directory)"), "{server}");
+    server.assert_nothing_left();
+}
+
+fn one_process_does_everything_without_a_master(driver: Driver) {
+    let text = http_configuration(driver, "server { listen %UNIX%; return 200 hello; }");
+    let text = format!("master_process off;\n{text}");
+    let mut server = Setup::configuration(&text).start();
+    assert_eq!(server.get("/").text(), "hello");
+    assert_eq!(support::children_of(server.pid()), []);
+    let mut client = server.connect();
+    server.reload(&text.replace("hello", "again"));
+    assert_eq!(client.get("/").text(), "again");
+    server.reload("bogus;");
+    assert_eq!(client.get("/").text(), "again");
+    server.end(Signal::QUIT);
+}
+
+/// The names of the event loops that a process has.
+fn loops_of(pid: Pid) -> BTreeSet<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.map(|name| name.trim_end().to_owned()).filter(|name| name.starts_with("worker ")).collect()
+}
+
+fn the_number_of_workers_follows_the_configuration(driver: Driver) {
+    let text = http_configuration(driver, "server { listen %UNIX%; listen %TCP% reuseport; return 200 hello; }");
+    let with = |count: usize| text.replace(TWO_WORKERS, &format!("worker_processes {count};"));
+    let mut server = Setup::configuration(&with(1)).start();
+    let worker = server.worker();
+    let mut clients = vec![server.connect()];
+    for count in [4, 2, 3, 1] {
+        server.reload(&with(count));
+        if count > 2 {
+            // Nobody loses a connection when there are more of them; a worker that leaves closes its idle ones.
+            assert_eq!(loops_of(worker).len(), count, "{server}");
+            for client in &mut clients {
+                assert_eq!(client.get("/").text(), "hello", "with {count}\n{server}");
+            }
+        }
+        // What waits at the socket of a worker that has left is taken over by the others.
+        clients = (0..20).map(|_| server.connect_tcp(1)).chain((0..4).map(|_| server.connect())).collect();
+        for client in &mut clients {
+            assert_eq!(client.get("/").text(), "hello", "with {count}\n{server}");
+        }
+    }
+    assert_eq!(server.worker(), worker);
+    server.stop();
+}
+
+/// The user numbers that a process runs with: real, effective, saved, file system.
+fn users_of(pid: Pid) -> Vec<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("users");
+    line.split_whitespace().map(|number| number.parse().expect("a number")).collect()
+}
+
+#[test]
+fn the_worker_of_root_is_the_user_of_the_configuration() {
+    if !is_root() {
+        return; // only root has another user to become
+    }
+    let nobody = fs::read_to_string("/etc/passwd").expect("users").lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some("daemon")).then(|| fields.nth(1).expect("a number").parse::<u32>().expect("a number"))
+    });
+    let Some(daemon) = nobody else { return };
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; root %DIR%/files; }");
+    let setup = Setup::configuration(&format!("user daemon;\n{text}"));
+    let server = setup.file("files/open", "open").file("files/closed", "closed").start();
+    let closed = server.directory.path().join("files/closed");
+    rustix::fs::chmod(&closed, 0o600.into()).expect("ours");
+    assert_eq!(users_of(server.pid()), [0; 4]);
+    assert_eq!(users_of(server.worker()), [daemon; 4]);
+    assert_eq!(server.get("/open").text(), "open");
+    assert_eq!(server.get("/closed").status, 403);
+    server.wait_logged("files/closed\" failed (13: Permission denied)");
+    assert_eq!(fs::metadata(server.directory.path().join("body")).expect("made").uid(), daemon);
+    // The master has opened the logs; the worker could not.
+    assert_eq!(fs::metadata(server.directory.path().join("error.log")).expect("made").uid(), 0);
+    server.stop();
+}
+
+#[test]
+fn the_worker_of_root_is_nobody_when_the_configuration_does_not_say() {
+    let server = Server::start(Driver::Epoll, "return 200 hello;");
+    let own = rustix::process::geteuid().as_raw();
+    assert_eq!(users_of(server.worker()), [if is_root() { support::NOBODY } else { own }; 4]);
+    server.stop();
+}
+
+#[test]
+fn the_user_directive_of_an_ordinary_user_is_warned_of() {
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
+    let server = Setup::configuration(&format!("user root;\n{text}")).unprivileged().start();
+    assert_eq!(server.get("/").text(), "hello");
+    let warning = "gale: [warn] the \"user\" directive makes sense only if the master process runs with super-user \
+                   privileges, ignored in ";
+    assert!(server.stderr().contains(warning), "{}", server.stderr());
+    server.stop();
+}
+
+#[test]
+fn a_log_on_a_full_disk_stops_nobody() {
+    let text =
+        http_configuration(Driver::Epoll, "server { listen %UNIX%; root %DIR%; location = /x { return 200 x; } }");
+    let text = text.replace("%DIR%/error.log info", "/dev/full info").replace("%DIR%/access.log", "/dev/full");
+    let mut server = Setup::configuration(&text).start();
+    let mut client = server.connect();
+    for number in 0..400 {
+        assert_eq!(client.get(&format!("/missing/{number}")).status, 404);
+        assert_eq!(client.get("/x").text(), "x");
+    }
+    server.reload(&text.replace("200 x", "200 y"));
+    assert_eq!(client.get("/x").text(), "y");
+    server.end(Signal::TERM);
+}
+
+/// A small file system of our own, unmounted when dropped.
+struct SmallDisk {
+    path: std::path::PathBuf,
+}
+
+impl SmallDisk {
+    /// None where mounting is not allowed, as in most containers.
+    fn mount(path: &std::path::Path) -> Option<SmallDisk> {
+        fs::create_dir_all(path).expect("ours");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "gale-test"]).arg(path).output();
+        let is_mounted = mounted.is_ok_and(|output| output.status.success());
+        is_mounted.then(|| SmallDisk { path: path.to_owned() })
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _: std::io::Result<ExitStatus> = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
+#[test]
+fn a_log_goes_on_when_a_full_disk_has_room_again() {
+    if !is_root() {
+        return; // only root may mount
+    }
+    let disk = support::Directory::new();
+    let Some(small) = SmallDisk::mount(&disk.path().join("disk")) else { return };
+    let log = small.path.join("access.log");
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
+    let text = text.replace("%DIR%/access.log", log.to_str().expect("text"));
+    let mut server = Setup::configuration(&text).start();
+    let filler = small.path.join("filler");
+    let mut client = server.connect();
+    assert!(fs::write(&filler, vec![0; 128 << 10]).is_err(), "it is full now");
+    for number in 0..400 {
+        assert_eq!(client.get(&format!("/full/{number}")).text(), "hello");
+    }
+    fs::remove_file(&filler).expect("ours");
+    // Lines that found no room are lost; later ones are written as soon as there is some.
+    let end = Instant::now() + support::DEADLINE;
+    let watch = support::Watch::new(&small.path);
+    while !fs::read_to_string(&log).expect("there").contains("GET /room") {
+        assert_eq!(client.get("/room").text(), "hello");
+        assert!(watch.wait(end), "nothing is written any more");
+    }
+    server.end(Signal::TERM);
+}
+
+fn descriptors_may_run_out(driver: Driver) {
+    const LIMIT: usize = 64;
+    let text = http_configuration(driver, "server { listen %UNIX%; return 200 hello; }");
+    let text = text.replace(TWO_WORKERS, &format!("worker_processes 1;\nworker_rlimit_nofile {LIMIT};"));
+    let mut server = Setup::configuration(&text).start();
+    let worker = server.worker();
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..LIMIT + 16 {
+        let mut client = server.connect();
+        client.send(HALF);
+        clients.push(client);
+    }
+    server.wait_logged("accept4() failed (24: Too many open files)");
+    // It waits instead of trying again and again: hardly any processor time passes until it has complained twice more.
+    let (begin, used) = (Instant::now(), cpu_time(worker));
+    let complaints = |directory: &support::Directory| {
+        directory.try_read("error.log").unwrap_or_default().matches("accept4() failed").count()
+    };
+    let before = complaints(&server.directory);
+    server.directory.wait_until("two more complaints", |directory| complaints(directory) >= before + 2);
+    let (elapsed, used) = (begin.elapsed(), cpu_time(worker) - used);
+    assert!(used <= elapsed / 4 + Duration::from_millis(20), "{used:?} of {elapsed:?}");
+    // Those that have been accepted are served, and make room for those that wait.
+    for mut client in clients {
+        client.send("Connection: close\r\n\r\n");
+        assert_eq!(client.response().text(), "hello");
+    }
+    assert_eq!(server.get("/").text(), "hello");
+    assert_eq!(server.worker(), worker);
+    server.end(Signal::TERM);
+}
+
+fn connections_may_run_out(driver: Driver) {
+    let text = http_configuration(driver, "server { listen %UNIX%; return 200 hello; }");
+    let text = text.replace(TWO_WORKERS, ONE_WORKER);
+    let text = text.replace("worker_connections 128;", "worker_connections 8;");
+    let server = Setup::configuration(&text).start();
+    let mut busy: Vec<Client> = Vec::new();
+    for _ in 0..8 {
+        let mut client = server.connect();
+        // Once the first is answered, the half of the second has been read, too.
+        assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
+        busy.push(client);
+    }
+    let mut waiting = server.connect();
+    waiting.send(format!("{HALF}\r\n"));
+    server.wait_logged("8 worker_connections are not enough");
+    let mut first = busy.remove(0);
+    first.send("Connection: close\r\n\r\n");
+    assert_eq!(first.response().text(), "hello");
+    assert_eq!(waiting.response().text(), "hello");
+    // A connection that only waits for its next request is not closed before somebody comes, and then makes room.
+    assert_eq!(waiting.get("/").text(), "hello");
+    assert_eq!(server.get("/").text(), "hello");
+    waiting.assert_closed();
+    // One that becomes idle makes room for who waits already.
+    let mut last = server.connect();
+    last.send(HALF);
+    last.send("Connection: close\r\n\r\n");
+    assert_eq!(last.response().text(), "hello");
+    let mut next = server.connect();
+    assert_eq!(next.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
+    let mut waiting = server.connect();
+    waiting.send(format!("{HALF}\r\n"));
+    next.send("\r\n");
+    assert_eq!(next.response().text(), "hello");
+    assert_eq!(waiting.response().text(), "hello");
+    next.assert_closed();
+    server.stop();
+}
+
+fn the_shutdown_timeout_ends_what_does_not_end(driver: Driver) {
+    let setup = Setup::server(driver, "return 200 hello;").replace(TWO_WORKERS, ONE_WORKER);
+    let mut server = setup.replace("daemon off;", "daemon off;\nworker_shutdown_timeout 200ms;").start();
+    let mut busy = server.connect();
+    busy.send(HALF);
+    assert_eq!(server.get("/").status, 200);
+    let begin = Instant::now();
+    server.end(Signal::QUIT);
+    assert!(begin.elapsed() >= Duration::from_millis(200), "not before its time");
+    busy.assert_closed();
+}
+
+fn a_new_binary_takes_over(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 hello;");
+    let mut client = server.connect();
+    assert_eq!(client.get("/").text(), "hello");
+    let old = server.pid();
+    kill(old, Signal::USR2);
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    assert_ne!(new, old);
+    assert_eq!(server.directory.read("pid.oldbin").trim_end(), old.to_string());
+    kill(old, Signal::QUIT);
+    client.assert_closed();
+    assert!(server.wait_exited().success(), "{server}");
+    assert_eq!(server.get("/").text(), "hello");
+    assert!(!server.directory.path().join("pid.oldbin").exists());
+    kill(new, Signal::QUIT);
+    assert!(wait_ended(new));
+    server.assert_nothing_left();
+}
+
+fn a_panic_costs_one_connection(driver: Driver) {
+    let mut server = Server::start(driver, "location /panic { test_panic; } location / { return 200 hello; }");
+    let worker = server.worker();
+    let mut other = server.connect();
+    assert_eq!(other.get("/").text(), "hello");
+    for _ in 0..3 {
+        let mut client = server.connect();
+        client.send("GET /panic HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        client.assert_closed();
+    }
+    server.wait_logged("panicked at ");
+    assert_eq!(other.get("/").text(), "hello");
+    assert_eq!(server.worker(), worker);
+    server.end(Signal::TERM);
+}
+
+#[test]
+fn a_pid_file_moves_at_a_reload() {
+    let mut server = Server::start(Driver::Epoll, "return 200 hello;");
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
+    server.reload(&text.replace("%DIR%/pid", "%DIR%/other.pid"));
+    assert_eq!(server.directory.read("other.pid").trim_end(), server.pid().to_string());
+    assert!(!server.directory.path().join("pid").exists());
+    server.end(Signal::TERM);
+    assert!(!server.directory.path().join("other.pid").exists());
+}
+
+#[test]
+fn the_error_log_moves_at_a_reload() {
+    let mut server = Server::start(Driver::Epoll, "return 200 hello;");
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; root %DIR%; }");
+    server.reload(&text.replace("%DIR%/error.log", "%DIR%/other.log"));
+    assert_eq!(server.get("/missing").status, 404);
+    let line = server.directory.wait_line("other.log", "/missing\" failed (2: No such file or directory)");
+    assert!(line.contains(&format!(" [error] {}#", server.worker())), "{line}");
+    assert!(line.contains("request: \"GET /missing HTTP/1.1\", host: \"localhost\""), "{line}");
+    server.end(Signal::TERM);
+}
+
+#[test]
+fn signals_that_come_together_are_all_taken_up() {
+    let mut server = Server::start(Driver::Epoll, "return 200 hello;");
+    for _ in 0..10 {
+        server.signal(Signal::HUP);
+        server.signal(Signal::USR1);
+    }
+    server.reload_http(Driver::Epoll, "server { listen %UNIX%; return 200 last; }");
+    let mut client = server.connect();
+    // A reload of the earlier ones may have been heard of; the last text wins in the end.
+    while client.get("/").text() != "last" {
+        server.wait_notified("READY=1");
+    }
     server.stop();
 }

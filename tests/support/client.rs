@@ -209,6 +209,15 @@ impl Client {
         self.buffer.drain(..length).collect()
     }
 
+    /// What arrives next; nothing when the server closes the connection instead.
+    #[track_caller]
+    pub fn read_some_or_end(&mut self) -> Vec<u8> {
+        if self.buffer.is_empty() && !self.at_end {
+            self.fill();
+        }
+        std::mem::take(&mut self.buffer)
+    }
+
     /// Everything until the server closes the connection.
     #[track_caller]
     pub fn read_to_end(&mut self) -> Vec<u8> {

@@ -23,8 +23,7 @@ const DIRECTORIES_MAX: u32 = 7_000;
 pub struct Directory {
     path: PathBuf,
     number: u32,
-    /// Reports what is written, created and renamed in the directory.
-    watch: OwnedFd,
+    watch: Watch,
 }
 
 impl Directory {
@@ -38,9 +37,7 @@ impl Directory {
         fs::create_dir_all(&path).expect("a directory");
         // Shared with a worker or a server that runs as another user.
         rustix::fs::chmod(&path, 0o777.into()).expect("ours");
-        let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("inotify");
-        let events = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
-        inotify::add_watch(&watch, &path, events).expect("a watch");
+        let watch = Watch::new(&path);
         Directory { path, number, watch }
     }
 
@@ -117,12 +114,12 @@ impl Directory {
         let end = Instant::now() + DEADLINE;
         loop {
             // Cleared before the look: what changes after it is reported again.
-            while rustix::io::read(&self.watch, &mut [0u8; 4096]).is_ok() {}
+            self.watch.clear();
             if is_true(self) {
                 return;
             }
             let error_log = || self.try_read("error.log").unwrap_or_default();
-            assert!(wait_readable_any(&self.watch, None::<&OwnedFd>, end), "no {what} in time\n{}", error_log());
+            assert!(self.watch.wait(end), "no {what} in time\n{}", error_log());
         }
     }
 }
@@ -130,6 +127,30 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Notices what is written, created, renamed and removed in a directory.
+pub struct Watch {
+    descriptor: OwnedFd,
+}
+
+impl Watch {
+    pub fn new(path: &Path) -> Watch {
+        let descriptor = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("inotify");
+        let events = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+        inotify::add_watch(&descriptor, path, events).expect("a watch");
+        Watch { descriptor }
+    }
+
+    /// Forgets what was noticed so far.
+    pub fn clear(&self) {
+        while rustix::io::read(&self.descriptor, &mut [0u8; 4096]).is_ok() {}
+    }
+
+    /// Waits until something was noticed since it was cleared; false at `end`.
+    pub fn wait(&self, end: Instant) -> bool {
+        wait_readable_any(&self.descriptor, None::<&OwnedFd>, end)
     }
 }
 

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 pub use client::{Client, Response};
-pub use directory::Directory;
-pub use processes::{children_of, cpu_time, descriptors_of, in_directory};
+pub use directory::{Directory, Watch};
+pub use processes::{children_of, cpu_time, descriptors_of, in_directory, wait_ended};
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -66,6 +66,9 @@ macro_rules! with_each_driver {
 }
 pub(crate) use with_each_driver;
 
+/// The user and group that Linux calls nobody.
+pub const NOBODY: u32 = 65534;
+
 /// Whether the tests run as root. What needs root returns early without.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -79,6 +82,7 @@ pub struct Setup {
     environment: Vec<(OsString, OsString)>,
     program: &'static str,
     files: Vec<(String, Vec<u8>)>,
+    templates: Vec<(String, String)>,
     is_unprivileged: bool,
 }
 
@@ -91,6 +95,7 @@ impl Setup {
             environment: Vec::new(),
             program: "gale",
             files: Vec::new(),
+            templates: Vec::new(),
             is_unprivileged: false,
         }
     }
@@ -106,9 +111,22 @@ impl Setup {
         Setup::http(driver, &format!("server {{\n listen %UNIX%;\n{text}\n}}"))
     }
 
+    /// The same with every `from` in the configuration replaced.
+    pub fn replace(mut self, from: &str, to: &str) -> Setup {
+        assert!(self.configuration.contains(from), "{from} is not in the configuration");
+        self.configuration = self.configuration.replace(from, to);
+        self
+    }
+
     /// A file in the server's directory, before the start.
     pub fn file(mut self, path: &str, contents: impl AsRef<[u8]>) -> Setup {
         self.files.push((path.to_owned(), contents.as_ref().to_owned()));
+        self
+    }
+
+    /// As [`Setup::file`], with `%DIR%` and so on replaced.
+    pub fn template(mut self, path: &str, contents: &str) -> Setup {
+        self.templates.push((path.to_owned(), contents.to_owned()));
         self
     }
 
@@ -148,6 +166,9 @@ impl Setup {
         let directory = Directory::new();
         for (path, contents) in &self.files {
             directory.write(path, contents);
+        }
+        for (path, contents) in &self.templates {
+            directory.write(path, directory.replaced(contents));
         }
         directory.write("gale.conf", directory.replaced(&self.configuration));
         let notify = directory.notify_socket();
@@ -199,8 +220,6 @@ http {{
 /// the build directory.
 pub fn binary(is_unprivileged: bool) -> Command {
     const PATH: &str = env!("CARGO_BIN_EXE_gale");
-    /// The user and group that Linux calls nobody.
-    const NOBODY: u32 = 65534;
     if !(is_unprivileged && is_root()) {
         return Command::new(PATH);
     }

@@ -19,7 +19,7 @@ pub(super) fn adopt_orphans() {
 }
 
 /// Whether a process ends before the deadline.
-pub(super) fn wait_ended(pid: Pid) -> bool {
+pub fn wait_ended(pid: Pid) -> bool {
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => wait_readable_any(&handle, None::<&OwnedFd>, Instant::now() + DEADLINE),
         Err(_) => true,

@@ -147,6 +147,9 @@ impl<Cx> Tables<Cx> {
         if name.starts_with(BYTE_ORDER_MARK) {
             return error.hint("the file begins with a byte order mark; save it as UTF-8 without one");
         }
+        if name.contains(&b'}') {
+            return error.hint("an expression that contains \"{\", \"}\" or \";\" must be written in quotes");
+        }
         if self.nginx_names.iter().any(|known| known.as_bytes() == name) {
             return error.hint("nginx has this directive, Gale does not have it yet");
         }

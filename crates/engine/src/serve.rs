@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId};
+use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId, ThreadPool};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
@@ -87,12 +87,15 @@ impl Program for Server {
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
         drop(configuration);
+        // The C library reads the time zone's file when it is first asked.
+        log::local_time(0);
         EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?.run(main);
         Ok(())
     }
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_panics_to(&configuration);
+        set_up_pools(&configuration);
         let mut serving = Serving { worker: None, accepting: Vec::new() };
         serving
             .take_over(seat, &configuration)
@@ -102,6 +105,18 @@ impl Program for Server {
 
     fn finish(&self) {
         log::finish();
+    }
+}
+
+/// The implicit pool, as `thread_pool default` says. Limits count for each event loop,
+/// as in nginx; the pool serves all of them.
+fn set_up_pools(configuration: &Configuration) {
+    let settings = &configuration.default_pool;
+    let workers = configuration.process.workers;
+    let (threads, queue) = (settings.threads.saturating_mul(workers), settings.max_queue.saturating_mul(workers));
+    static LAST: Mutex<Option<(usize, usize)>> = Mutex::new(None);
+    if LAST.lock().replace((threads, queue)) != Some((threads, queue)) {
+        gale_runtime::set_default_pool(ThreadPool::new(&settings.name, threads, queue));
     }
 }
 
@@ -125,12 +140,26 @@ struct Accepting {
 }
 
 impl Serving {
-    /// Uses `configuration` from now on. Sockets that it no longer has stop being
-    /// accepted from, and are given back.
-    fn take_over(&mut self, seat: Seat, configuration: &Configuration) -> io::Result<Vec<Accepting>> {
-        let Some(http) = &configuration.http else { return Ok(std::mem::take(&mut self.accepting)) };
+    /// Uses `configuration` from now on. Sockets that this loop no longer accepts from
+    /// are given back, and nothing is accepted from them any more.
+    fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> io::Result<Vec<Accepting>> {
+        let wanted = sockets_of(seat, configuration);
+        let (kept, removed) = std::mem::take(&mut self.accepting)
+            .into_iter()
+            .partition(|accepting: &Accepting| wanted.iter().any(|(socket, _)| Arc::ptr_eq(socket, &accepting.socket)));
+        self.accepting = kept;
+        for accepting in &removed {
+            gale_runtime::abort(accepting.task);
+        }
+        if configuration.http.is_none() {
+            // Nothing is served any more: connections end with their current answer.
+            if let Some(worker) = self.worker.take() {
+                worker.drain();
+            }
+            return Ok(removed);
+        }
         let connections_max = *configuration.events.worker_connections.get();
-        let configured = Configured::new(Arc::clone(http));
+        let configured = Configured::new(Arc::clone(configuration));
         let worker = match &self.worker {
             Some(worker) => {
                 worker.commit(configured, connections_max);
@@ -138,11 +167,6 @@ impl Serving {
             }
             None => Rc::clone(self.worker.insert(HttpWorker::new(configured, connections_max))),
         };
-        let wanted = sockets_of(seat, configuration);
-        let (kept, removed) = std::mem::take(&mut self.accepting)
-            .into_iter()
-            .partition(|accepting: &Accepting| wanted.iter().any(|(socket, _)| Arc::ptr_eq(socket, &accepting.socket)));
-        self.accepting = kept;
         for (socket, address) in wanted {
             if self.accepting.iter().any(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
                 continue;
@@ -150,11 +174,25 @@ impl Serving {
             let is_shared = seat.workers > 1;
             let options = accept_options(is_shared, *configuration.events.multi_accept.get());
             let listener = Listener::from_fd(Arc::clone(&socket), options)?;
-            let log = Arc::clone(&configuration.error_log);
-            let task = gale_runtime::spawn(Rc::clone(&worker).accept_from(listener, address.clone(), log));
+            let task = gale_runtime::spawn(Rc::clone(&worker).accept_from(listener, address.clone()));
             self.accepting.push(Accepting { socket, address, task });
         }
         Ok(removed)
+    }
+}
+
+/// Whether some loop accepts from this socket under this configuration.
+fn has_socket(configuration: &Configuration, socket: &Arc<OwnedFd>) -> bool {
+    let addresses = configuration.http.iter().flat_map(|http| &http.addresses);
+    addresses.flat_map(|address| &address.listener.sockets).any(|known| Arc::ptr_eq(known, socket))
+}
+
+impl Drop for Serving {
+    /// What was logged is handed on, however the loop ends.
+    fn drop(&mut self) {
+        if let Some(worker) = &self.worker {
+            worker.access.flush();
+        }
     }
 }
 
@@ -183,6 +221,7 @@ impl process::Worker for Serving {
 
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         report_panics_to(&configuration);
+        set_up_pools(&configuration);
         let old = self.worker.as_ref().map(|worker| worker.configuration());
         let removed = match self.take_over(seat, &configuration) {
             Ok(removed) => removed,
@@ -195,10 +234,10 @@ impl process::Worker for Serving {
                 Vec::new()
             }
         };
-        for accepting in &removed {
-            gale_runtime::abort(accepting.task);
-        }
         let worker = self.worker.clone();
+        // A socket that another loop takes over is not drained: its queue lives on.
+        let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
+        let removed: Vec<Accepting> = removed.collect();
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
             for accepting in removed {
@@ -223,9 +262,19 @@ impl process::Worker for Serving {
         })
     }
 
-    fn expire(&mut self) {
+    fn expire(&mut self, configuration: Option<&Arc<Configuration>>) {
+        let Some(worker) = &self.worker else { return };
+        match configuration.map(|configuration| configuration.http.as_ref()) {
+            None => worker.expire(None),
+            Some(Some(http)) => worker.expire(Some(http)),
+            // Nobody began anything with it.
+            Some(None) => {}
+        }
+    }
+
+    fn reopen(&mut self) {
         if let Some(worker) = &self.worker {
-            worker.expire();
+            worker.access.flush();
         }
     }
 

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use bstr::{BStr, ByteSlice};
 use gale_base::units;
-use gale_config::{Body, Diagnostic, Inert, Many, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
+use gale_config::{
+    Body, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values,
+};
 use gale_engine::configuration::{Builder, MainSettings, ThreadPoolSettings};
 use gale_engine::log::Target;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -22,8 +24,8 @@ pub const MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// More workers than this are refused: a slip of the pen, not a machine.
-const WORKERS_MAX: u64 = 1024;
+/// More workers than this are refused: a slip of the pen, not a machine; as in the process layer.
+const WORKERS_MAX: u64 = 512;
 
 const DIRECTIVES: &[Directive] = &[
     Directive {
@@ -32,7 +34,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
-        about: "The user, and the group, that the worker process runs as.",
+        about: "The user, and the group, that the worker process of root runs as; nobody when not said.",
         store: &One { parse: user, slot: slot!(MainSettings, user) },
     },
     Directive {
@@ -150,7 +152,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "",
         about: "A named pool of threads for work that may wait.",
-        store: &Many { parse: thread_pool, slot: slot!(MainSettings, thread_pool) },
+        store: &Custom(thread_pool),
     },
     inert("worker_cpu_affinity", Takes::AtLeast(1), "Which processors the workers run on."),
     inert("timer_resolution", Takes::Exactly(1), "How often the clock is read: Gale reads it once a turn."),
@@ -167,6 +169,9 @@ fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<
     let main: &mut MainSettings = conf.downcast_mut().expect("the core module's settings");
     if !main.pid.is_set() {
         main.pid.set(builder.default_pid_path(), None);
+    }
+    if !main.thread_pool.is_set() {
+        main.thread_pool.set(Vec::new(), None);
     }
     if main.error_log.get().is_empty() {
         let log = match builder.error_log_path.clone() {
@@ -195,12 +200,12 @@ fn worker_processes(statement: &Statement) -> Result<usize, Diagnostic> {
     if word.text == "auto" {
         return Ok(std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     }
-    let invalid = || Diagnostic::emerg("invalid number of workers").at(word.span);
+    let invalid = || statement.directive_error("invalid value").at(word.span);
     match units::parse_number(&word.text) {
         Some(0) => Err(invalid().hint("Gale needs at least one worker; auto means one per processor")),
         Some(number) if number <= WORKERS_MAX => Ok(usize::try_from(number).unwrap_or(1)),
         Some(_) => Err(invalid().hint(format!("at most {WORKERS_MAX} workers"))),
-        None => Err(Diagnostic::emerg("invalid number").at(word.span).hint("a number, or auto")),
+        None => Err(invalid().hint("a number, or auto")),
     }
 }
 
@@ -255,7 +260,17 @@ fn log_level(word: &Word) -> Result<Level, Diagnostic> {
     found.ok_or_else(|| Diagnostic::emerg(format!("invalid log level \"{}\"", word.text)).at(word.span))
 }
 
-fn thread_pool(statement: &Statement) -> Result<ThreadPoolSettings, Diagnostic> {
+fn thread_pool(main: &mut MainSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let pool = parse_thread_pool(builder, statement)?;
+    let mut pools = main.thread_pool.take().unwrap_or_default();
+    let is_duplicate = pools.iter().any(|other| other.name == pool.name);
+    let error = statement.error(format!("duplicate thread pool \"{}\"", pool.name));
+    pools.push(pool);
+    main.thread_pool.set(pools, Some(statement.span));
+    if is_duplicate { Err(error) } else { Ok(()) }
+}
+
+fn parse_thread_pool(builder: &mut Builder, statement: &Statement) -> Result<ThreadPoolSettings, Diagnostic> {
     let name = statement.args[0].text.to_string();
     let mut threads = if name == "default" { 32 } else { 0 };
     let mut max_queue = 65536;
@@ -267,11 +282,13 @@ fn thread_pool(statement: &Statement) -> Result<ThreadPoolSettings, Diagnostic> 
         } else if let Some(text) = word.text.strip_prefix(b"max_queue=") {
             max_queue = number(text).ok_or_else(|| invalid("max_queue"))?;
         } else {
-            return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span));
+            // nginx passes over what it does not know here.
+            let warning = Diagnostic::warn(format!("invalid parameter \"{}\", ignored", word.text)).at(word.span);
+            builder.note([warning]);
         }
     }
     if threads == 0 {
-        return Err(statement.directive_error("must have \"threads\" parameter"));
+        return Err(statement.error("\"thread_pool\" must have \"threads\" parameter"));
     }
     Ok(ThreadPoolSettings { name, threads, max_queue })
 }

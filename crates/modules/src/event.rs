@@ -3,6 +3,7 @@
 //!   worker_connections, use, multi_accept, accept_mutex, accept_mutex_delay         events
 //! (<https://nginx.org/en/docs/ngx_core_module.html#events>)
 
+use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Inert, One, Place, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, EventsSettings, Level};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -107,11 +108,12 @@ fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<()
 }
 
 fn connections(statement: &Statement) -> Result<usize, Diagnostic> {
-    let number = values::number(statement)?;
-    usize::try_from(number)
-        .ok()
-        .filter(|&number| number > 0)
-        .ok_or_else(|| Diagnostic::emerg(format!("invalid number \"{number}\"")).at(statement.args[0].span))
+    let word = &statement.args[0];
+    let number = units::parse_number(&word.text).and_then(|number| usize::try_from(number).ok());
+    number.filter(|&number| number > 0).ok_or_else(|| {
+        let hint = "a number of connections, at least 1, in decimal digits only";
+        Diagnostic::emerg(format!("invalid number \"{}\"", word.text)).at(word.span).hint(hint)
+    })
 }
 
 fn driver(statement: &Statement) -> Result<DriverChoice, Diagnostic> {

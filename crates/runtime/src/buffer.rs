@@ -3,7 +3,7 @@
 //! A lease is taken when bytes are there and returned when they are consumed; what holds no bytes holds no memory, so
 //! an idle connection costs none. Each thread has its own free lists. The bytes on lease are counted against a limit:
 //! at the limit callers pause ([`leases_exhausted`]), a quarter above it nothing more is given out
-//! ([`io::ErrorKind::OutOfMemory`]).
+//! ([`io::ErrorKind::OutOfMemory`]). A loop sets the limit: [`crate::LoopOptions`].
 //!
 //! Blocks are zeroed when they are first allocated and not between uses.
 
@@ -21,7 +21,8 @@ pub const LEASE_CLASSES: [usize; 6] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * K
 /// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
 const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 4, 1];
 
-const LEASED_MAX_DEFAULT: usize = 1 << 30;
+/// The limit on a thread that sets none.
+const LEASED_MAX_DEFAULT: usize = 64 * KIB * KIB;
 
 struct Pool {
     free: RefCell<[Vec<Box<[u8]>>; LEASE_CLASSES.len()]>,
@@ -81,9 +82,8 @@ impl Block {
     }
 }
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        self.pool.leased.set(self.pool.leased.get() - self.charged);
+impl Block {
+    fn return_memory(&mut self) {
         let memory = std::mem::take(&mut self.memory);
         let class = LEASE_CLASSES.iter().position(|&class| class == memory.len());
         if let Some(class) = class {
@@ -92,6 +92,13 @@ impl Drop for Block {
                 list.push(memory);
             }
         }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.pool.leased.set(self.pool.leased.get() - self.charged);
+        self.return_memory();
     }
 }
 
@@ -137,14 +144,17 @@ impl Lease {
         self.start += count as u32;
     }
 
-    /// The memory itself, for work on another thread; the lease stays charged. To be followed by `restore_memory`.
-    pub(crate) fn take_memory(&mut self) -> Box<[u8]> {
-        std::mem::take(&mut self.block.memory)
+    /// Returns the memory but stays charged, and tells its size: for work on another thread, which allocates as much when
+    /// it begins. The lease is empty until `restore_memory`.
+    pub(crate) fn return_memory(&mut self) -> usize {
+        (self.start, self.end) = (0, 0);
+        self.block.return_memory();
+        self.block.charged
     }
 
-    /// Gives back what `take_memory` took, holding `length` bytes.
+    /// Takes memory of the size that `return_memory` told, holding `length` bytes.
     pub(crate) fn restore_memory(&mut self, memory: Box<[u8]>, length: usize) {
-        assert!(length <= memory.len());
+        assert!(length <= memory.len() && memory.len() == self.block.charged);
         self.block.memory = memory;
         self.start = 0;
         self.end = length as u32;

@@ -94,11 +94,14 @@ pub(crate) trait Driver {
     /// Forgets a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
-    /// Stops being told of connections until the next poll.
+    /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
-    /// Ready when a connection is probably there to be accepted.
-    fn poll_acceptable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    /// Has the kernel tell this loop of what waits on sockets that it shares with others.
+    fn rearm_shared_listeners(&self);
+
+    /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::buffer;
 use crate::clock::{Clock, ClockChoice};
 use crate::driver::Driver;
 use crate::driver::epoll::Epoll;
@@ -17,12 +18,16 @@ use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
 use crate::inbox::{self, Call, Inbox, Remote};
+use crate::memory;
 use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::timer::Wheel;
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
+
+/// Longer waits exceed what some kernels and sandboxes accept; a turn per hour costs nothing.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// Which driver a loop uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -47,7 +52,10 @@ pub struct LoopOptions {
     pub worker: usize,
     /// Events taken at once (`epoll_events`; nginx has 512).
     pub events_max: usize,
-    /// The limit of bytes on lease, see [`crate::leases_exhausted`].
+    /// How many loops share the memory of this process.
+    pub workers: usize,
+    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = this loop's part of a quarter of the memory
+    /// that the machine has and the process's cgroups allow; at least 64 MiB for all loops and 4 MiB for each.
     pub leased_bytes_max: Option<usize>,
     /// The seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,
@@ -60,6 +68,7 @@ impl Default for LoopOptions {
             clock: ClockChoice::System,
             worker: 0,
             events_max: 512,
+            workers: 1,
             leased_bytes_max: None,
             seed: None,
         }
@@ -96,9 +105,8 @@ impl EventLoop {
                 Box::new(Epoll::new(options.events_max.max(1), inbox.eventfd())?)
             }
         };
-        if let Some(bytes) = options.leased_bytes_max {
-            crate::buffer::set_leased_bytes_max(bytes);
-        }
+        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(options.workers));
+        buffer::set_leased_bytes_max(leased_bytes_max);
         let seed = match options.seed {
             Some(seed) => seed,
             None => random_seed()?,
@@ -128,7 +136,7 @@ impl EventLoop {
     }
 
     /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
-    /// A panic in `main` is not caught.
+    /// A panic in `main` is not caught. Panics when the kernel refuses to wait for events.
     pub fn run<F: Future>(&mut self, main: F) -> F::Output {
         let environment = Rc::clone(&self.environment);
         let _entered = environment.enter();
@@ -185,11 +193,11 @@ impl EventLoop {
         let wait = match next_timer {
             _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
             Some(_) if may_jump() => Some(Duration::ZERO),
-            Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended))),
+            Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended)).min(WAIT_MAX)),
             _ => None,
         };
-        // The wait fails only for descriptors or memory that are not ours; then the turn has no events.
-        let events = driver.wait(wait).unwrap_or(0);
+        // Without events no loop can go on, and trying again would only burn the processor.
+        let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
         if !busy {
             inbox.awake();
         }

@@ -5,10 +5,11 @@
 //! | | first | else |
 //! |---|---|---|
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
-//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP (tmpfs): plain read |
+//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
 //!
-//! Opens are always `O_NONBLOCK`: a FIFO or a device never holds anybody up. Where `openat2` is missing (old kernels,
+//! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
+//! that is leased out.) Where `openat2` is missing (old kernels,
 //! seccomp) the pool does it all.
 
 use std::fmt;
@@ -165,7 +166,7 @@ impl FileMetadata {
 
 /// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, and the pool's.
 pub async fn open(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    match open_cached(path, flags) {
+    match try_open(path, flags) {
         Some(result) => result,
         None => open_in_pool(&default_pool(), path, flags).await,
     }
@@ -173,7 +174,7 @@ pub async fn open(path: &Path, flags: OpenFlags) -> io::Result<File> {
 
 /// Opens a file, in the given pool if that cannot be done at once.
 pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
-    match open_cached(path, flags) {
+    match try_open(path, flags) {
         Some(result) => result,
         None => open_in_pool(pool, path, flags).await,
     }
@@ -181,7 +182,7 @@ pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Re
 
 /// Looks at what a path names, following links, in the pool `default` if that cannot be done at once.
 pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
-    match stat_cached(path) {
+    match try_stat(path) {
         Some(result) => result,
         None => stat_in_pool(&default_pool(), path).await,
     }
@@ -189,7 +190,7 @@ pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
 
 /// Looks at what a path names, in the given pool if that cannot be done at once.
 pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
-    match stat_cached(path) {
+    match try_stat(path) {
         Some(result) => result,
         None => stat_in_pool(pool, path).await,
     }
@@ -197,12 +198,23 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
 pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    let descriptor = rustix::fs::openat(CWD, path, flags.kernel(), flags.mode())?;
+    let descriptor = match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
+        // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
+        Err(Errno::AGAIN) if is_regular(path) => {
+            rustix::fs::openat(CWD, path, flags.kernel() - OFlags::NONBLOCK, flags.mode())?
+        }
+        result => result?,
+    };
     File::inspect_blocking(descriptor)
 }
 
-/// `None` = not to be answered without waiting.
-fn open_cached(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
+fn is_regular(path: &Path) -> bool {
+    rustix::fs::stat(path).is_ok_and(|stat| FileMetadata::from_kernel(&stat).is_regular())
+}
+
+/// Opens a file if the kernel can do it from memory; `None` = not without waiting: then [`open`] uses the pool. Always
+/// `None` for flags that create or truncate.
+pub fn try_open(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
     if !flags.may_be_answered_from_cache() || !lies_where_nothing_waits(path, flags.no_follow)? {
         return None;
     }
@@ -216,7 +228,8 @@ fn open_cached(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
     }))
 }
 
-fn stat_cached(path: &Path) -> Option<io::Result<FileMetadata>> {
+/// Looks at what a path names, following links, if the kernel can do it from memory; `None` = not without waiting.
+pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
     if !lies_where_nothing_waits(path, false)? {
         return None;
     }
@@ -269,12 +282,12 @@ pub(crate) fn probe() {
 
 async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
     let path = PathBuf::from(path);
-    pool.run(move || open_blocking(&path, flags)).await?
+    pool.run_while_wanted(move || open_blocking(&path, flags)).await?
 }
 
 async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run(move || {
+    pool.run_while_wanted(move || {
         let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&descriptor)?;
         if mounts::any_waiting() {
@@ -306,7 +319,7 @@ impl File {
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let waits = mounts::any_waiting() && mounts::classify(metadata.device, descriptor.as_fd());
+        let waits = mounts::classify(metadata.device, descriptor.as_fd());
         Ok(File::new(descriptor, metadata, waits))
     }
 
@@ -359,9 +372,11 @@ impl File {
             let slices = &mut [IoSliceMut::new(lease)];
             let result = match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN | Errno::NOSYS) => return None,
-                // File systems in memory do not know the flag and need not wait.
-                Err(Errno::OPNOTSUPP) => rustix::io::pread(self.as_fd(), &mut **lease, offset),
+                // File systems in memory do not know the flag and need not wait. Others that do not know it may (overlayfs).
+                Err(Errno::OPNOTSUPP) if mounts::lies_in_memory(self.metadata().device) => {
+                    rustix::io::pread(self.as_fd(), &mut **lease, offset)
+                }
+                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => return None,
                 result => result,
             };
             return Some(result.map(|count| lease.truncate(count)).map_err(io::Error::from));
@@ -371,10 +386,12 @@ impl File {
     async fn read_in_pool(&self, pool: &ThreadPool, offset: u64, mut lease: Lease) -> io::Result<Lease> {
         let length = lease.len();
         let file = self.clone();
-        // The memory travels, the account stays: when this future is dropped, the thread frees the memory.
-        let mut memory = lease.take_memory();
+        // A read that waits in the queue holds no memory: when this future is dropped, the account ends and the read
+        // never begins. What is beyond the account is at most what the threads are reading.
+        let size = lease.return_memory();
         let (memory, count) = pool
-            .run(move || {
+            .run_while_wanted(move || {
+                let mut memory = vec![0; size].into_boxed_slice();
                 let count = file.read_blocking(offset, &mut memory[..length]);
                 (memory, count)
             })

@@ -71,10 +71,7 @@ impl Listener {
     /// and polls again. Failures of a single connection (ECONNABORTED and the like) are skipped. Not polling is a pause:
     /// connections wait in the kernel, nothing spins.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddress)>> {
-        self.environment.driver.poll_accept(self.key, cx).map_ok(|(socket, peer)| {
-            let stream = Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted);
-            (stream, peer)
-        })
+        self.environment.driver.poll_accept(self.key, cx).map_ok(|(socket, peer)| self.stream(socket, peer))
     }
 
     /// Waits for the next connection; see [`Listener::poll_accept`].
@@ -82,14 +79,18 @@ impl Listener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// Ready when a connection is probably there to be accepted: for those who have to make room for it first.
-    ///
-    /// On a shared socket, accept then or [`Listener::pause`], so that another loop is told of it.
-    pub fn poll_acceptable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.environment.driver.poll_acceptable(self.key, cx)
+    /// The next connection and its peer if there is one now, else `None`. Waits for nothing, wakes nobody, and is not
+    /// counted in the turn's batch: the caller bounds how often it asks. Errors as [`Listener::poll_accept`].
+    pub fn try_accept(&self) -> io::Result<Option<(Stream, SocketAddress)>> {
+        let accepted = self.environment.driver.try_accept(self.key)?;
+        Ok(accepted.map(|(socket, peer)| self.stream(socket, peer)))
     }
 
-    /// Stops being told of connections until the next poll. On a shared socket this matters: the kernel tells one
+    fn stream(&self, socket: OwnedFd, peer: SocketAddress) -> (Stream, SocketAddress) {
+        (Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted), peer)
+    }
+
+    /// Stops being told of connections until the next `poll_accept`. On a shared socket this matters: the kernel tells one
     /// waiting loop of each connection and must not choose one that does not accept.
     pub fn pause(&self) {
         self.environment.driver.pause_listener(self.key);

@@ -45,8 +45,51 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
         let pool = ThreadPool::new("test", 1, 10);
         let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
         assert_eq!(&file.read_at_in(&pool, 5, 100).await.unwrap()[..], b"written");
-        files::stat_in(&pool, &path).await.unwrap();
+        let metadata = files::stat_in(&pool, &path).await.unwrap();
         assert_eq!(pool.counters().threads, 0);
+        assert_eq!(files::try_stat(&path).unwrap().unwrap(), metadata);
+        assert_eq!(*files::try_open(&path, OpenFlags::READ).unwrap().unwrap().metadata(), metadata);
+        let create = OpenFlags { create: Some(0o600), ..OpenFlags::READ };
+        assert!(files::try_open(&path, create).is_none(), "creating may wait");
+    });
+}
+
+#[test]
+fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        // A file of procfs is not read from the page cache, so like one of overlayfs it cannot be tried.
+        let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
+        assert!(file.try_read_at(0, 100).unwrap().is_none());
+        assert!(!file.read_at_in(&pool, 0, 100).await.unwrap().is_empty());
+        assert_eq!(pool.counters().threads, 1);
+
+        let name = format!("/dev/shm/gale-runtime-{}", std::process::id());
+        if std::fs::write(&name, b"in memory").is_err() {
+            return eprintln!("skipped the second half: nothing can be written in /dev/shm");
+        }
+        let file = files::open_blocking(Path::new(&name), OpenFlags::READ).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        assert_eq!(&file.try_read_at(0, 100).unwrap().expect("nothing to wait for")[..], b"in memory");
+    });
+}
+
+#[test]
+fn a_read_that_waits_for_a_thread_is_charged_until_it_is_given_up() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let blocking = pool.run(move || receiver.recv());
+        // Reads of procfs cannot be tried and go to the pool.
+        let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
+        let before = leased_bytes();
+        let mut read = Box::pin(file.read_at_in(&pool, 0, 4096));
+        assert!(poll_once(&mut read).await.is_pending());
+        assert_eq!(leased_bytes(), before + 4096);
+        drop(read);
+        assert_eq!(leased_bytes(), before);
+        drop(sender);
+        let _ = blocking.await.unwrap();
     });
 }
 
@@ -115,6 +158,34 @@ fn opening_a_fifo_that_nobody_writes_to_does_not_block() {
         let nobody_reads = files::open(&path, write).await.unwrap_err();
         assert_eq!(nobody_reads.raw_os_error(), Some(libc::ENXIO));
     });
+}
+
+#[test]
+fn a_file_that_another_process_leases_is_opened_when_the_lease_is_returned() {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    static LEASED: AtomicI32 = AtomicI32::new(-1);
+    extern "C" fn return_lease(_signal: libc::c_int) {
+        // SAFETY: fcntl is async-signal-safe and the descriptor stays open for the whole test.
+        unsafe { libc::fcntl(LEASED.load(Ordering::Relaxed), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+    let directory = Directory::new();
+    let path = directory.file("file", b"leased");
+    let holder = std::fs::File::options().write(true).open(&path).unwrap();
+    LEASED.store(holder.as_raw_fd(), Ordering::Relaxed);
+    // SAFETY: the handler calls only what a handler may, and the descriptor is open.
+    let leased = unsafe {
+        libc::signal(libc::SIGIO, return_lease as *const () as libc::sighandler_t);
+        libc::fcntl(holder.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
+    };
+    if !leased {
+        return eprintln!("skipped: no leases on this file system");
+    }
+    // As in the pool. (On the loop the first attempt is refused and has the lease returned.)
+    let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
+    let mut content = [0; 6];
+    file.read_blocking(0, &mut content).unwrap();
+    assert_eq!(&content, b"leased");
 }
 
 #[test]

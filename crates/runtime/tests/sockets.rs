@@ -355,6 +355,21 @@ fn a_listener_accepts_at_most_its_batch_per_turn() {
 }
 
 #[test]
+fn asked_without_waiting_a_listener_gives_what_is_there_beyond_its_batch() {
+    run(async {
+        let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
+        let address = listener.local_address().unwrap().inet().unwrap();
+        assert!(listener.try_accept().unwrap().is_none());
+        let clients: Vec<_> = (0..3).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+        for client in &clients {
+            let (_stream, peer) = listener.try_accept().unwrap().expect("it is connected");
+            assert_eq!(peer.inet(), Some(client.local_addr().unwrap()));
+        }
+        assert!(listener.try_accept().unwrap().is_none());
+    });
+}
+
+#[test]
 fn a_paused_listener_does_not_spin_and_accepts_later() {
     let mut event_loop = EventLoop::new(LoopOptions::simulated_time()).unwrap();
     let remote = event_loop.remote();
@@ -409,6 +424,38 @@ fn several_loops_share_one_listening_socket() {
         stop();
         thread.join().unwrap();
     }
+}
+
+#[test]
+fn a_loop_that_is_told_of_a_connection_and_does_not_accept_passes_it_on() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let socket = std::sync::Arc::new(std::os::fd::OwnedFd::from(socket));
+    let exclusive = AcceptOptions { exclusive: true, batch: 1 };
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let shared = std::sync::Arc::clone(&socket);
+    let first = std::thread::spawn(move || {
+        EventLoop::new(LoopOptions::default()).unwrap().run(async move {
+            let listener = Listener::from_fd(shared, exclusive).unwrap();
+            // Asks once and then waits for something else.
+            assert!(poll_once(&mut Box::pin(listener.accept())).await.is_pending());
+            let (stop, mut stopped) = stop_switch();
+            sender.send(stop).unwrap();
+            stopped.wait().await;
+        });
+    });
+    let stop = receiver.recv().unwrap();
+    run_real(async {
+        let listener = Listener::from_fd(socket, exclusive).unwrap();
+        let mut accepted = Box::pin(listener.accept());
+        assert!(poll_once(&mut accepted).await.is_pending());
+        // The kernel tells those first that wait longest.
+        let client = std::thread::spawn(move || std::net::TcpStream::connect(address).unwrap());
+        timeout(Duration::from_secs(20), accepted).await.expect("nobody accepted").unwrap();
+        client.join().unwrap();
+    });
+    stop();
+    first.join().unwrap();
 }
 
 /// A switch for another thread, and the future that waits for it.

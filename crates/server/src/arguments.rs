@@ -150,7 +150,8 @@ impl Arguments {
                         .ok_or_else(|| format!("{program}: invalid option: \"-s {}\"", name.to_string_lossy()))?;
                     return self.set(Action::Signal(command));
                 }
-                _ => return Err(invalid()),
+                // As nginx words it: only the letter.
+                _ => return Err(format!("{program}: invalid option: \"{}\"", char::from(*letter))),
             }
         }
         Ok(())
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn wrong_options_are_told_in_nginx_s_words() {
-        assert_eq!(parse("gale -x").unwrap_err(), "gale: invalid option: \"-x\"");
+        assert_eq!(parse("gale -x").unwrap_err(), "gale: invalid option: \"x\"");
         assert_eq!(parse("gale x").unwrap_err(), "gale: invalid option: \"x\"");
         assert_eq!(parse("gale -c").unwrap_err(), "gale: option \"-c\" requires file name");
         assert_eq!(parse("nginx -p").unwrap_err(), "nginx: option \"-p\" requires directory name");

@@ -36,15 +36,15 @@ fn main() -> ExitCode {
     };
     match &arguments.action {
         Action::Help => {
-            print!("{}", arguments.help());
+            print_to(&mut std::io::stdout(), &arguments.help());
             ExitCode::SUCCESS
         }
         Action::Version => {
-            eprintln!("{}", version::short(arguments.is_nginx()));
+            print_to(&mut std::io::stderr(), &format!("{}\n", version::short(arguments.is_nginx())));
             ExitCode::SUCCESS
         }
         Action::VersionAndBuild => {
-            eprint!("{}", version::long(arguments.is_nginx()));
+            print_to(&mut std::io::stderr(), &version::long(arguments.is_nginx()));
             ExitCode::SUCCESS
         }
         Action::Directives { only_missing } => directives::print(*only_missing),
@@ -53,6 +53,11 @@ fn main() -> ExitCode {
         Action::Signal(command) => signal(&arguments, *command),
         Action::Start => process::start(Server::new(&ORDER), request(&arguments)),
     }
+}
+
+/// Prints without minding whether anybody reads to the end.
+fn print_to(out: &mut impl Write, text: &str) {
+    let _ = out.write_all(text.as_bytes());
 }
 
 fn request(arguments: &Arguments) -> BuildRequest {

@@ -1,6 +1,7 @@
 //! `gale serve`: a directory on the spot. Behind it is an ordinary configuration,
 //! which `--print-config` shows.
 
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +20,8 @@ const MIME_TYPES: &str = include_str!("mime.types");
 pub fn serve(serve: &Serve) -> ExitCode {
     let text = configuration(serve);
     if serve.prints_configuration {
-        print!("{text}");
+        // Whoever reads may have seen enough.
+        let _ = std::io::stdout().write_all(text.as_bytes());
         return ExitCode::SUCCESS;
     }
     if !serve.directory.is_dir() {
@@ -47,9 +49,11 @@ fn configuration(serve: &Serve) -> String {
     // A process number's own file: several may serve at the same time.
     let pid = std::env::temp_dir().join(format!("gale-serve-{}.pid", std::process::id()));
     let pid = quoted(pid.as_os_str().as_bytes());
+    // Whoever starts it is who may read the directory: without this line, root's would be served as nobody.
+    let user = if process::is_super_user() { "user root;\n" } else { "" };
     let listen = &serve.listen;
     format!(
-        "daemon off;
+        "{user}daemon off;
 worker_processes auto;
 error_log stderr notice;
 pid {pid};

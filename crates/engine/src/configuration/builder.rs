@@ -13,14 +13,14 @@ use std::time::Duration;
 use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables};
 use gale_runtime::DriverChoice;
 
-use super::{Configuration, MainSettings};
+use super::{Configuration, MainSettings, ThreadPoolSettings};
 use crate::http;
 use crate::http::builder::HttpBuilder;
 use crate::http::configuration::ScopeId;
 use crate::log::{DeferredLog, ErrorLog, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
-use crate::process::{self, BuildRequest, ProcessSettings, Resources};
+use crate::process::{self, Account, BuildRequest, ProcessSettings, ResourceError, Resources};
 
 /// Where the settings that are being written belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,10 +246,12 @@ impl Builder {
             return None;
         }
         let http = http.map(|draft| draft.open(resources, process.account.as_ref())).transpose();
-        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?.map(Arc::new);
+        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
-        Some(Configuration { process, events, error_log, http })
+        let default_pool = main.thread_pool.get().iter().find(|pool| pool.name == ThreadPoolSettings::DEFAULT_NAME);
+        let default_pool = default_pool.cloned().unwrap_or_default();
+        Some(Configuration { process, events, default_pool, error_log, http })
     }
 
     fn complete_main(&mut self) {
@@ -277,12 +279,19 @@ impl Builder {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let mut process = main.to_process_settings();
         let user = main.user.clone();
-        if let Some((name, group)) = user.get_opt() {
-            match resources.account(name, group.as_deref()) {
+        match user.get_opt() {
+            Some((name, group)) => match resources.account(name, group.as_deref()) {
                 Ok(Some(account)) => process.account = Some(account),
                 Ok(None) => self.note([Diagnostic::warn(process::USER_IGNORED).at_opt(user.span())]),
                 Err(error) => self.note([user.error(error.to_string())]),
-            }
+            },
+            None => match default_account(resources) {
+                Ok(account) => process.account = account,
+                Err(error) => {
+                    let hint = "name the user of the worker process with the \"user\" directive";
+                    self.note([Diagnostic::emerg(error.to_string()).hint(hint)]);
+                }
+            },
         }
         process
     }
@@ -304,6 +313,12 @@ impl Builder {
             }
         }
     }
+}
+
+/// Who the worker process of root is when the configuration does not say: nobody, whose group has one of two names, as
+/// nginx looks for them when it is built.
+fn default_account(resources: &mut dyn Resources) -> Result<Option<Account>, ResourceError> {
+    resources.account("nobody", None).or_else(|_| resources.account("nobody", Some("nogroup")))
 }
 
 fn make_confs(modules: &[&Module]) -> Vec<Option<Conf>> {

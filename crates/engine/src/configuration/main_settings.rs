@@ -44,6 +44,18 @@ pub struct ThreadPoolSettings {
     pub max_queue: usize,
 }
 
+impl ThreadPoolSettings {
+    /// The name of the pool that exists without being written.
+    pub const DEFAULT_NAME: &str = "default";
+}
+
+impl Default for ThreadPoolSettings {
+    /// nginx's: `thread_pool default threads=32 max_queue=65536`.
+    fn default() -> ThreadPoolSettings {
+        ThreadPoolSettings { name: ThreadPoolSettings::DEFAULT_NAME.to_owned(), threads: 32, max_queue: 65536 }
+    }
+}
+
 impl MainSettings {
     /// What of it the process layer acts on.
     pub fn to_process_settings(&self) -> ProcessSettings {

@@ -27,10 +27,12 @@ pub struct Configuration {
     pub process: ProcessSettings,
     /// The `events` block.
     pub events: EventsSettings,
+    /// The pool that is used where none is named.
+    pub default_pool: ThreadPoolSettings,
     /// Where messages go that belong to no request.
     pub error_log: Arc<ErrorLog>,
     /// The `http` block; without one there is nothing to serve.
-    pub http: Option<Arc<HttpConfiguration>>,
+    pub http: Option<HttpConfiguration>,
 }
 
 /// The texts that a configuration was read from, in order: what `-T` prints.

@@ -130,14 +130,11 @@ impl Listen {
             // How many sockets that is depends on the number of workers.
             (b"reuseport", None) => self.spec.reuseport = REUSEPORT_PER_WORKER,
             (b"ipv6only", Some(value)) => {
-                if !matches!(self.spec.address, ListenAddress::Inet(SocketAddr::V6(_))) {
-                    return Err(Diagnostic::emerg(format!("ipv6only is not supported on addr \"{}\"", self.text))
-                        .at(option.span));
-                }
+                // As in nginx, it may stand with an IPv4 address, too, where it says nothing.
                 self.spec.ipv6only = match value {
                     b"on" => true,
                     b"off" => false,
-                    _ => return Err(invalid("ipv6only flags")),
+                    _ => return Err(invalid("parameter").hint("ipv6only is \"on\" or \"off\"")),
                 };
             }
             (b"so_keepalive", Some(value)) => {
@@ -177,7 +174,11 @@ fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
                 let path = path.to_os_str().map_err(|_| failed("invalid path"))?;
                 Ok(ListenPlace::Address(ListenAddress::Unix(PathBuf::from(path))))
             }
-            _ => Err(failed("no path").hint("a Unix socket is given as unix:/absolute/path")),
+            None => {
+                Err(failed("no path in the unix domain socket").hint("a Unix socket is given as unix:/absolute/path"))
+            }
+            Some(_) => Err(failed("no absolute path in the unix domain socket")
+                .hint("a Unix socket is given as unix:/absolute/path")),
         };
     }
     let text = text.to_str().map_err(|_| failed("invalid host"))?;
@@ -188,7 +189,7 @@ fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
     };
     let inet = |ip: IpAddr, port: u16| ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port)));
     if let Some(rest) = text.strip_prefix('[') {
-        let (ip, rest) = rest.split_once(']').ok_or_else(|| failed("invalid IPv6 address"))?;
+        let (ip, rest) = rest.split_once(']').ok_or_else(|| failed("invalid host"))?;
         let ip: Ipv6Addr = ip.parse().map_err(|_| failed("invalid IPv6 address"))?;
         let port = match rest.strip_prefix(':') {
             Some(text) => port(text)?,
@@ -307,15 +308,14 @@ mod tests {
             ("127.0.0.1:x", "invalid port in \"127.0.0.1:x\" of the \"listen\" directive"),
             ("127.0.0.1:0", "invalid port in \"127.0.0.1:0\" of the \"listen\" directive"),
             (":80", "no host in \":80\" of the \"listen\" directive"),
-            ("[::1", "invalid IPv6 address in \"[::1\" of the \"listen\" directive"),
+            ("[::1", "invalid host in \"[::1\" of the \"listen\" directive"),
             ("1.2.3.400", "host not found in \"1.2.3.400\" of the \"listen\" directive"),
-            ("unix:", "no path in \"unix:\" of the \"listen\" directive"),
+            ("unix:", "no path in the unix domain socket in \"unix:\" of the \"listen\" directive"),
             ("80 nonsense", "invalid parameter \"nonsense\""),
             ("80 backlog=x", "invalid backlog \"backlog=x\""),
             ("80 backlog=0", "invalid backlog \"backlog=0\""),
             ("80 rcvbuf=x", "invalid rcvbuf \"rcvbuf=x\""),
-            ("80 ipv6only=on", "ipv6only is not supported on addr \"80\""),
-            ("[::]:80 ipv6only=x", "invalid ipv6only flags \"ipv6only=x\""),
+            ("[::]:80 ipv6only=x", "invalid parameter \"ipv6only=x\""),
             ("80 so_keepalive=::", "invalid so_keepalive value: \"::\""),
             ("80 so_keepalive=x", "invalid so_keepalive value: \"x\""),
         ];

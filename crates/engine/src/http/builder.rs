@@ -105,9 +105,7 @@ impl HttpBuilder {
 
     /// Compiles a regular expression whose named groups become variables.
     pub fn regex(&mut self, word: &Word, expression: &[u8], caseless: bool) -> Result<Regex, Diagnostic> {
-        let mut regex = Regex::compile(expression, caseless).map_err(|error| {
-            Diagnostic::emerg(format!("pcre2_compile() failed: {error} in \"{}\"", BStr::new(expression))).at(word.span)
-        })?;
+        let mut regex = Regex::compile(expression, caseless).map_err(|error| Diagnostic::emerg(error).at(word.span))?;
         regex.bind(|name| self.variables.stored(name));
         Ok(regex)
     }
@@ -173,7 +171,8 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     });
     let siblings = &mut http.scopes[parent.0 as usize].locations;
     if siblings.iter().any(|(sibling, _)| is_same_pattern(sibling, &pattern)) {
-        return Err(statement.error(format!("duplicate location \"{name}\"")));
+        let message = format!("duplicate location \"{}\"", stored_name(&pattern, &name));
+        return Err(statement.error(message));
     }
     siblings.push((pattern, scope));
     builder.walk(statement.body(), Place::LOCATION, Level::Scope(scope));
@@ -209,11 +208,15 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
                 Diagnostic::warn(format!("server name \"{}\" has suspicious symbols", word.text)).at(word.span);
             builder.note([warning]);
         }
+        let mut word = word.clone();
+        if word.text == "$hostname" {
+            word.text = super::worker::hostname().into();
+        }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         if let ServerName::Regex(regex) = &mut name {
             regex.bind(|group| builder.http_mut().variables.stored(group));
         }
-        current_server(builder).names.push((word.clone(), name));
+        current_server(builder).names.push((word, name));
     }
     Ok(())
 }
@@ -496,6 +499,12 @@ fn add_listen(
 fn names_of(draft: &AddressDraft, servers: &mut [ServerDraft], builder: &mut Builder) -> ServerNames {
     let mut names = ServerNames::default();
     for &id in &draft.servers {
+        let is_unnamed = servers[id.0 as usize].names.is_empty();
+        // A lone server is the default, whatever the host.
+        if is_unnamed && draft.servers.len() > 1 && names.insert(ServerName::Exact(Box::default()), id).is_err() {
+            let message = format!("conflicting server name \"\" on {}, ignored", draft.spec.address);
+            builder.note([Diagnostic::warn(message).at(servers[id.0 as usize].span)]);
+        }
         for (word, _) in &servers[id.0 as usize].names {
             // Parsed before without an error; a regular expression is compiled per
             // address, because expressions are not shared.

@@ -156,6 +156,8 @@ pub trait Exchange {
     fn become_tunnel(&self);
     /// Ready when the client has left, without reading anything from it.
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
+    /// Whether the whole response has left.
+    fn is_complete(&self) -> bool;
     /// How much has been sent so far.
     fn sent(&self) -> Sent;
 }

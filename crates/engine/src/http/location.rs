@@ -128,11 +128,15 @@ impl Locations {
 
     /// A location found by its regular expression may have locations nested in it.
     fn found_by_regex<'l>(&'l self, scope: ScopeId, matched: Match<'l>, uri: &[u8]) -> Result<Found<'l>, SearchError> {
-        let own = Found { scope, matched: Some(matched) };
-        match self.nested.get(&scope) {
-            Some(nested) => Ok(nested.find(uri)?.unwrap_or(own)),
-            None => Ok(own),
-        }
+        let inner = match self.nested.get(&scope) {
+            Some(nested) => nested.find(uri)?,
+            None => None,
+        };
+        // The groups stay those of the last expression that matched.
+        Ok(match inner {
+            Some(inner) => Found { scope: inner.scope, matched: inner.matched.or(Some(matched)) },
+            None => Found { scope, matched: Some(matched) },
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! A pattern is compiled once, when the configuration is read. Named groups
 //! become variables of the same name.
 
+use bstr::BStr;
 use pcre2::bytes::{CaptureLocations, Regex as Pcre, RegexBuilder};
 
 use super::variables::VariableId;
@@ -58,15 +59,17 @@ impl Captures {
 }
 
 impl Regex {
-    /// Compiles `pattern`; the error is PCRE2's message.
+    /// Compiles `pattern`; the error is PCRE2's message in nginx's frame.
     pub fn compile(pattern: &[u8], caseless: bool) -> Result<Regex, String> {
-        let pattern = std::str::from_utf8(pattern).map_err(|_| "the expression is not valid UTF-8".to_owned())?;
+        let pattern = std::str::from_utf8(pattern).map_err(|_| {
+            format!("pcre2_compile() failed: the expression is not valid UTF-8 in \"{}\"", BStr::new(pattern))
+        })?;
         RegexBuilder::new()
             .caseless(caseless)
             .jit_if_available(true)
             .build(pattern)
             .map(|compiled| Regex { compiled, variables: Vec::new() })
-            .map_err(|error| error.to_string())
+            .map_err(|error| compilation_failed(pattern, &error))
     }
 
     /// Gives every named group its variable; `variable` finds one by its name.
@@ -103,6 +106,16 @@ impl Regex {
     }
 }
 
+/// `pcre2_compile() failed: WHY in "PATTERN" at "REST"`; without a rest when the error is at the end.
+fn compilation_failed(pattern: &str, error: &pcre2::Error) -> String {
+    let text = error.to_string();
+    let offset = error.offset().unwrap_or(pattern.len());
+    let why = text.strip_prefix(&format!("PCRE2: error compiling pattern at offset {offset}: ")).unwrap_or(&text);
+    let rest = pattern.get(offset..).filter(|rest| !rest.is_empty());
+    let at = rest.map(|rest| format!(" at \"{rest}\"")).unwrap_or_default();
+    format!("pcre2_compile() failed: {why} in \"{pattern}\"{at}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,7 +136,10 @@ mod tests {
     fn caseless_and_broken_expressions() {
         assert!(Regex::compile(b"\\.PHP$", true).unwrap().is_match(b"/a.php").unwrap());
         assert!(!Regex::compile(b"\\.PHP$", false).unwrap().is_match(b"/a.php").unwrap());
-        assert!(Regex::compile(b"(", false).is_err());
+        let error = |pattern: &[u8]| Regex::compile(pattern, false).unwrap_err();
+        assert_eq!(error(b"(a"), "pcre2_compile() failed: missing closing parenthesis in \"(a\"");
+        let message = "pcre2_compile() failed: quantifier does not follow a repeatable item in \"a|*bc\" at \"";
+        assert!(error(b"a|*bc").starts_with(message), "{}", error(b"a|*bc"));
         assert!(Regex::compile(b"\xff", false).is_err());
     }
 }

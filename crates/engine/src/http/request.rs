@@ -32,8 +32,6 @@ const VARIABLE_DEPTH_MAX: u32 = 100;
 
 /// A request and the head of its response.
 pub struct Request {
-    /// The worker that it belongs to.
-    pub worker: Rc<HttpWorker>,
     /// The server that answers.
     pub server: ServerId,
     /// The settings in force: the server's until the location is found.
@@ -79,8 +77,9 @@ pub struct Request {
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
 
-    /// None only while the request waits for its next use: a spare one must not
-    /// keep an old configuration alive.
+    /// None only while the request waits for its next use, like the configuration: a
+    /// spare one must keep neither alive.
+    pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
     captures: Captures,
@@ -92,9 +91,9 @@ pub struct Request {
 
 impl Request {
     /// An empty request of this worker, for [`HttpWorker::take_request`].
-    pub(crate) fn new(worker: Rc<HttpWorker>) -> Request {
+    pub(crate) fn new() -> Request {
         Request {
-            worker,
+            worker: None,
             server: ServerId(0),
             scope: ScopeId(0),
             head: Buffer::default(),
@@ -151,6 +150,7 @@ impl Request {
         self.body_was_refused = false;
         self.exchange = None;
         self.configuration = None;
+        self.worker = None;
         self.is_get_forced = false;
         self.captures.clear();
         self.captured_from.clear();
@@ -165,6 +165,11 @@ impl Request {
         self.scope = configuration.http().server(server).scope;
         self.configuration = Some(configuration);
         self.exchange = Some(exchange);
+    }
+
+    /// The worker that it belongs to.
+    pub fn worker(&self) -> &Rc<HttpWorker> {
+        self.worker.as_ref().expect("a request in use has its worker")
     }
 
     /// The configuration that the exchange began with.
@@ -257,8 +262,9 @@ impl Request {
     /// the variables of named groups.
     pub fn take_match(&mut self, matched: Match<'_>, subject: &[u8]) {
         for &(group, variable) in matched.regex.variables() {
-            if let Some(text) = matched.captures.text(subject, group) {
-                self.store_variable(variable, text);
+            match matched.captures.text(subject, group) {
+                Some(text) => self.store_variable(variable, text),
+                None => self.forget_variable(variable),
             }
         }
         self.captures = matched.captures;
@@ -281,6 +287,13 @@ impl Request {
             stored.resize(self.http().variables.len(), None);
         }
         stored[id.0 as usize] = Some(value.into());
+    }
+
+    /// Takes a stored variable's value away.
+    pub fn forget_variable(&self, id: VariableId) {
+        if let Some(value) = self.stored.borrow_mut().get_mut(id.0 as usize) {
+            *value = None;
+        }
     }
 
     /// Appends the value of a variable to `out`; `false` when it has none.

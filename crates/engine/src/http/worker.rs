@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use gale_base::http_date;
@@ -22,6 +22,7 @@ use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
 use super::http1::Http1;
 use super::request::Request;
+use crate::configuration::Configuration;
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::process::{Level, ListenAddress};
 
@@ -35,32 +36,34 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 /// kernel's own bound on a queue, usually.
 const QUEUED_MAX: usize = 65536;
 
-/// How many idle connections are closed at once to make room, as in nginx.
+/// How many of them are accepted before the loop's other work has its turn.
+const QUEUED_PER_TURN: usize = 64;
+
+/// How long accepting pauses when the worker's memory for buffers is exhausted.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
+
+/// How many idle connections are closed at most to make room for one, as in nginx.
 const REUSED_AT_ONCE: usize = 32;
 
 /// The configuration as the requests of one worker hold it: counted without
-/// atomics, and let go in a thread pool, because freeing a large one takes time.
-pub struct Configured {
-    http: Option<Arc<HttpConfiguration>>,
-}
+/// atomics. The thread that supervises the loops holds it, too, and longer, so that
+/// it is never freed on a loop.
+pub struct Configured(Arc<Configuration>);
 
 impl Configured {
-    /// A handle on `http`.
-    pub fn new(http: Arc<HttpConfiguration>) -> Rc<Configured> {
-        Rc::new(Configured { http: Some(http) })
+    /// A handle on a configuration that has an http block.
+    pub fn new(configuration: Arc<Configuration>) -> Rc<Configured> {
+        Rc::new(Configured(configuration))
+    }
+
+    /// Where messages go that belong to no request.
+    pub fn error_log(&self) -> &ErrorLog {
+        &self.0.error_log
     }
 
     /// The http block.
     pub fn http(&self) -> &HttpConfiguration {
-        self.http.as_deref().expect("there until the handle is dropped")
-    }
-}
-
-impl Drop for Configured {
-    fn drop(&mut self) {
-        let http = self.http.take();
-        // Dropping the handle on the task lets it run by itself.
-        drop(gale_runtime::default_pool().run(move || drop(http)));
+        self.0.http.as_ref().expect("a worker of http has an http block")
     }
 }
 
@@ -85,6 +88,14 @@ pub struct HttpWorker {
 struct Entry {
     task: Option<TaskId>,
     connection: Weak<Http1>,
+}
+
+impl Entry {
+    /// Since when the connection could have been closed to make room; none while it is
+    /// busy.
+    fn idle_since(&self, now: Moment) -> Option<Moment> {
+        self.connection.upgrade()?.may_close_at().filter(|&time| time <= now)
+    }
 }
 
 /// Numbers the connections of all workers.
@@ -120,6 +131,9 @@ impl HttpWorker {
         drop(old);
         self.access.forget_unused();
         self.connections_max.set(connections_max);
+        // Nobody will answer these any more: better closed now than under a request.
+        let configuration = self.configuration();
+        self.close_some(|connection| connection.is_idle() && !connection.has_place(&configuration));
         self.wake_waiting_for_room();
     }
 
@@ -169,61 +183,53 @@ impl HttpWorker {
         .await;
     }
 
-    /// Closes every connection whose exchange began with another configuration than
-    /// the current one, or all when the worker is draining.
-    pub fn expire(&self) {
-        let current = self.configuration().http().generation;
-        let is_draining = self.is_draining();
-        let is_expired = |connection: &Http1| {
-            is_draining || connection.exchange_generation().is_some_and(|generation| generation != current)
-        };
-        let expired: Vec<TaskId> = {
-            let connections = self.connections.borrow();
-            let entries = connections.iter().map(|(_, entry)| entry);
-            let expired = entries.filter(|entry| entry.connection.upgrade().is_some_and(|it| is_expired(&it)));
-            expired.filter_map(|entry| entry.task).collect()
-        };
-        close(expired);
-    }
-
-    /// The connections that may be closed, with the time since when.
-    fn idle(&self) -> Vec<(Moment, TaskId)> {
-        let now = gale_runtime::now();
-        let connections = self.connections.borrow();
-        let idle = connections.iter().filter_map(|(_, entry)| {
-            let since = entry.connection.upgrade()?.may_close_at().filter(|&time| time <= now)?;
-            Some((since, entry.task?))
+    /// Closes the connections whose exchange began with this configuration or an
+    /// older one; without one, all of them.
+    pub fn expire(&self, configuration: Option<&HttpConfiguration>) {
+        let newest = configuration.map_or(u64::MAX, |http| http.generation);
+        let is_last_call = configuration.is_none();
+        self.close_some(|connection| {
+            is_last_call || connection.exchange_generation().is_some_and(|generation| generation <= newest)
         });
-        idle.collect()
     }
 
+    /// Closes idle connections that may be closed now.
     fn close_idle(&self) {
-        close(self.idle().into_iter().map(|(_, task)| task));
+        let now = gale_runtime::now();
+        self.close_some(|connection| connection.may_close_at().is_some_and(|time| time <= now));
     }
 
-    /// Closes some idle connections, the longest idle ones first; nginx takes an
-    /// eighth of them, too. Returns how many.
-    fn make_room(&self) -> usize {
-        let mut idle = self.idle();
-        if !idle.is_empty() {
-            let count = (idle.len() / 8).clamp(1, REUSED_AT_ONCE);
-            idle.select_nth_unstable_by_key(count - 1, |&(since, _)| since);
-            idle.truncate(count);
+    fn close_some(&self, chosen: impl Fn(&Http1) -> bool) {
+        let is_chosen = |entry: &Entry| entry.connection.upgrade().is_some_and(|connection| chosen(&connection));
+        let tasks: Vec<TaskId> = {
+            let connections = self.connections.borrow();
+            let entries = connections.iter().filter(|(_, entry)| is_chosen(entry));
+            entries.filter_map(|(_, entry)| entry.task).collect()
+        };
+        // Each abort drops a connection, which takes itself off the list.
+        for &task in &tasks {
+            gale_runtime::abort(task);
         }
-        let count = idle.len();
-        close(idle.into_iter().map(|(_, task)| task));
-        count
     }
 
     /// Accepts connections from one listening socket until the task is aborted.
-    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress, log: Arc<ErrorLog>) {
+    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress) {
         loop {
-            poll_fn(|context| self.poll_room(context, &listener, &log)).await;
+            if gale_runtime::leases_exhausted() {
+                self.complain("the memory for buffers is exhausted, accepting pauses");
+                listener.pause();
+                gale_runtime::sleep(MEMORY_PAUSE).await;
+                continue;
+            }
+            poll_fn(|context| self.poll_welcome(context, &listener)).await;
             match listener.accept().await {
-                Ok((stream, remote)) => self.start_connection(stream, remote, &address, None),
+                Ok((stream, remote)) => {
+                    poll_fn(|context| self.poll_room(context, &listener)).await;
+                    self.start_connection(stream, remote, &address, None);
+                }
                 Err(error) => {
                     let message = format!("accept4() failed {}", OsErrorText(&error));
-                    log.write(Level::Crit, None, &message);
+                    self.configuration().error_log().write(Level::Crit, None, &message);
                     listener.pause();
                     gale_runtime::sleep(ACCEPT_PAUSE).await;
                 }
@@ -240,66 +246,81 @@ impl HttpWorker {
         configuration: &Rc<Configured>,
     ) {
         let Ok(listener) = Listener::from_fd(socket, AcceptOptions::default()) else { return };
-        poll_fn(|context| {
-            for _ in 0..QUEUED_MAX {
-                match listener.poll_accept(context) {
-                    Poll::Ready(Ok((stream, remote))) => {
-                        self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
-                    }
-                    Poll::Ready(Err(_)) | Poll::Pending => break,
-                }
+        for count in 1..=QUEUED_MAX {
+            // An error ends it, too: the socket is closed in a moment.
+            let Ok(Some((stream, remote))) = listener.try_accept() else { return };
+            self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
+            if count % QUEUED_PER_TURN == 0 {
+                gale_runtime::yield_now().await;
             }
-            Poll::Ready(())
-        })
-        .await;
+        }
     }
 
-    fn has_room(&self) -> bool {
-        self.connection_count() < self.connections_max.get() && !gale_runtime::leases_exhausted()
+    /// Ready when a connection may be accepted: there is room, or it can be made once
+    /// somebody has come. Before that no idle connection is closed for it.
+    fn poll_welcome(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+        if self.has_room() || self.has_idle() {
+            return Poll::Ready(());
+        }
+        self.wait_for_room(context, listener)
     }
 
-    /// Ready when another connection may be accepted. When every place is taken idle
-    /// connections make room, but only for one that is there.
-    fn poll_room(&self, context: &mut Context<'_>, listener: &Listener, log: &ErrorLog) -> Poll<()> {
+    /// Ready when the connection that was accepted has its place, made by closing idle
+    /// ones if need be.
+    fn poll_room(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
         if self.has_room() {
             return Poll::Ready(());
         }
-        self.await_room(context.waker());
-        if !self.idle().is_empty() {
-            // An error is for the accept that follows to tell.
-            let _ = ready!(listener.poll_acceptable(context));
-        }
-        self.complain(log);
-        if self.make_room() > 0 && self.has_room() {
-            return Poll::Ready(());
-        }
+        self.complain_of_connections();
+        self.close_longest_idle();
+        if self.has_room() { Poll::Ready(()) } else { self.wait_for_room(context, listener) }
+    }
+
+    fn wait_for_room(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+        self.complain_of_connections();
         listener.pause();
+        self.waiting_for_room.borrow_mut().push(context.waker().clone());
         Poll::Pending
     }
 
-    /// Remembers who is to be woken when a connection ends or becomes idle.
-    fn await_room(&self, waker: &Waker) {
-        let mut waiting = self.waiting_for_room.borrow_mut();
-        if !waiting.iter().any(|other| other.will_wake(waker)) {
-            waiting.push(waker.clone());
+    fn has_room(&self) -> bool {
+        self.connection_count() < self.connections_max.get()
+    }
+
+    fn has_idle(&self) -> bool {
+        let now = gale_runtime::now();
+        self.connections.borrow().iter().any(|(_, entry)| entry.idle_since(now).is_some())
+    }
+
+    /// Closes connections that have been idle longest: an eighth of them, as nginx does.
+    fn close_longest_idle(&self) {
+        let now = gale_runtime::now();
+        let mut idle: Vec<(Moment, TaskId)> = {
+            let connections = self.connections.borrow();
+            connections.iter().filter_map(|(_, entry)| Some((entry.idle_since(now)?, entry.task?))).collect()
+        };
+        idle.sort_unstable_by_key(|&(since, _)| since);
+        for &(_, task) in idle.iter().take((idle.len() / 8).clamp(1, REUSED_AT_ONCE)) {
+            gale_runtime::abort(task);
         }
     }
 
-    /// A connection waits for a request: it may have to make room for another one.
-    pub(crate) fn notice_idle(&self) {
-        if !self.waiting_for_room.borrow().is_empty() {
-            self.wake_waiting_for_room();
-        }
+    fn complain_of_connections(&self) {
+        self.complain(&format!("{} worker_connections are not enough", self.connections_max.get()));
+    }
+
+    /// A connection has become idle: one that waits for room may take its place.
+    pub(crate) fn note_idle(&self) {
+        self.wake_waiting_for_room();
     }
 
     /// At most once a second, as nginx does.
-    fn complain(&self, log: &ErrorLog) {
+    fn complain(&self, message: &str) {
         let now = gale_runtime::now();
         let is_recent = |last: Moment| now.since(last) < Duration::from_secs(1);
         if !self.last_complaint.get().is_some_and(is_recent) {
             self.last_complaint.set(Some(now));
-            let message = format!("{} worker_connections are not enough", self.connections_max.get());
-            log.write(Level::Warn, None, &message);
+            self.configuration().error_log().write(Level::Warn, None, &message);
         }
     }
 
@@ -328,7 +349,9 @@ impl HttpWorker {
     /// A request to fill: a spare one, or a new one.
     pub(crate) fn take_request(self: &Rc<Self>) -> Box<Request> {
         let spare = self.spare_requests.borrow_mut().pop();
-        spare.unwrap_or_else(|| Box::new(Request::new(Rc::clone(self))))
+        let mut request = spare.unwrap_or_else(|| Box::new(Request::new()));
+        request.worker = Some(Rc::clone(self));
+        request
     }
 
     /// Takes a request back.
@@ -351,12 +374,6 @@ impl HttpWorker {
         self.date.set((now, date));
         date
     }
-}
-
-/// Ends the tasks of these connections: each abort drops one, which takes itself off
-/// the list.
-fn close(tasks: impl IntoIterator<Item = TaskId>) {
-    tasks.into_iter().for_each(gale_runtime::abort);
 }
 
 /// A connection's task: what an idle connection costs beside its [`Http1`].

@@ -47,6 +47,7 @@ struct Queue {
     /// Someone has told the thread, or the thread is writing.
     is_scheduled: bool,
     reported: Option<Instant>,
+    lost_reported: u64,
 }
 
 impl LogWriter {
@@ -66,7 +67,7 @@ impl LogWriter {
             !std::mem::replace(&mut queue.is_scheduled, true)
         };
         if must_schedule {
-            thread().schedule(Arc::clone(self));
+            self.file.thread().schedule(Arc::clone(self));
         }
     }
 
@@ -106,28 +107,35 @@ impl LogWriter {
                 }
                 std::mem::swap(&mut queue.bytes, spare);
             }
-            if let Err((error, unwritten)) = write_all(&self.file, spare) {
-                self.count_lost(&spare[spare.len() - unwritten..]);
-                self.report(&error);
+            match write_all(&self.file, spare) {
+                Err((error, unwritten)) => {
+                    self.count_lost(&spare[spare.len() - unwritten..]);
+                    self.report(&format!("failed {}", OsErrorText(&error)));
+                }
+                Ok(()) if self.has_unreported_losses() => self.report("was too slow for what was logged"),
+                Ok(()) => {}
             }
         }
     }
 
-    fn report(&self, error: &io::Error) {
-        let mut queue = self.queue.lock();
-        if queue.reported.is_some_and(|last| last.elapsed() < REPORT_INTERVAL) {
-            return;
+    fn has_unreported_losses(&self) -> bool {
+        self.lost_lines() > self.queue.lock().lost_reported
+    }
+
+    /// Tells of lines that were lost, at most once a minute.
+    fn report(&self, what: &str) {
+        let lost = self.lost_lines();
+        {
+            let mut queue = self.queue.lock();
+            if queue.reported.is_some_and(|last| last.elapsed() < REPORT_INTERVAL) {
+                return;
+            }
+            queue.reported = Some(Instant::now());
+            queue.lost_reported = lost;
         }
-        queue.reported = Some(Instant::now());
-        drop(queue);
-        let message = format!(
-            "write() to \"{}\" failed {}, {} lines lost so far",
-            self.name(),
-            OsErrorText(error),
-            self.lost_lines()
-        );
+        let message = format!("write() to \"{}\" {what}, {lost} lines lost so far", self.name());
         let line = super::error_line(crate::process::Level::Alert, None, &message);
-        write_stderr(line.as_bytes());
+        Writers::of_process().stderr().append(line.as_bytes());
     }
 }
 
@@ -193,7 +201,8 @@ impl Writers {
     }
 }
 
-/// The thread that writes, started with the first line.
+/// A thread that writes, started with the first line. Files have one, standard error
+/// another: a pipe that nobody reads holds up nothing else.
 struct WriterThread {
     dirty: Mutex<Dirty>,
     changed: Condvar,
@@ -206,18 +215,31 @@ struct Dirty {
     is_writing: bool,
 }
 
-fn thread() -> &'static WriterThread {
-    static THREAD: OnceLock<WriterThread> = OnceLock::new();
-    THREAD.get_or_init(|| {
-        let started = std::thread::Builder::new().name("log".to_owned()).spawn(|| thread().run());
-        if let Err(error) = started {
-            write_stderr(format!("gale: no thread for the logs: {error}\n").as_bytes());
+static FILES: OnceLock<WriterThread> = OnceLock::new();
+static STDERR: OnceLock<WriterThread> = OnceLock::new();
+
+impl Output {
+    /// The thread that writes to it.
+    fn thread(&self) -> &'static WriterThread {
+        match self {
+            Output::File(_) => WriterThread::get(&FILES, "log"),
+            Output::Stderr => WriterThread::get(&STDERR, "log stderr"),
         }
-        WriterThread { dirty: Mutex::default(), changed: Condvar::new() }
-    })
+    }
 }
 
 impl WriterThread {
+    /// The thread of this place, started when it is first asked for.
+    fn get(place: &'static OnceLock<WriterThread>, name: &str) -> &'static WriterThread {
+        place.get_or_init(|| {
+            let run = move || WriterThread::get(place, "").run();
+            if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(run) {
+                write_stderr(format!("gale: no thread for the logs: {error}\n").as_bytes());
+            }
+            WriterThread { dirty: Mutex::default(), changed: Condvar::new() }
+        })
+    }
+
     fn schedule(&self, writer: Arc<LogWriter>) {
         self.dirty.lock().writers.push(writer);
         self.changed.notify_all();
@@ -245,12 +267,13 @@ impl WriterThread {
 
 /// Waits, for a bounded time, until everything that was logged is written.
 pub fn finish() {
-    let thread = thread();
     let deadline = Instant::now() + FINISH_TIME_MAX;
-    let mut dirty = thread.dirty.lock();
-    while !dirty.writers.is_empty() || dirty.is_writing {
-        if thread.changed.wait_until(&mut dirty, deadline).timed_out() {
-            return;
+    for thread in [&FILES, &STDERR].into_iter().filter_map(OnceLock::get) {
+        let mut dirty = thread.dirty.lock();
+        while !dirty.writers.is_empty() || dirty.is_writing {
+            if thread.changed.wait_until(&mut dirty, deadline).timed_out() {
+                break;
+            }
         }
     }
 }

@@ -58,8 +58,7 @@ pub struct StderrLog {
 impl ErrorLog for StderrLog {
     fn write(&self, level: Level, message: &str) {
         if level <= self.level {
-            // Nobody is left to tell when standard error itself fails.
-            let _ = writeln!(io::stderr(), "{}: [{}] {message}", self.program, level.name());
+            say(&format!("{}: [{}] {message}\n", self.program, level.name()));
         }
     }
 }
@@ -150,6 +149,11 @@ impl Report {
         }
         self
     }
+}
+
+/// Writes to standard error. Unlike `eprint!` this does not panic when the terminal is gone: nobody is left to tell then.
+pub(super) fn say(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// ` (98: Address already in use)`, as nginx ends a message about a failed system call, with the space before it.

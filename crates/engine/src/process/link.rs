@@ -2,7 +2,8 @@
 //!
 //! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by a
 //! message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does not
-//! take waits in a bounded outbox. A peer that breaks the protocol loses the link.
+//! take waits in a bounded outbox. A peer that breaks the protocol loses the link; descriptors that this process had no
+//! room for do not, they cost one bundle.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -45,6 +46,8 @@ pub(super) enum Message {
     Descriptors,
     /// To the helper: build this. A bundle of what is open follows first.
     Build { request: BuildRequest },
+    /// To the helper: the bundle has arrived.
+    Taken,
     /// To the worker: drain and exit.
     Quit,
     /// To the worker: exit.
@@ -53,12 +56,16 @@ pub(super) enum Message {
     Reopen { paths: Vec<LogPath> },
     /// From the worker: serving.
     Ready { generation: u64 },
+    /// From the worker: had no room for the descriptors of reopened logs, and wants them once more.
+    ReopenAgain,
     /// From the worker: built, and being committed.
     Prepared { generation: u64 },
     /// From worker or helper: cannot be used.
     Refused { generation: u64, report: Report },
     /// From the worker: every loop uses it, removed listeners are drained.
     Committed { generation: u64 },
+    /// From the worker: it accepts no more, and ends when its connections have.
+    Leaving,
     /// From the helper: a line for the master's log.
     Log { level: Level, message: String },
 }
@@ -71,7 +78,13 @@ pub(super) struct LogPath(#[serde(with = "text::path")] pub PathBuf);
 pub(super) enum Received {
     Message(Message),
     Bundle(Box<Bundle>),
+    /// A bundle came, but this process had no room for all of its descriptors (EMFILE).
+    BundleLost {
+        generation: u64,
+    },
     Reopened(Vec<(PathBuf, OwnedFd)>),
+    /// As with a bundle.
+    ReopenedLost,
 }
 
 /// One end of a link.
@@ -89,10 +102,19 @@ struct Packet {
 
 /// A bundle of which a part has arrived.
 struct Incoming {
-    memory: OwnedFd,
     generation: u64,
     expected: usize,
-    descriptors: Vec<OwnedFd>,
+    /// Messages with descriptors that are still to come.
+    batches: usize,
+    /// None when something was lost: the rest is only counted.
+    contents: Option<(OwnedFd, Vec<OwnedFd>)>,
+}
+
+/// What came beside a packet.
+struct Descriptors {
+    arrived: Vec<OwnedFd>,
+    /// This process had no room for all of them.
+    truncated: bool,
 }
 
 impl Link {
@@ -143,8 +165,8 @@ impl Link {
 
     /// Sends log files that were opened again.
     pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
-        // Few per message: a path may have 4 KiB, and JSON may need several bytes for one of them.
-        for batch in logs.chunks(8) {
+        // Few per message: a path may have 4 KiB, and JSON may need six bytes for one of them.
+        for batch in logs.chunks(4) {
             let paths = batch.iter().map(|log| LogPath(log.path().to_owned())).collect();
             self.enqueue(&Message::Reopen { paths }, batch.iter().map(|log| Arc::clone(log.descriptor())).collect())?;
         }
@@ -229,7 +251,7 @@ impl Link {
         Ok(())
     }
 
-    fn receive_packet(&mut self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    fn receive_packet(&mut self) -> io::Result<Option<(Message, Descriptors)>> {
         self.buffer.resize(PACKET_BYTES_MAX, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -240,7 +262,7 @@ impl Link {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let descriptors: Vec<OwnedFd> = ancillary
+        let arrived: Vec<OwnedFd> = ancillary
             .drain()
             .filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
@@ -251,38 +273,49 @@ impl Link {
         if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::other("descriptors were lost on the link: too many open files"));
-        }
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(broken("packet too long"));
         }
         let message = serde_json::from_slice(&self.buffer[..received.bytes])?;
         // An idle link holds no buffer.
         self.buffer = Vec::new();
-        Ok(Some((message, descriptors)))
+        let truncated = received.flags.contains(ReturnFlags::CTRUNC);
+        Ok(Some((message, Descriptors { arrived, truncated })))
     }
 
-    fn handle_packet(&mut self, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<Option<Received>> {
+    fn handle_packet(&mut self, message: Message, descriptors: Descriptors) -> io::Result<Option<Received>> {
         match (message, self.incoming.take()) {
             (Message::Bundle { protocol, generation, descriptors: expected }, None) => {
                 if protocol != PROTOCOL_VERSION {
                     return Err(broken(&format!("protocol version {protocol}, expected {PROTOCOL_VERSION}")));
                 }
-                let memory = descriptors.into_iter().next().ok_or_else(|| broken("bundle without memory"))?;
                 if expected > DESCRIPTORS_MAX {
                     return Err(broken("too many descriptors"));
                 }
-                self.finish_bundle(Incoming { memory, generation, expected, descriptors: Vec::new() })
+                let contents = match descriptors.arrived.into_iter().next() {
+                    Some(memory) => Some((memory, Vec::new())),
+                    None if descriptors.truncated => None,
+                    None => return Err(broken("bundle without memory")),
+                };
+                let batches = expected.div_ceil(DESCRIPTORS_PER_MESSAGE_MAX);
+                self.finish_bundle(Incoming { generation, expected, batches, contents })
             }
             (Message::Descriptors, Some(mut incoming)) => {
-                incoming.descriptors.extend(descriptors);
+                incoming.batches -= 1;
+                if descriptors.truncated {
+                    incoming.contents = None;
+                }
+                if let Some((_, sockets_and_logs)) = &mut incoming.contents {
+                    sockets_and_logs.extend(descriptors.arrived);
+                }
                 self.finish_bundle(incoming)
             }
             (Message::Descriptors, None) => Err(broken("descriptors without a bundle")),
             (_, Some(_)) => Err(broken("a bundle was cut short")),
-            (Message::Reopen { paths }, None) if paths.len() == descriptors.len() => {
-                Ok(Some(Received::Reopened(paths.into_iter().map(|path| path.0).zip(descriptors).collect())))
+            (Message::Reopen { .. }, None) if descriptors.truncated => Ok(Some(Received::ReopenedLost)),
+            (Message::Reopen { paths }, None) if paths.len() == descriptors.arrived.len() => {
+                let paths = paths.into_iter().map(|path| path.0);
+                Ok(Some(Received::Reopened(paths.zip(descriptors.arrived).collect())))
             }
             (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
             (message, None) => Ok(Some(Received::Message(message))),
@@ -290,12 +323,19 @@ impl Link {
     }
 
     fn finish_bundle(&mut self, incoming: Incoming) -> io::Result<Option<Received>> {
-        if incoming.descriptors.len() < incoming.expected {
+        if incoming.batches > 0 {
             self.incoming = Some(incoming);
             return Ok(None);
         }
-        let mut bundle = Bundle::decode(incoming.memory, incoming.descriptors)?;
-        bundle.generation = incoming.generation;
+        let generation = incoming.generation;
+        let Some((memory, descriptors)) = incoming.contents else {
+            return Ok(Some(Received::BundleLost { generation }));
+        };
+        if descriptors.len() != incoming.expected {
+            return Err(broken("descriptors differ in number from what was announced"));
+        }
+        let mut bundle = Bundle::decode(memory, descriptors)?;
+        bundle.generation = generation;
         Ok(Some(Received::Bundle(Box::new(bundle))))
     }
 }

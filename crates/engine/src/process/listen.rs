@@ -9,7 +9,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -175,19 +176,38 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
     }
 
     bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
-    if let ListenAddress::Unix(path) = address {
-        let mode = rustix::fs::Mode::from_raw_mode(0o666);
-        rustix::fs::chmod(path, mode)
-            .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
-        if test {
-            std::fs::remove_file(path).map_err(failed(format!("unlink() {}", path.display())))?;
+    let finish = || {
+        if let ListenAddress::Unix(path) = address {
+            let mode = rustix::fs::Mode::from_raw_mode(0o666);
+            rustix::fs::chmod(path, mode)
+                .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
+            if test {
+                std::fs::remove_file(path).map_err(failed(format!("unlink() {}", path.display())))?;
+            }
         }
+        if spec.kind == SocketKind::Stream {
+            rustix::net::listen(&socket, spec.backlog)
+                .map_err(|error| failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into()))?;
+        }
+        Ok(())
+    };
+    let finished = finish();
+    if let (Err(_), ListenAddress::Unix(path)) = (&finished, address) {
+        // What is worth saying is said by the error that led here.
+        let _ = std::fs::remove_file(path);
     }
-    if spec.kind == SocketKind::Stream {
-        rustix::net::listen(&socket, spec.backlog)
-            .map_err(|error| failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into()))?;
-    }
-    Ok(socket)
+    finished.map(|()| socket)
+}
+
+/// Whether `path` is the file of a stream socket that nobody listens to any more.
+pub(super) fn refuses_connections(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (Ok(probe), Ok(address), Ok(metadata)) = (probe, SocketAddrUnix::new(path), std::fs::symlink_metadata(path))
+    else {
+        return false;
+    };
+    metadata.file_type().is_socket() && rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
 }
 
 /// Sets the options that may change while the socket lives; what fails is logged and ignored, as in nginx. `previous` is

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
 use super::bundle::Bundle;
 use super::daemon::Waiting;
-use super::errors::{ErrorLog, Level, Report, errno_text};
+use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::link::{Link, Message, Received};
 use super::listen::{self, ListenAddress};
 use super::log_file;
@@ -41,6 +41,14 @@ const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
 const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause.
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Longest time that a worker process may take to become ready.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that a worker process may take to build a new configuration: more than it allows itself.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that it may then take to change over: more than it allows itself.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a process that closed its link may take to end; one that lives on then is replaced.
+const LOST_GRACE: Duration = Duration::from_secs(1);
 /// A worker process that lived so long was healthy.
 const RESPAWN_HEALTHY: Duration = Duration::from_secs(60);
 
@@ -62,6 +70,10 @@ struct WorkerProcess {
     pid: Pid,
     /// None after it was lost.
     link: Option<Link>,
+    /// It has lost its link, so that it cannot be told anything: it is replaced then, if it still lives.
+    replace_at: Option<Instant>,
+    /// Until when it has to be ready.
+    kill_at: Option<Instant>,
     phase: WorkerPhase,
     since: Instant,
 }
@@ -79,12 +91,14 @@ enum WorkerPhase {
 enum Reload {
     Helping {
         pid: Pid,
-        link: Link,
+        /// None after it was lost.
+        link: Option<Link>,
         until: Instant,
     },
     Preparing {
         bundle: Box<Bundle>,
         worker: Pid,
+        until: Instant,
     },
     /// As preparing, for what needs a new process: it is started with the bundle while the old one serves.
     Replacing {
@@ -94,6 +108,7 @@ enum Reload {
     Committing {
         previous: Vec<ListenAddress>,
         worker: Pid,
+        until: Instant,
     },
 }
 
@@ -194,7 +209,7 @@ impl<P: Program> Master<P> {
         let mut polled = vec![PollFd::new(&self.signals, PollFlags::IN)];
         let links = self.workers.iter().filter_map(|worker| worker.link.as_ref());
         let helper = match &self.reload {
-            Some(Reload::Helping { link, .. }) => Some(link),
+            Some(Reload::Helping { link, .. }) => link.as_ref(),
             _ => None,
         };
         polled.extend(links.chain(helper).map(|link| PollFd::new(link, link.interest())));
@@ -204,15 +219,18 @@ impl<P: Program> Master<P> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let helper = match &self.reload {
-            Some(Reload::Helping { until, .. }) => Some(*until),
-            _ => None,
+        let reload = match &self.reload {
+            Some(
+                Reload::Helping { until, .. } | Reload::Preparing { until, .. } | Reload::Committing { until, .. },
+            ) => Some(*until),
+            Some(Reload::Replacing { .. }) | None => None, // bounded by the worker process's own deadline
         };
         let kill = match &self.stop {
             Some(Stop::Fast { kill_at }) => *kill_at,
             _ => None,
         };
-        [helper, kill, self.respawn.at].into_iter().flatten().min()
+        let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at]);
+        [reload, kill, self.respawn.at].into_iter().chain(workers).flatten().min()
     }
 
     fn handle_time(&mut self, now: Instant) {
@@ -224,27 +242,60 @@ impl<P: Program> Master<P> {
                 self.kill(worker.pid, rustix::process::Signal::KILL);
             }
         }
-        if let Some(Reload::Helping { pid, until, .. }) = &self.reload
-            && *until <= now
-        {
-            let pid = *pid;
-            self.kill(pid, rustix::process::Signal::KILL);
-            let text = format!("the configuration was not built within {} seconds", HELPER_TIMEOUT.as_secs());
-            self.reject(Report::new(Level::Emerg, text));
-        }
+        self.check_reload(now);
+        self.check_starting(now);
         if self.respawn.at.is_some_and(|at| at <= now) {
             self.respawn.at = None;
             if self.stop.is_none() && !self.resting && self.serving_worker().is_none() {
                 self.spawn_worker();
             }
         }
+        let lost = self.workers.iter().find(|worker| worker.replace_at.is_some_and(|at| at <= now));
+        if let Some(pid) = lost.map(|worker| worker.pid) {
+            self.replace_lost(pid, now);
+        }
+    }
+
+    /// Gives up what takes too long.
+    fn check_reload(&mut self, now: Instant) {
+        match self.reload.take() {
+            Some(Reload::Helping { pid, until, .. }) if until <= now => {
+                self.kill(pid, rustix::process::Signal::KILL);
+                let text = format!("the configuration was not built within {} seconds", HELPER_TIMEOUT.as_secs());
+                self.reject(Report::new(Level::Emerg, text));
+            }
+            Some(Reload::Preparing { bundle, until, .. }) if until <= now => {
+                let seconds = PREPARE_TIMEOUT.as_secs();
+                self.discard(*bundle, &format!("the worker process was not prepared within {seconds} seconds"));
+            }
+            Some(Reload::Committing { previous, worker, until }) if until <= now => {
+                let text = format!("worker process {worker} has not changed over completely");
+                self.log.write(Level::Alert, &text);
+                self.finish_commit(&previous);
+            }
+            other => self.reload = other,
+        }
+    }
+
+    fn check_starting(&mut self, now: Instant) {
+        let is_late = |worker: &&mut WorkerProcess| worker.kill_at.is_some_and(|at| at <= now);
+        let Some(late) = self.workers.iter_mut().find(is_late) else {
+            return;
+        };
+        // SIGCHLD tells the rest.
+        late.kill_at = None;
+        let pid = late.pid;
+        let seconds = START_TIMEOUT.as_secs();
+        self.log.write(Level::Alert, &format!("worker process {pid} was not ready within {seconds} seconds"));
+        self.kill(pid, rustix::process::Signal::KILL);
     }
 
     // Signals
 
     fn handle_signal(&mut self, arrived: &Arrived) {
-        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade.
-        let ignored = arrived.signal == Signal::ChangeBinary && self.upgrade_is_running();
+        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a stop,
+        // which has closed the sockets.
+        let ignored = arrived.signal == Signal::ChangeBinary && (self.upgrade_is_running() || self.stop.is_some());
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",
             Signal::Terminate => ", exiting",
@@ -349,11 +400,26 @@ impl<P: Program> Master<P> {
                 Err(message) => self.log.write(Level::Emerg, &message),
             }
         }
-        for link in self.workers.iter_mut().filter_map(|worker| worker.link.as_mut()) {
-            // A lost link is found and logged when it is read.
-            let _ = link.send_reopened(&reopened);
+        let mut unreachable = Vec::new();
+        for worker in &mut self.workers {
+            if worker.link.as_mut().is_none_or(|link| link.send_reopened(&reopened).is_err()) {
+                unreachable.push(worker.pid);
+            }
+        }
+        for pid in unreachable {
+            self.kill(pid, rustix::process::Signal::USR1);
         }
         self.redirect_standard_error();
+    }
+
+    /// The worker process had no room for the descriptors when the logs were reopened.
+    fn send_logs_again(&mut self, pid: Pid) {
+        self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
+        let logs = self.bundle.record.logs.clone();
+        if let Some(link) = self.worker_mut(pid).and_then(|worker| worker.link.as_mut()) {
+            // A lost link is found and logged when it is read.
+            let _ = link.send_reopened(&logs);
+        }
     }
 
     fn redirect_standard_error(&self) {
@@ -398,9 +464,15 @@ impl<P: Program> Master<P> {
     fn start_worker(&self, bundle: &Bundle) -> io::Result<WorkerProcess> {
         let (pid, mut link) = self.executable.start(Role::Worker, &bundle.request.program, &bundle.settings)?;
         self.log.write(Level::Notice, &format!("start worker process {pid}"));
-        // If it is dead already, SIGCHLD says so.
-        let link = link.send_bundle(bundle).is_ok().then_some(link);
-        Ok(WorkerProcess { pid, link, phase: WorkerPhase::Starting, since: Instant::now() })
+        let sent = link.send_bundle(bundle);
+        if let Err(error) = &sent {
+            // Without its link it ends, and SIGCHLD says so.
+            self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
+        }
+        let link = sent.is_ok().then_some(link);
+        let since = Instant::now();
+        let kill_at = Some(since + START_TIMEOUT);
+        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, phase: WorkerPhase::Starting, since })
     }
 
     fn serving_worker(&self) -> Option<&WorkerProcess> {
@@ -457,29 +529,37 @@ impl<P: Program> Master<P> {
     }
 
     fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
-        match self.reload.take() {
-            Some(Reload::Preparing { bundle, worker: pid }) if pid == worker.pid => {
-                self.discard(*bundle, "the worker process died while it prepared the new configuration");
-            }
-            Some(Reload::Replacing { bundle, worker: pid }) if pid == worker.pid => {
-                self.discard(*bundle, "the new worker process died before it was ready");
-                return; // the old one still serves
-            }
-            // Acknowledged: the next process is started with the new configuration.
-            Some(Reload::Committing { previous, worker: pid }) if pid == worker.pid => self.finish_commit(&previous),
-            other => self.reload = other,
-        }
-        if self.stop.is_some() || self.resting || self.failed || worker.phase == WorkerPhase::Leaving {
+        self.end_reload_of(worker.pid, "the worker process died before it was ready for the new configuration");
+        if worker.phase == WorkerPhase::Leaving {
             return;
         }
-        if !self.serving_since_start {
+        if !self.serving_since_start && self.stop.is_none() {
             self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
         if worker.since.elapsed() >= RESPAWN_HEALTHY {
             self.respawn.pause = Duration::ZERO;
         }
-        self.schedule_respawn();
+        self.succeed();
+    }
+
+    /// Sees to it that a worker process comes after one that is gone or leaves, if one is wanted.
+    fn succeed(&mut self) {
+        if self.stop.is_none() && !self.resting && !self.failed {
+            self.schedule_respawn();
+        }
+    }
+
+    /// A worker process will say no more about the reload that it was part of.
+    fn end_reload_of(&mut self, pid: Pid, why: &str) {
+        match self.reload.take() {
+            Some(Reload::Preparing { bundle, worker, .. } | Reload::Replacing { bundle, worker }) if worker == pid => {
+                self.discard(*bundle, why);
+            }
+            // Acknowledged: the next process is started with the new configuration.
+            Some(Reload::Committing { previous, worker, .. }) if worker == pid => self.finish_commit(&previous),
+            other => self.reload = other,
+        }
     }
 
     /// At once the first time, then later and later.
@@ -493,7 +573,7 @@ impl<P: Program> Master<P> {
     fn fail(&mut self, report: &Report) {
         if !std::mem::replace(&mut self.failed, true) {
             report.log_to(&*self.log);
-            eprint!("{}", report.render(&self.bundle.request.program));
+            say(&report.render(&self.bundle.request.program));
         }
         self.begin_fast_stop();
     }
@@ -506,7 +586,11 @@ impl<P: Program> Master<P> {
                 Heard::Worker(pid, Ok(received)) => self.handle_worker(pid, received),
                 Heard::Worker(pid, Err(error)) => self.handle_lost(pid, &error),
                 Heard::Helper(Ok(received)) => self.handle_helper(received),
-                Heard::Helper(Err(_)) => {} // SIGCHLD tells the rest
+                // SIGCHLD tells the rest, and what it has opened it removes before.
+                Heard::Helper(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                Heard::Helper(Err(error)) => {
+                    self.log.write(Level::Alert, &format!("the link to the reload helper was lost: {error}"));
+                }
             }
         }
     }
@@ -520,19 +604,23 @@ impl<P: Program> Master<P> {
             let result = drain(link, |received| heard.push_back(Heard::Worker(worker.pid, Ok(received))));
             if let Err(error) = result {
                 worker.link = None;
+                worker.replace_at = Some(Instant::now() + LOST_GRACE);
                 heard.push_back(Heard::Worker(worker.pid, Err(error)));
             }
         }
-        if let Some(Reload::Helping { link, .. }) = &mut self.reload {
+        if let Some(Reload::Helping { link: maybe_link, .. }) = &mut self.reload
+            && let Some(link) = maybe_link
+        {
             let result = drain(link, |received| heard.push_back(Heard::Helper(Ok(received))));
             if let Err(error) = result {
+                *maybe_link = None;
                 heard.push_back(Heard::Helper(Err(error)));
             }
         }
         heard
     }
 
-    /// A process that has gone is SIGCHLD's business. One that talks nonsense is replaced.
+    /// A process that has gone is SIGCHLD's business, one that has not is `replace_lost`'s. One that talks nonsense is ended.
     fn handle_lost(&mut self, pid: Pid, error: &io::Error) {
         if matches!(
             error.kind(),
@@ -542,6 +630,33 @@ impl<P: Program> Master<P> {
         }
         self.log.write(Level::Alert, &format!("the link to worker process {pid} was lost: {error}"));
         self.kill(pid, rustix::process::Signal::TERM);
+    }
+
+    /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the old
+    /// one drains, as in a reload that needs a new process.
+    fn replace_lost(&mut self, pid: Pid, now: Instant) {
+        // SIGCHLD may have been taken by somebody else.
+        let is_gone = matches!(rustix::process::waitpid(Some(pid), WaitOptions::NOHANG), Err(rustix::io::Errno::CHILD));
+        let Some(position) = self.workers.iter().position(|worker| worker.pid == pid) else {
+            return;
+        };
+        if is_gone {
+            let worker = self.workers.remove(position);
+            self.log.write(Level::Alert, &format!("worker process {pid} is gone"));
+            return self.handle_worker_exit(&worker);
+        }
+        let worker = &mut self.workers[position];
+        if worker.phase != WorkerPhase::Serving || self.stop.is_some() {
+            worker.replace_at = None; // it leaves, or is killed when it does not become ready
+            return;
+        }
+        worker.replace_at = Some(now + RESPAWN_PAUSE_MAX);
+        self.end_reload_of(pid, "the link to the worker process was lost");
+        if self.reload.is_none() {
+            let text = format!("worker process {pid} runs on without its link to the master, replacing it");
+            self.log.write(Level::Alert, &text);
+            self.replace_worker(self.bundle.clone());
+        }
     }
 
     fn handle_worker(&mut self, pid: Pid, received: Received) {
@@ -554,6 +669,8 @@ impl<P: Program> Master<P> {
             Message::Committed { .. } => self.handle_committed(pid),
             Message::Refused { report, .. } => self.handle_refused(pid, report),
             Message::Log { level, message } => self.log.write(level, &message),
+            Message::Leaving => self.handle_leaving(pid),
+            Message::ReopenAgain => self.send_logs_again(pid),
             _ => self.log.write(Level::Alert, &format!("unexpected message from worker process {pid}")),
         }
     }
@@ -563,6 +680,7 @@ impl<P: Program> Master<P> {
             && worker.phase == WorkerPhase::Starting
         {
             worker.phase = WorkerPhase::Serving;
+            worker.kill_at = None;
         }
         if !std::mem::replace(&mut self.serving_since_start, true) {
             if let Some(waiting) = self.waiting.take() {
@@ -573,6 +691,8 @@ impl<P: Program> Master<P> {
         }
         match self.reload.take() {
             Some(Reload::Replacing { bundle, worker }) if worker == pid => {
+                // The reload has brought a worker process back, which is wanted from now on.
+                self.resting = false;
                 self.retire_all_but(pid);
                 let previous = self.acknowledge(bundle);
                 self.finish_commit(&previous);
@@ -582,6 +702,19 @@ impl<P: Program> Master<P> {
                 self.take_up_wanted_reload();
             }
         }
+    }
+
+    /// A worker process drains. Unless we told it to, somebody signalled it, and it has to be succeeded.
+    fn handle_leaving(&mut self, pid: Pid) {
+        let unasked = self.worker_mut(pid).is_some_and(|worker| worker.phase != WorkerPhase::Leaving);
+        if !unasked {
+            return;
+        }
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.phase = WorkerPhase::Leaving;
+        }
+        self.end_reload_of(pid, "the worker process was told to leave");
+        self.succeed();
     }
 
     fn retire_all_but(&mut self, pid: Pid) {
@@ -636,6 +769,7 @@ impl<P: Program> Master<P> {
         });
         match sent {
             Ok((pid, link)) => {
+                let link = Some(link);
                 self.reload = Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT });
             }
             Err(error) => {
@@ -651,7 +785,17 @@ impl<P: Program> Master<P> {
         match received {
             Received::Message(Message::Log { level, message }) => self.log.write(level, &message),
             Received::Message(Message::Refused { report, .. }) => self.reject(report),
-            Received::Bundle(bundle) => self.prepare(bundle),
+            Received::BundleLost { .. } => {
+                let text = "the master process has too many open files to receive the new configuration";
+                self.reject(Report::new(Level::Emerg, text));
+            }
+            Received::Bundle(bundle) => {
+                if let Some(Reload::Helping { link: Some(link), .. }) = &mut self.reload {
+                    // From here on we remove what it has opened. If the helper does not hear that, it has ended.
+                    let _ = link.send(&Message::Taken);
+                }
+                self.prepare(bundle);
+            }
             _ => self.log.write(Level::Alert, "unexpected message from the reload helper"),
         }
     }
@@ -661,7 +805,8 @@ impl<P: Program> Master<P> {
         self.generation += 1;
         bundle.generation = self.generation;
         bundle.adopt(&self.bundle);
-        let serving = self.workers.iter().position(|worker| worker.phase == WorkerPhase::Serving);
+        let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
+        let serving = self.workers.iter().position(is_reachable);
         let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
         let Some(position) = in_place else {
             return self.replace_worker(bundle);
@@ -670,7 +815,10 @@ impl<P: Program> Master<P> {
         let worker = &mut self.workers[position];
         let pid = worker.pid;
         match worker.link.as_mut().map(|link| link.send_bundle(&bundle)) {
-            Some(Ok(())) => self.reload = Some(Reload::Preparing { bundle, worker: pid }),
+            Some(Ok(())) => {
+                let until = Instant::now() + PREPARE_TIMEOUT;
+                self.reload = Some(Reload::Preparing { bundle, worker: pid, until });
+            }
             _ => self.discard(*bundle, "the worker process cannot be reached"),
         }
     }
@@ -699,11 +847,23 @@ impl<P: Program> Master<P> {
 
     fn handle_prepared(&mut self, pid: Pid, generation: u64) {
         match self.reload.take() {
-            Some(Reload::Preparing { bundle, worker }) if worker == pid && bundle.generation == generation => {
+            Some(Reload::Preparing { bundle, worker, .. }) if worker == pid && bundle.generation == generation => {
                 let previous = self.acknowledge(bundle);
-                self.reload = Some(Reload::Committing { previous, worker });
+                self.reload = Some(Reload::Committing { previous, worker, until: Instant::now() + COMMIT_TIMEOUT });
             }
-            other => self.reload = other,
+            other => {
+                self.reload = other;
+                self.handle_prepared_late(pid);
+            }
+        }
+    }
+
+    /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its place.
+    fn handle_prepared_late(&mut self, pid: Pid) {
+        self.log.write(Level::Alert, &format!("worker process {pid} was prepared too late"));
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.link = None;
+            worker.replace_at = Some(Instant::now());
         }
     }
 
@@ -725,7 +885,7 @@ impl<P: Program> Master<P> {
 
     fn handle_committed(&mut self, pid: Pid) {
         match self.reload.take() {
-            Some(Reload::Committing { previous, worker }) if worker == pid => self.finish_commit(&previous),
+            Some(Reload::Committing { previous, worker, .. }) if worker == pid => self.finish_commit(&previous),
             other => self.reload = other,
         }
     }

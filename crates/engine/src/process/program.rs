@@ -117,8 +117,12 @@ pub trait Worker: 'static {
     /// Stops accepting at once, closes idle connections; resolves when the last connection is closed.
     fn drain(&mut self) -> Quiet;
 
-    /// Closes connections that still hold a configuration older than the current one (`worker_shutdown_timeout`).
-    fn expire(&mut self);
+    /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older one.
+    /// Without one it is the end of a drain: closes everything.
+    fn expire(&mut self, configuration: Option<&Arc<Self::Configuration>>);
+
+    /// Log files are opened again next (USR1): what this loop has gathered for them is written to the old ones now.
+    fn reopen(&mut self) {}
 
     /// Connections open on this loop, for messages.
     fn connections(&self) -> usize;

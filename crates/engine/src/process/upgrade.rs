@@ -5,10 +5,13 @@
 //! <https://nginx.org/en/docs/control.html#upgrade>
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -70,7 +73,7 @@ pub(super) fn start_new_binary(bundle: &Bundle) -> Result<Pid, String> {
     })?;
     let sockets: Vec<&Arc<OwnedFd>> = bundle.record.listeners.iter().flat_map(|listener| &listener.sockets).collect();
     let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
-    let mut command = Command::new(&name);
+    let mut command = Command::new(path_of_binary(&name));
     command.arg0(&name).args(arguments).env_clear().envs(worker_environment(&bundle.settings));
     command.env(VARIABLE, list).stdin(Stdio::inherit());
     // The service manager has to hear from the new master.
@@ -91,6 +94,18 @@ pub(super) fn start_new_binary(bundle: &Bundle) -> Result<Pid, String> {
         }
         message
     })
+}
+
+/// Where the binary is by now: the name that we were started by, or, if the shell had found that in its PATH, what was
+/// there then. A package upgrade has put another file under the same path, and ours counts as deleted.
+fn path_of_binary(name: &OsStr) -> PathBuf {
+    let path = Path::new(name);
+    if name.as_bytes().contains(&b'/') {
+        return path.to_owned();
+    }
+    let Ok(executable) = fs::read_link("/proc/self/exe") else { return path.to_owned() };
+    let bytes = executable.as_os_str().as_bytes();
+    PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes)))
 }
 
 /// After the new binary has ended: our pid file gets its name back.

@@ -315,7 +315,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "",
         about: "The directory that takes the place of the location's prefix.",
-        store: &OneWith { parse: alias, slot: slot!(CoreSettings, root) },
+        store: &Custom(alias),
     },
     Directive {
         name: "internal",
@@ -466,6 +466,7 @@ fn merge(
         Some(parent) => {
             core.types.inherit(&parent.types);
             core.error_page.inherit(&parent.error_page);
+            core.internal.inherit(&parent.internal);
         }
         None => {
             if !core.client_body_temp_path.is_set() {
@@ -520,7 +521,7 @@ fn header_buffers(statement: &Statement) -> Result<HeaderBuffers, Diagnostic> {
 fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
     let level = |word: &Word| match units::parse_number(&word.text) {
         Some(length @ 1..=3) => Ok(length as u8),
-        _ => Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
+        _ => Err(statement.directive_error("invalid value").at(word.span).hint("a level has 1 to 3 characters")),
     };
     let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
     Ok(TempPath { path: builder.full_path(&statement.args[0].text), levels })
@@ -575,18 +576,26 @@ fn root(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic
     directory(builder, statement, None)
 }
 
-fn alias(builder: &mut Builder, statement: &Statement) -> Result<Root, Diagnostic> {
+/// Shares the slot of `root`, whose row inherits and completes it.
+fn alias(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if let Some(earlier) = core.root.get_opt() {
+        let duplicate = match earlier.alias {
+            Some(_) => statement.directive_error("is duplicate"),
+            None => statement.directive_error("is duplicate, \"root\" directive was specified earlier"),
+        };
+        return Err(match core.root.span() {
+            Some(first) => duplicate.related("first set", first),
+            None => duplicate,
+        });
+    }
     let alias = match builder.level {
         Level::Scope(scope) => builder.http_mut().alias_of(scope),
         Level::Main => None,
     };
-    match alias {
-        Some(alias) => directory(builder, statement, Some(alias)),
-        None => {
-            let message = "the \"alias\" directive cannot be used inside the named location";
-            Err(statement.error(message))
-        }
-    }
+    let alias =
+        alias.ok_or_else(|| statement.error("the \"alias\" directive cannot be used inside the named location"))?;
+    core.root.set(directory(builder, statement, Some(alias))?, Some(statement.span));
+    Ok(())
 }
 
 fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>) -> Result<Root, Diagnostic> {
@@ -627,8 +636,8 @@ fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
         if let Some(error) = &entry.broken {
             return Err((**error).clone());
         }
-        if entry.block.is_some() || entry.args.is_empty() {
-            return Err(entry.error("invalid number of parameters"));
+        if entry.block.is_some() {
+            return Err(entry.error("unexpected \"{\"").hint("types are written TYPE EXTENSION ...;"));
         }
         for extension in &entry.args {
             let key = extension.text.to_ascii_lowercase().into_boxed_slice();
@@ -661,7 +670,9 @@ fn error_page(core: &mut CoreSettings, builder: &mut Builder, statement: &Statem
         _ => (ErrorPageStatus::Keep, rest),
     };
     if codes.is_empty() {
-        return Err(statement.error("invalid number of arguments in \"error_page\" directive"));
+        let word = &rest[0];
+        let error = Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
+        return Err(error.hint("at least one status must stand before the response"));
     }
     let target: Template = builder.http_mut().template(target)?;
     let mut pages = core.error_page.take().unwrap_or_default();

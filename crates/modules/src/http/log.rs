@@ -108,7 +108,7 @@ fn log(request: &mut Request, conf: &Conf) -> Flow {
         if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(request))) {
             continue;
         }
-        request.worker.access.append(log.file.writer(), log.hold, |out| {
+        request.worker().access.append(log.file.writer(), log.hold, |out| {
             log.format.append(request, out);
             out.push(b'\n');
         });

@@ -23,17 +23,24 @@ use gale_runtime::{File, OpenFlags, files};
 /// See the file's head.
 pub const MODULE: Module = Module {
     name: "http_static",
-    handlers: &[(Phase::Content, &Wait { applies: |_: &()| true, first: refuse, then: |request, _| serve(request) })],
+    handlers: &[(Phase::Content, &Wait { applies: |_: &()| true, first: at_once, then: |request, _| serve(request) })],
     ..Module::EMPTY
 };
 
-/// What needs no look at the disk.
-fn refuse(request: &mut Request, _: &()) -> Option<Flow> {
+/// What needs no waiting: a method that is refused, and a file that the kernel can
+/// open from what it has in memory.
+fn at_once(request: &mut Request, _: &()) -> Option<Flow> {
     match request.method() {
-        Method::Get | Method::Head | Method::Post if request.uri.ends_with(b"/") => Some(Flow::Next),
-        Method::Get | Method::Head | Method::Post => None,
-        _ => Some(Flow::Respond(405)),
+        Method::Get | Method::Head | Method::Post if request.uri.ends_with(b"/") => return Some(Flow::Next),
+        Method::Get | Method::Head | Method::Post => {}
+        _ => return Some(Flow::Respond(405)),
     }
+    let mut path = Vec::with_capacity(128);
+    if !path_for(request, &mut path) {
+        return Some(Flow::Respond(500));
+    }
+    let opened = files::try_open(as_path(&path), OpenFlags::READ)?;
+    Some(opened_or_not(request, &path, opened))
 }
 
 fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
@@ -42,11 +49,20 @@ fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
         if !path_for(request, &mut path) {
             return Flow::Respond(500);
         }
-        match files::open(Path::new(OsStr::from_bytes(&path)), OpenFlags::READ).await {
-            Ok(file) => answer(request, file, &path),
-            Err(error) => Flow::Respond(refusal(request, &path, &error)),
-        }
+        let opened = files::open(as_path(&path), OpenFlags::READ).await;
+        opened_or_not(request, &path, opened)
     })
+}
+
+fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<File>) -> Flow {
+    match opened {
+        Ok(file) => answer(request, file, path),
+        Err(error) => Flow::Respond(refusal(request, path, &error)),
+    }
+}
+
+fn as_path(path: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(path))
 }
 
 /// nginx's answers to the errors of `open`.

@@ -95,7 +95,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             path_of(request, &name, &mut path);
             let Ok(metadata) = files::stat(Path::new(OsStr::from_bytes(&path))).await else { continue };
             if metadata.is_directory() == candidate.is_directory {
-                request.uri = found_uri(request, name, candidate.is_directory);
+                request.uri = found_uri(request, name);
                 return Flow::Next;
             }
         }
@@ -105,31 +105,22 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 
 /// The URI of what was found. With `alias` the name stands in place of what follows
 /// the location's prefix.
-fn found_uri(request: &Request, name: Vec<u8>, is_directory: bool) -> Vec<u8> {
-    let mut uri = match &request.scope().core.root.get().alias {
+fn found_uri(request: &Request, name: Vec<u8>) -> Vec<u8> {
+    match &request.scope().core.root.get().alias {
         Some(Alias::Prefix(prefix)) if !name.starts_with(prefix) => [&prefix[..], &name].concat(),
         _ => name,
-    };
-    if is_directory && !uri.ends_with(b"/") && request.uri.ends_with(b"/") {
-        uri.push(b'/');
     }
-    uri
 }
 
 fn fall_back(request: &Request, fallback: &Fallback) -> Flow {
     match fallback {
         Fallback::Status(status) => Flow::Respond(*status),
         Fallback::Target(target) => {
-            let mut target = target.evaluate(request);
+            let target = target.evaluate(request);
             if let Some(name) = target.strip_prefix(b"@") {
                 return Flow::Named(name.into());
             }
-            let args = memchr::memchr(b'?', &target).map(|mark| {
-                let args = target.split_off(mark + 1);
-                target.truncate(mark);
-                args
-            });
-            Flow::Redirect { uri: target, args }
+            Flow::redirect_to(target)
         }
     }
 }

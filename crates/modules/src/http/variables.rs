@@ -11,7 +11,6 @@
 use std::cell::Cell;
 use std::fmt::Display;
 use std::io::Write;
-use std::task::{Context, Poll, Waker};
 use std::thread::LocalKey;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -51,7 +50,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("request_length", |request, _, out| append_number(out, request_length(request))),
     Variable::named("request_time", |request, _, out| append_seconds(out, gale_runtime::now().since(request.started))),
     Variable::named("request_completion", |request, _, out| {
-        append(out, if is_complete(request) { b"OK" } else { b"" })
+        append(out, if request.exchange().is_complete() { b"OK" } else { b"" })
     }),
     Variable::named("content_length", |request, _, out| append_found(out, request.header(KnownHeader::ContentLength))),
     Variable::named("content_type", |request, _, out| append_known(request, KnownHeader::ContentType, b", ", out)),
@@ -204,13 +203,6 @@ fn request_length(request: &Request) -> u64 {
     (request.head.len() - line.start()) as u64 + request.exchange().received()
 }
 
-/// Whether the whole response has left.
-fn is_complete(request: &Request) -> bool {
-    // When there is something left to send, whoever sends it asks again by itself.
-    let mut nobody = Context::from_waker(Waker::noop());
-    request.sent().bytes > 0 && matches!(request.exchange().poll_sent(&mut nobody), Poll::Ready(Ok(())))
-}
-
 /// Whether the body's length is told by chunks, or would be by the connection's end.
 fn has_unknown_length(request: &Request) -> bool {
     let status = request.response.status;
@@ -233,7 +225,7 @@ fn sent_connection(request: &Request) -> &'static [u8] {
 
 /// Whether the response says that the connection is kept.
 fn is_kept(request: &Request) -> bool {
-    request.keeps_alive() && !request.worker.is_draining() && (is_chunked(request) || !has_unknown_length(request))
+    request.keeps_alive() && !request.worker().is_draining() && (is_chunked(request) || !has_unknown_length(request))
 }
 
 /// The first argument of this name, whatever its case; it must have a value, if an

@@ -110,6 +110,17 @@ pub fn write_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Like [`write_header`], for values that the program made itself and that hold no line end:
+/// dates, tags, constants.
+pub fn write_own_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    debug_assert!(memchr::memchr3(b'\r', b'\n', 0, value).is_none(), "a value of our own with a line end");
+    out.reserve(name.len() + value.len() + 4);
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Appends `name: number` with its line end.
 pub fn write_header_number(out: &mut Vec<u8>, name: &[u8], number: u64) {
     out.extend_from_slice(name);
@@ -185,12 +196,11 @@ pub fn write_chunk(out: &mut Vec<u8>, data: &[u8]) {
 }
 
 fn write_value(out: &mut Vec<u8>, value: &[u8]) {
-    let breaks = |byte: u8| (byte == b'\r') | (byte == b'\n') | (byte == 0);
-    if value.iter().fold(false, |found, &byte| found | breaks(byte)) {
-        out.extend(value.iter().map(|&byte| if breaks(byte) { b' ' } else { byte }));
-    } else {
-        out.extend_from_slice(value);
+    if memchr::memchr3(b'\r', b'\n', 0, value).is_none() {
+        return out.extend_from_slice(value);
     }
+    let breaks = |byte: u8| matches!(byte, b'\r' | b'\n' | 0);
+    out.extend(value.iter().map(|&byte| if breaks(byte) { b' ' } else { byte }));
 }
 
 /// Three digits at least: `%03ui` in nginx.

@@ -4,11 +4,14 @@
 //! the kernel has announced is remembered as `readable`, `writable` and `hung_up` until a call finds the contrary. A recv
 //! that returns less than it was asked for has drained the socket (epoll(7)), so no second one is made to see EAGAIN:
 //! whatever arrives later is a new edge. After a hang-up `readable` stays, because the end of the stream is still to be
-//! read and no edge will announce it. (A peer that sends urgent data can make a recv return early and then waits for
-//! itself.)
+//! read and no edge will announce it. (Urgent data, and descriptors passed over a Unix socket, can make a recv return
+//! early. No protocol here has either; a peer that sends them waits for itself until it sends more or leaves.)
 //!
 //! Listening sockets are level-triggered: after each batch the kernel tells whether there is more, without a last accept
 //! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
+//! Where loops share a socket, the kernel tells one of them of each connection; one that stops listening while connections
+//! wait therefore has the others look for themselves. (Loops of another process that has the same socket are not reached:
+//! they are told with the next connection.)
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -25,6 +28,8 @@ use smallvec::SmallVec;
 use super::{Control, Driver, End, Fresh};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
+use crate::environment::Environment;
+use crate::inbox;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
@@ -193,25 +198,24 @@ impl Epoll {
         acceptor.into_iter().for_each(Waker::wake);
     }
 
-    /// Has the task woken when a connection is there; the waker that it displaces is dropped by the caller.
-    fn await_acceptable(&self, key: Key, listener: &mut Listening, cx: &Context<'_>) -> io::Result<Option<Waker>> {
-        if !listener.registered {
-            let mut flags = epoll::EventFlags::IN;
-            if listener.options.exclusive {
-                flags |= epoll::EventFlags::EXCLUSIVE;
-            }
-            let data = epoll::EventData::new_u64(key.pack() | LISTENER);
-            epoll::add(&self.epoll, &*listener.socket, data, flags)?;
-            listener.registered = true;
+    fn unregister(&self, listener: &mut Listening) {
+        if !std::mem::replace(&mut listener.registered, false) {
+            return;
         }
-        Ok(park(&mut listener.acceptor, cx.waker()))
+        // It was added and is open, so this cannot fail.
+        let _ = epoll::delete(&self.epoll, &*listener.socket);
+        // Of what waits now the kernel may have told this loop alone, and it will not tell the others.
+        if listener.options.exclusive && has_connection(&listener.socket) {
+            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
+        }
     }
 
-    fn unregister(&self, listener: &mut Listening) {
-        if std::mem::replace(&mut listener.registered, false) {
-            // It was added and is open, so this cannot fail.
-            let _ = epoll::delete(&self.epoll, &*listener.socket);
+    fn add_listener(&self, key: Key, listener: &Listening) -> Result<(), Errno> {
+        let mut flags = epoll::EventFlags::IN;
+        if listener.options.exclusive {
+            flags |= epoll::EventFlags::EXCLUSIVE;
         }
+        epoll::add(&self.epoll, &*listener.socket, epoll::EventData::new_u64(key.pack() | LISTENER), flags)
     }
 }
 
@@ -371,45 +375,44 @@ impl Driver for Epoll {
         }
     }
 
+    fn rearm_shared_listeners(&self) {
+        // Adding looks at the socket, and epoll does not allow to modify exclusive registrations.
+        self.listeners.borrow_mut().for_each(|key, listener| {
+            if listener.registered && listener.options.exclusive {
+                let _ = epoll::delete(&self.epoll, &*listener.socket);
+                if self.add_listener(key, listener).is_err() {
+                    // No kernel memory: the acceptor tries again and is told.
+                    listener.registered = false;
+                    listener.acceptor.take().into_iter().for_each(Waker::wake);
+                }
+            }
+        });
+    }
+
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.listeners.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        accept(&listener.socket)
+    }
+
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        let mut failures = 0;
-        while listener.readable
-            && listener.accepts.take(self.turn.get(), listener.options.batch.max(1))
-            && failures < ACCEPT_FAILURES_MAX
-        {
-            match net::acceptfrom_with(&*listener.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok((socket, peer)) => {
-                    return Poll::Ready(SocketAddress::from_kernel(peer).map(|peer| (socket, peer)));
-                }
-                Err(Errno::AGAIN) => break,
-                Err(errno) if concerns_one_connection(errno) => failures += 1,
-                Err(errno) => return Poll::Ready(Err(errno.into())),
+        if listener.readable && listener.accepts.take(self.turn.get(), listener.options.batch.max(1)) {
+            match accept(&listener.socket) {
+                Ok(None) => {}
+                Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
         listener.readable = false;
-        let displaced = match self.await_acceptable(key, listener, cx) {
-            Ok(displaced) => displaced,
-            Err(error) => return Poll::Ready(Err(error)),
-        };
-        drop(listeners);
-        drop(displaced);
-        Poll::Pending
-    }
-
-    fn poll_acceptable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        // The last event may be about a connection that has been accepted since.
-        if listener.readable && is_acceptable(&listener.socket) {
-            return Poll::Ready(Ok(()));
+        if !listener.registered {
+            if let Err(errno) = self.add_listener(key, listener) {
+                return Poll::Ready(Err(errno.into()));
+            }
+            listener.registered = true;
         }
-        listener.readable = false;
-        let displaced = match self.await_acceptable(key, listener, cx) {
-            Ok(displaced) => displaced,
-            Err(error) => return Poll::Ready(Err(error)),
-        };
+        let displaced = park(&mut listener.acceptor, cx.waker());
         drop(listeners);
         drop(displaced);
         Poll::Pending
@@ -502,10 +505,22 @@ fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
     Ok((sent, offered))
 }
 
-/// Whether a connection waits at a listening socket, or an error.
-fn is_acceptable(socket: &OwnedFd) -> bool {
+/// The next connection; `None` if there is none, or after a row of connections that failed before they were accepted.
+fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+    for _ in 0..ACCEPT_FAILURES_MAX {
+        match net::acceptfrom_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            Ok((socket, peer)) => return Ok(Some((socket, SocketAddress::from_kernel(peer)?))),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) if concerns_one_connection(errno) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(None)
+}
+
+fn has_connection(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
-    rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
+    matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.

@@ -20,6 +20,7 @@ use gale_protocol::http1::Framing;
 use gale_runtime::{Moment, SocketAddress};
 
 use super::{BodyError, BodyLength, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use crate::configuration::{Configuration, EventsSettings};
 use crate::http::body::BodyItem;
 use crate::http::configuration::{HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId};
 use crate::http::connection::ConnectionInfo;
@@ -29,7 +30,7 @@ use crate::http::response::ResponseHead;
 use crate::http::settings::{CoreSettings, KeepaliveTimeout, ServerTokens};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
-use crate::process::ListenAddress;
+use crate::process::{ListenAddress, ProcessSettings};
 
 /// `client_max_body_size` of [`settings`].
 pub(crate) const BODY_MAX: u64 = 1 << 20;
@@ -229,6 +230,11 @@ impl Exchange for MockExchange {
         self.state.borrow().received
     }
 
+    fn is_complete(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_ended && !state.is_queued
+    }
+
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "a tunnel begins with the response");
@@ -293,14 +299,22 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
 pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     let server =
         Server { scope: ScopeId(0), name: Box::default(), locations: Locations::default(), named: Default::default() };
-    let configuration = Configured::new(Arc::new(HttpConfiguration {
+    let http = HttpConfiguration {
         scopes: vec![scope],
         servers: vec![server],
         addresses: Vec::new(),
         variables: Default::default(),
         generation: 1,
+    };
+    let configuration = Configured::new(Arc::new(Configuration {
+        process: ProcessSettings::default(),
+        events: EventsSettings::default(),
+        default_pool: Default::default(),
+        error_log: Arc::new(ErrorLog::new(Vec::new())),
+        http: Some(http),
     }));
-    let mut request = Request::new(HttpWorker::new(Rc::clone(&configuration), 1));
+    let mut request = Request::new();
+    request.worker = Some(HttpWorker::new(Rc::clone(&configuration), 1));
     request.parsed.framing = Framing::Chunked;
     let exchange: Rc<MockExchange> = Rc::clone(exchange);
     request.begin(configuration, exchange, ServerId(0));

@@ -52,7 +52,10 @@ impl Http1 {
             if !input.is_empty() {
                 if pending.is_none() {
                     let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
-                    timer.set_after(begun.timeout);
+                    // On a new connection the time runs since it was accepted.
+                    if self.info.requests.get() > 0 || timer.deadline().is_none() {
+                        timer.set_after(begun.timeout);
+                    }
                     let head = pending.insert(begun.pending);
                     head.request.is_pipelined = is_pipelined;
                     self.idle_since.set(None);
@@ -63,7 +66,14 @@ impl Http1 {
                     Ok(Status::Complete { consumed }) => {
                         timer.clear();
                         let mut request = pending.take().expect("there is one").request;
-                        request.head = split_off(input, consumed);
+                        match split_off(input, consumed) {
+                            Some(head) => request.head = head,
+                            None => {
+                                // No memory within the worker's bound: it cannot even be refused.
+                                self.worker.give_back(request);
+                                return Poll::Ready(Arrival::Closed);
+                            }
+                        }
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(offence) => {
@@ -91,12 +101,8 @@ impl Http1 {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
                     if pending.is_none() && self.idle_since.get().is_none() {
-                        // One that has not said anything when the worker ends will not be heard.
-                        if self.worker.is_draining() && self.info.requests.get() == 0 {
-                            return Poll::Ready(Arrival::Closed);
-                        }
                         self.idle_since.set(Some(gale_runtime::now()));
-                        self.worker.notice_idle();
+                        self.worker.note_idle();
                     }
                     if timer.poll_expired(context).is_pending() {
                         return Poll::Pending;
@@ -280,17 +286,14 @@ fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId)
     request.scope = http.server(server).scope;
 }
 
-/// The first `count` bytes; what follows stays in `input`.
-fn split_off(input: &mut Buffer, count: usize) -> Buffer {
+/// The first `count` bytes; what follows stays in `input`. `None` when there is no
+/// memory for a copy.
+fn split_off(input: &mut Buffer, count: usize) -> Option<Buffer> {
     if input.len() == count {
-        return std::mem::take(input);
+        return Some(std::mem::take(input));
     }
     let mut head = Buffer::new();
-    // At the memory's hard limit there is no room for a copy: the whole buffer is
-    // the head then, what follows it is lost, and the connection with it.
-    match head.append(&input.readable()[..count]) {
-        Ok(()) => input.consume(count),
-        Err(_) => head = std::mem::take(input),
-    }
-    head
+    head.append(&input.readable()[..count]).ok()?;
+    input.consume(count);
+    Some(head)
 }

@@ -52,6 +52,8 @@ pub struct Http1 {
     /// How long it may be idle after the last response.
     idle_max: Cell<Duration>,
     nodelay_is_set: Cell<bool>,
+    /// Where the connection belongs in the configuration of that generation.
+    known_place: Cell<Option<(u64, Option<Place>)>>,
 }
 
 struct State {
@@ -72,18 +74,16 @@ enum Afterwards {
     Linger(Lingering),
 }
 
-/// How long a closing connection is read from, as the location that answered says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How long a closing connection is read from: as the location says that answered.
+#[derive(Debug, PartialEq, Eq)]
 struct Lingering {
-    /// `lingering_time`
-    time: Duration,
-    /// `lingering_timeout`
-    silence: Duration,
+    time_max: Duration,
+    silence_max: Duration,
 }
 
 impl Lingering {
     fn of(core: &CoreSettings) -> Lingering {
-        Lingering { time: *core.lingering_time.get(), silence: *core.lingering_timeout.get() }
+        Lingering { time_max: *core.lingering_time.get(), silence_max: *core.lingering_timeout.get() }
     }
 }
 
@@ -109,6 +109,7 @@ impl Http1 {
             idle_since: Cell::new(None),
             idle_max: Cell::new(Duration::ZERO),
             nodelay_is_set: Cell::new(false),
+            known_place: Cell::new(None),
         }
     }
 
@@ -128,6 +129,16 @@ impl Http1 {
         let http = configuration.http();
         let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
         Some(idle_since + min)
+    }
+
+    /// Whether the configuration still has the address that the connection came by.
+    pub fn has_place(&self, configuration: &Configured) -> bool {
+        self.place(configuration.http()).is_some()
+    }
+
+    /// Whether it waits for a request of which nothing has come.
+    pub fn is_idle(&self) -> bool {
+        self.idle_since.get().is_some()
     }
 
     /// The generation of the configuration of the exchange under way, if any.
@@ -163,35 +174,34 @@ impl Http1 {
     }
 
     /// One request and its response.
-    async fn exchange(self: &Rc<Self>, mut request: Box<Request>, offence: Option<Offence>) -> Afterwards {
-        let step = self.begin(&mut request, offence);
-        match step {
-            Step::Close => {
-                self.end(request);
-                return Afterwards::Close;
-            }
+    async fn exchange(self: &Rc<Self>, request: Box<Request>, offence: Option<Offence>) -> Afterwards {
+        let mut in_flight = InFlight { connection: self, request: Some(request) };
+        let request = in_flight.request();
+        match self.begin(request, offence) {
+            Step::Close => return Afterwards::Close,
             Step::Answer(body) => {
-                if let Some(rest) = pipeline::start_response(&mut request, body) {
-                    Box::pin(pipeline::send_rest(&request, rest)).await;
+                if let Some(rest) = pipeline::start_response(request, body) {
+                    Box::pin(pipeline::send_rest(request, rest)).await;
                 }
             }
             step => {
-                let finished = Box::pin(pipeline::finish_and_send(&mut request, step)).await;
-                if !finished {
-                    self.end(request);
+                if !Box::pin(pipeline::finish_and_send(request, step)).await {
                     return Afterwards::Close;
                 }
             }
         }
         let sent = poll_fn(|context| self.poll_sent(context)).await;
-        let mut afterwards = self.afterwards(&request, sent);
+        let mut afterwards = self.afterwards(request, sent);
         if afterwards == Afterwards::KeepAlive && !self.body_is_read() {
-            afterwards = Box::pin(self.drain_body(&request)).await;
+            afterwards = Box::pin(self.drain_body(request)).await;
         }
+        self.state.borrow_mut().timer.clear();
         if afterwards == Afterwards::KeepAlive {
+            if self.worker.is_draining() {
+                return Afterwards::Close;
+            }
             self.set_nodelay(&request.scope().core);
         }
-        self.end(request);
         afterwards
     }
 
@@ -208,28 +218,30 @@ impl Http1 {
         }
         let core = &request.scope().core;
         let state = self.state.borrow();
-        match sent {
-            Err(Gone::SendTimedOut) => {
-                if *core.reset_timedout_connection.get() {
-                    self.reset();
-                }
-                return Afterwards::Close;
+        let resets = match sent {
+            Ok(()) if !state.sender.is_aborted() => None,
+            Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
+            _ => Some(state.sender.is_cut_short()),
+        };
+        if let Some(resets) = resets {
+            if resets {
+                self.reset();
             }
-            Err(_) => return Afterwards::Close,
-            Ok(()) if state.sender.is_aborted() => return Afterwards::Close,
-            Ok(()) => {}
+            return Afterwards::Close;
         }
-        let may_keep = state.sender.keeps_alive() && state.body.may_be_followed() && !self.worker.is_draining();
-        if may_keep {
+        if state.sender.keeps_alive() && state.body.may_be_followed() && !self.worker.is_draining() {
             return Afterwards::KeepAlive;
         }
         let is_sending = !state.body.is_read() || !state.input.is_empty();
-        match core.lingering_close.get() {
-            LingeringClose::Off => Afterwards::Close,
-            LingeringClose::Always => Afterwards::Linger(Lingering::of(core)),
-            LingeringClose::On if is_sending => Afterwards::Linger(Lingering::of(core)),
-            LingeringClose::On => Afterwards::Close,
+        let lingers = match core.lingering_close.get() {
+            LingeringClose::Off => false,
+            LingeringClose::Always => true,
+            LingeringClose::On => is_sending,
+        };
+        if !lingers {
+            return Afterwards::Close;
         }
+        Afterwards::Linger(Lingering::of(core))
     }
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
@@ -266,7 +278,7 @@ impl Http1 {
     /// Lingering close: says that nothing more will come, and reads on for a while;
     /// closing at once would make the kernel take back what the client has not
     /// read yet. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#lingering_close>)
-    async fn linger(&self, Lingering { time, silence }: Lingering) {
+    async fn linger(&self, lingering: Lingering) {
         if self.stream.shutdown_write().is_err() {
             return;
         }
@@ -274,14 +286,15 @@ impl Http1 {
         discarded.clear();
         let everything = async {
             loop {
-                let received = gale_runtime::timeout(silence, self.stream.recv(&mut discarded, DISCARD_BYTES)).await;
+                let received =
+                    gale_runtime::timeout(lingering.silence_max, self.stream.recv(&mut discarded, DISCARD_BYTES)).await;
                 match received {
                     Ok(Ok(1..)) => discarded.clear(),
                     _ => return,
                 }
             }
         };
-        let _ = gale_runtime::timeout(time, everything).await;
+        let _ = gale_runtime::timeout(lingering.time_max, everything).await;
     }
 
     /// `tcp_nodelay`: once, when the connection turns out to be kept.
@@ -301,6 +314,17 @@ impl Http1 {
     /// The servers behind the connection's address, as the configuration now has it;
     /// `None` when it is not there any more.
     fn place(&self, http: &HttpConfiguration) -> Option<Place> {
+        if let Some((generation, place)) = self.known_place.get()
+            && generation == http.generation
+        {
+            return place;
+        }
+        let place = self.find_place(http);
+        self.known_place.set(Some((http.generation, place)));
+        place
+    }
+
+    fn find_place(&self, http: &HttpConfiguration) -> Option<Place> {
         let listening = http.addresses.iter().position(|address| address.address == self.info.listening);
         let shares_socket = listening.is_none_or(|index| http.addresses[index].shares_socket);
         if !shares_socket {
@@ -313,6 +337,36 @@ impl Http1 {
         http.addresses.iter().position(|address| address.address == local).or(listening).map(Place)
     }
 }
+
+/// A request on its way. It is logged when it ends, however it ends: also when the
+/// connection is closed under it.
+struct InFlight<'c> {
+    connection: &'c Http1,
+    request: Option<Box<Request>>,
+}
+
+impl InFlight<'_> {
+    fn request(&mut self) -> &mut Request {
+        self.request.as_mut().expect("there until it ends")
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        let Some(mut request) = self.request.take() else { return };
+        // After a panic nothing in the request is relied on; the panic itself is logged.
+        if std::thread::panicking() {
+            return;
+        }
+        if request.response.status == 0 {
+            request.response.status = CLOSED_UNDER_REQUEST;
+        }
+        self.connection.end(request);
+    }
+}
+
+/// nginx's own status, for the log: the connection ended before there was an answer.
+const CLOSED_UNDER_REQUEST: u16 = 499;
 
 /// An address of the configuration, as an index.
 #[derive(Clone, Copy)]
@@ -358,7 +412,10 @@ impl Exchange for Http1 {
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
         let mut state = self.state.borrow_mut();
         let mut scratch = self.worker.scratch.borrow_mut();
-        let keep_alive = options.keep_alive && state.body.may_be_followed() && !self.worker.is_draining();
+        let keep_alive = options.keep_alive
+            && state.body.may_be_followed()
+            && !self.worker.is_draining()
+            && self.has_place(&self.worker.configuration());
         self.idle_max.set(options.keep_alive_idle);
         state.sender.start(head, options, keep_alive, &self.worker.date(), &mut scratch);
     }
@@ -394,6 +451,10 @@ impl Exchange for Http1 {
 
     fn body_is_read(&self) -> bool {
         self.state.borrow().body.is_read()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.state.borrow().sender.is_complete()
     }
 
     fn received(&self) -> u64 {

@@ -53,14 +53,18 @@ pub(super) struct Sender {
     is_started: bool,
     has_interim: bool,
     gone: Option<Gone>,
-    /// Why a file could not be sent to its end, until somebody has logged it.
-    file_error: Option<io::Error>,
     sent: Sent,
     timer: Timer,
     is_waiting: bool,
     send_timeout: Duration,
     files: Option<FileOptions>,
-    is_corked: bool,
+    /// Up to where the piece of a file at the head of the queue is known to be in memory.
+    resident_until: u64,
+    /// Why a file could not be sent to its end.
+    file_error: Option<io::Error>,
+    /// The fields that follow a chunked body.
+    trailers: Vec<u8>,
+    is_ended: bool,
 }
 
 /// How the body's end is told.
@@ -85,6 +89,26 @@ impl Sender {
         self.sent = Sent::default();
         self.is_waiting = false;
         self.files = None;
+        self.resident_until = 0;
+        self.file_error = None;
+        self.trailers.clear();
+        self.is_ended = false;
+    }
+
+    /// Whether everything has left, to the last byte.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_ended && self.gone.is_none() && self.output.is_empty() && self.queue.is_empty()
+    }
+
+    /// Whether only a reset tells the client that something is missing: the end of
+    /// the connection is the end of the body.
+    pub(super) fn is_cut_short(&self) -> bool {
+        self.gone == Some(Gone::Aborted) && matches!(self.coding, Coding::UntilClose)
+    }
+
+    /// Why a file could not be sent to its end, if that is what happened.
+    pub(super) fn take_file_error(&mut self) -> Option<io::Error> {
+        self.file_error.take()
     }
 
     pub(super) fn is_started(&self) -> bool {
@@ -101,11 +125,6 @@ impl Sender {
 
     pub(super) fn is_aborted(&self) -> bool {
         self.gone.is_some()
-    }
-
-    /// Why the response broke off, if a file was the reason; told once.
-    pub(super) fn take_file_error(&mut self) -> Option<io::Error> {
-        self.file_error.take()
     }
 
     pub(super) fn sent(&self) -> Sent {
@@ -163,7 +182,7 @@ impl Sender {
             response::write_header(out, b"Server", options.server);
         }
         if head.fields.is_empty() || head.field(b"date").is_none() {
-            response::write_header(out, b"Date", date);
+            response::write_own_header(out, b"Date", date);
         }
         if !head.content_type.is_empty() {
             response::write_header(out, b"Content-Type", &head.content_type);
@@ -172,30 +191,30 @@ impl Sender {
             response::write_header_number(out, b"Content-Length", length);
         }
         if let Some(time) = head.last_modified_text() {
-            response::write_header(out, b"Last-Modified", &time);
+            response::write_own_header(out, b"Last-Modified", &time);
         }
         if !head.location.is_empty() {
             response::write_header(out, b"Location", &head.location);
         }
         if self.coding == Coding::Chunked {
-            response::write_header(out, b"Transfer-Encoding", b"chunked");
+            response::write_own_header(out, b"Transfer-Encoding", b"chunked");
         }
         match (self.coding, self.keep_alive) {
-            (Coding::Raw, _) => response::write_header(out, b"Connection", b"upgrade"),
+            (Coding::Raw, _) => response::write_own_header(out, b"Connection", b"upgrade"),
             (_, true) => {
-                response::write_header(out, b"Connection", b"keep-alive");
+                response::write_own_header(out, b"Connection", b"keep-alive");
                 if let Some(time) = options.keep_alive_advertised {
                     let value = format!("timeout={}", time.as_secs());
                     response::write_header(out, b"Keep-Alive", value.as_bytes());
                 }
             }
-            (_, false) => response::write_header(out, b"Connection", b"close"),
+            (_, false) => response::write_own_header(out, b"Connection", b"close"),
         }
         if !head.etag.is_empty() {
             response::write_header(out, b"ETag", &head.etag);
         }
         if head.allows_ranges {
-            response::write_header(out, b"Accept-Ranges", b"bytes");
+            response::write_own_header(out, b"Accept-Ranges", b"bytes");
         }
         for field in &head.fields {
             response::write_header(out, &field.name, &field.value);
@@ -206,6 +225,11 @@ impl Sender {
     /// Queues an item of the body, framed.
     pub(super) fn push(&mut self, item: BodyItem) {
         let length = item.length();
+        if let BodyItem::Trailers(fields) = &item {
+            for (name, value) in fields {
+                response::write_header(&mut self.trailers, name, value);
+            }
+        }
         match &mut self.coding {
             Coding::NoBody => return,
             Coding::Length(left) if length > *left => {
@@ -228,8 +252,13 @@ impl Sender {
 
     /// Nothing more will be pushed.
     pub(super) fn end(&mut self) {
+        self.is_ended = true;
         match self.coding {
-            Coding::Chunked => self.append(response::LAST_CHUNK),
+            Coding::Chunked if self.trailers.is_empty() => self.append(response::LAST_CHUNK),
+            Coding::Chunked => {
+                let trailers = std::mem::take(&mut self.trailers);
+                self.append(&[b"0\r\n", &trailers[..], b"\r\n"].concat());
+            }
             // Fewer bytes than announced: the client must see that some are missing.
             Coding::Length(1..) => self.abort(),
             _ => {}
@@ -272,36 +301,34 @@ impl Sender {
                 return Poll::Ready(Err(gone));
             }
             if let Err(error) = self.fill() {
-                self.fail(Failure::File(error));
+                self.fail_with_file(error);
                 continue;
             }
             if self.output.is_empty() && self.queue.is_empty() {
                 self.has_interim = false;
                 self.timer.clear();
-                self.uncork(stream);
                 return Poll::Ready(Ok(()));
             }
-            let progress = if self.output.is_empty() {
+            if self.output.is_empty() {
                 match self.poll_file(stream, context) {
-                    Poll::Ready(progress) => progress,
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
+                    Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
                     // The client is not at fault for a slow disk.
                     Poll::Pending if self.reading.is_some() => return Poll::Pending,
                     Poll::Pending => return self.poll_patience(context),
                 }
             } else {
+                // `tcp_nopush`: the head waits for the file, so that full packets leave.
+                let nopush = self.files.is_some_and(|files| files.sendfile && files.nopush);
+                self.output.set_more_follows(nopush && !self.queue.is_empty());
                 match stream.poll_send(context, &mut self.output) {
-                    Poll::Ready(Ok(count)) => {
-                        self.sent.bytes += count as u64;
-                        Ok(())
-                    }
-                    Poll::Ready(Err(_)) => Err(Failure::Peer),
+                    Poll::Ready(Ok(count)) => self.sent.bytes += count as u64,
+                    Poll::Ready(Err(_)) => self.fail(),
                     Poll::Pending => return self.poll_patience(context),
                 }
-            };
-            self.is_waiting = false;
-            if let Err(failure) = progress {
-                self.fail(failure);
             }
+            self.is_waiting = false;
         }
     }
 
@@ -317,17 +344,16 @@ impl Sender {
         Poll::Ready(Err(Gone::SendTimedOut))
     }
 
-    fn fail(&mut self, failure: Failure) {
-        match failure {
-            Failure::Peer => {
-                self.keep_alive = false;
-                self.gone.get_or_insert(Gone::ByPeer);
-            }
-            Failure::File(error) => {
-                self.file_error = Some(error);
-                self.abort();
-            }
-        }
+    /// The client has gone; what the kernel says about it is of no further use.
+    fn fail(&mut self) {
+        self.keep_alive = false;
+        self.gone.get_or_insert(Gone::ByPeer);
+    }
+
+    /// The server is at fault, not the client: a disk, or a file that has changed.
+    fn fail_with_file(&mut self, error: io::Error) {
+        self.file_error = Some(error);
+        self.abort();
     }
 
     fn clear(&mut self) {
@@ -365,25 +391,26 @@ impl Sender {
     }
 
     /// Sends or reads on from the file at the head of the queue.
-    fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), FileError>> {
         let Some(BodyItem::File(piece)) = self.queue.front_mut() else { return Poll::Ready(Ok(())) };
         let files = self.files.expect("a response with a file has begun");
         if self.reading.is_none() && files.sendfile {
             let bound = if files.chunk_max == 0 { SENDFILE_PIECE_MAX } else { files.chunk_max.min(SENDFILE_PIECE_MAX) };
             let length = piece.length.min(bound);
-            if is_resident(&piece.file, piece.offset, length)? {
-                if files.nopush && !std::mem::replace(&mut self.is_corked, true) {
-                    let _ = stream.set_cork(true);
-                }
+            let end = piece.offset + length;
+            // A slow client comes back often; what was looked at is not looked at again.
+            if self.resident_until < end && is_resident(&piece.file, piece.offset, length).map_err(FileError::OfFile)? {
+                self.resident_until = end;
+            }
+            if self.resident_until >= end {
                 let mut offset = piece.offset;
                 let sent = ready!(stream.poll_sendfile(context, &piece.file, &mut offset, to_usize(length)));
-                let sent = sent.map_err(|_| Failure::Peer)?;
-                advance(piece, sent as u64)?;
-                if piece.length == 0 {
-                    self.queue.pop_front();
-                }
+                let sent = sent.map_err(|error| match error.raw_os_error() {
+                    Some(libc::EIO) => FileError::OfFile(error),
+                    _ => FileError::OfSocket,
+                })?;
                 self.sent.bytes += sent as u64;
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(self.advance_file(sent as u64));
             }
         }
         let reading = self.reading.get_or_insert_with(|| {
@@ -392,39 +419,36 @@ impl Sender {
         });
         let lease = ready!(reading.as_mut().poll(context));
         self.reading = None;
-        let lease = lease?;
-        advance(piece, lease.len() as u64)?;
-        if piece.length == 0 {
-            self.queue.pop_front();
-        }
+        let lease = lease.map_err(FileError::OfFile)?;
+        let advanced = self.advance_file(lease.len() as u64);
         self.output.push_lease(lease);
-        Poll::Ready(Ok(()))
+        Poll::Ready(advanced)
     }
 
-    fn uncork(&mut self, stream: &Stream) {
-        if std::mem::take(&mut self.is_corked) {
-            let _ = stream.set_cork(false);
+    /// Notes how far the piece at the head of the queue has been dealt with.
+    fn advance_file(&mut self, count: u64) -> Result<(), FileError> {
+        if let Some(BodyItem::File(piece)) = self.queue.front_mut() {
+            advance(piece, count).map_err(FileError::OfFile)?;
+            if piece.length == 0 {
+                self.queue.pop_front();
+                self.resident_until = 0;
+            }
         }
+        Ok(())
     }
 }
 
-/// Why nothing more can be sent.
-enum Failure {
-    Peer,
-    File(io::Error),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::File(error)
-    }
+/// Who is at fault when a piece of a file does not reach the client.
+enum FileError {
+    OfFile(io::Error),
+    OfSocket,
 }
 
 /// Notes that a part of the piece has been dealt with. None at all means that the
 /// file has become shorter than it was when its length was announced.
 fn advance(piece: &mut FilePiece, count: u64) -> io::Result<()> {
     if count == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was sent"));
     }
     piece.offset += count;
     piece.length -= count;
