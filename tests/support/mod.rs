@@ -34,6 +34,9 @@ pub use processes::{children_of, cpu_time, descriptors_of, in_directory, wait_en
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
+/// Whether the binary has the directives `test_…`, which only debug builds have. What needs them returns early without.
+pub const HAS_TEST_HOOKS: bool = cfg!(debug_assertions);
+
 /// The interface of the kernel that `use` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
