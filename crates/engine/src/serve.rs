@@ -86,10 +86,11 @@ impl Program for Server {
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
+        let workers = configuration.process.workers;
         drop(configuration);
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
-        EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?.run(main);
+        EventLoop::new(LoopOptions { driver, worker, workers, ..LoopOptions::default() })?.run(main);
         Ok(())
     }
 

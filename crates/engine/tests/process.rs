@@ -51,6 +51,7 @@ const TESTS: &[(&str, fn())] = &[
     ("quit_waits_for_connections", quit_waits_for_connections),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
+    ("logs_are_reopened_in_the_middle_of_a_reload", logs_are_reopened_in_the_middle_of_a_reload),
     ("a_stuck_loop_does_not_hold_up_a_reload", a_stuck_loop_does_not_hold_up_a_reload),
     ("the_sockets_of_a_loop_that_cannot_start_go_to_others", the_sockets_of_a_loop_that_cannot_start_go_to_others),
     ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
@@ -63,6 +64,7 @@ const TESTS: &[(&str, fn())] = &[
     ("without_a_master_one_process_does_everything", without_a_master_one_process_does_everything),
     ("a_new_binary_takes_over_the_sockets", a_new_binary_takes_over_the_sockets),
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
+    ("the_pid_file_of_a_new_binary_is_left_alone", the_pid_file_of_a_new_binary_is_left_alone),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
     ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
     ("no_socket_file_outlives_a_failed_start", no_socket_file_outlives_a_failed_start),
@@ -379,10 +381,30 @@ fn a_stuck_loop_does_not_hold_up_a_fast_stop() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
+fn logs_are_reopened_in_the_middle_of_a_reload() {
+    for role in ["helper", "worker"] {
+        let mut server = Server::start(PLAIN);
+        let (trace, rotated) = (server.directory.join("trace"), server.directory.join("trace.1"));
+        let fifo = server.new_fifo();
+        let worker = server.ask().pid;
+        server.begin_reload(&format!("listen 127.0.0.1:0\ntrace DIR/trace\nwaits_open {role} DIR/fifo\nanswer two"));
+        let holding_up = fs::File::options().write(true).open(fifo).expect("somebody waits");
+        fs::rename(&trace, &rotated).expect("it was opened before");
+        server.signal(Signal::USR1);
+        server.wait_logged(&format!("] {worker}: reopening logs"));
+        drop(holding_up);
+        server.wait_notified("READY=1");
+        server.connect().ask("after");
+        let text = fs::read_to_string(&trace).unwrap_or_else(|_| panic!("{role}: no new file"));
+        assert!(text.ends_with("after\n"), "{role}: {text}");
+        assert_eq!(fs::read_to_string(&rotated).expect("the old file"), "", "{role}");
+    }
+}
+
 fn a_stuck_loop_does_not_hold_up_a_reload() {
-    let mut server = Server::start("listen 127.0.0.1:0\nreuseport 2\nworkers 2\nanswer one");
+    let mut server = Server::start("listen 127.0.0.1:0\nworkers 2\nanswer one");
     server.connect().send("stuck");
-    server.reload("listen 127.0.0.1:0\nreuseport 2\nworkers 2\nanswer two");
+    server.reload("listen 127.0.0.1:0\nworkers 2\nanswer two");
     server.wait_logged("is stuck, going on without it");
     assert_eq!(server.ask().text, "two", "the other one accepts from the shared socket");
 }
@@ -564,6 +586,21 @@ fn an_upgrade_can_be_taken_back() {
     assert_eq!(server.pid_in_file(), old);
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
     assert!(ends(old));
+}
+
+fn the_pid_file_of_a_new_binary_is_left_alone() {
+    let mut server = Server::start("listen 127.0.0.1:0\nanswer one");
+    server.signal(Signal::USR2);
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    server.reload("listen 127.0.0.1:0\npid DIR/other\nanswer two");
+    assert_eq!(server.pid_in_file(), new);
+    kill(new.as_raw_pid(), Signal::QUIT);
+    server.wait_logged(&format!("new binary process {new} exited with code 0"));
+    server.reload("listen 127.0.0.1:0\npid DIR/other\nanswer three");
+    let other = fs::read_to_string(server.directory.join("other")).expect("moved as soon as it could be");
+    assert_eq!(other.trim_end(), server.pid().to_string());
+    assert!(!server.directory.join("pid").exists() && !server.directory.join("pid.oldbin").exists());
 }
 
 fn a_change_of_user_needs_a_new_process() {

@@ -303,6 +303,13 @@ impl Builder {
 
     fn open_logs(&mut self, resources: &mut dyn Resources) {
         for request in std::mem::take(&mut self.logs) {
+            let path = request.log.path();
+            let is_default = path == self.default_error_log_path() || path == self.default_access_log_path();
+            if is_default && let Some(directory) = path.parent() {
+                // A default place that no package has made; if it cannot be had, the
+                // file's own error says so.
+                let _ = resources.directory(directory, None);
+            }
             match resources.log_file(request.log.path()) {
                 Ok(handle) => {
                     let writer = Writers::of_process().writer(&handle);

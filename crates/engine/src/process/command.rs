@@ -133,6 +133,7 @@ pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError>
 }
 
 fn try_start<P: Program>(program: P, request: BuildRequest, waiting: &mut Option<Waiting>) -> Result<ExitCode, Report> {
+    let old_master = upgrade::old_master();
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let executable =
         Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
@@ -173,7 +174,7 @@ fn try_start<P: Program>(program: P, request: BuildRequest, waiting: &mut Option
     // The master never needs it again: a respawn and a reload build it elsewhere.
     drop(built);
     let daemonized = settings.daemon || upgraded;
-    Ok(Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, upgraded }).run())
+    Ok(Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, old_master }).run())
 }
 
 fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
@@ -30,10 +30,14 @@ use super::text;
 const DESCRIPTORS_PER_MESSAGE_MAX: usize = 253;
 /// Descriptors of one bundle; more than any process may hold open by default.
 const DESCRIPTORS_MAX: usize = 1 << 20;
+/// Few, because a path may have 4 KiB, and JSON may need six bytes for one of them.
+const PATHS_PER_MESSAGE: usize = 4;
 /// Largest packet, in bytes. Reports and log lines are cut down before.
 const PACKET_BYTES_MAX: usize = 160 * 1024;
 /// Packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
 const OUTBOX_MAX: usize = 1024;
+/// How long a link waits when the kernel has no memory for a packet, or too many descriptors are on their way.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Longest log line that is forwarded, in bytes.
 const LOG_LINE_BYTES_MAX: usize = 4096;
 
@@ -91,6 +95,8 @@ pub(super) enum Received {
 pub(super) struct Link {
     socket: OwnedFd,
     outbox: VecDeque<Packet>,
+    /// The kernel could not take the first packet, for a reason that no poll tells the end of.
+    retry_at: Option<Instant>,
     incoming: Option<Incoming>,
     buffer: Vec<u8>,
 }
@@ -129,7 +135,7 @@ impl Link {
     pub fn new(socket: OwnedFd) -> Link {
         // As large as the system allows; the default already holds one packet.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * PACKET_BYTES_MAX);
-        Link { socket, outbox: VecDeque::new(), incoming: None, buffer: Vec::new() }
+        Link { socket, outbox: VecDeque::new(), retry_at: None, incoming: None, buffer: Vec::new() }
     }
 
     /// Sends a message, or keeps it until the socket can take it.
@@ -151,6 +157,8 @@ impl Link {
     /// Sends a bundle under this generation.
     pub fn send_bundle(&mut self, bundle: &Bundle) -> io::Result<()> {
         let (memory, descriptors) = bundle.encode()?;
+        // As a whole or not at all: the other process could make nothing of a part.
+        self.make_room(1 + descriptors.len().div_ceil(DESCRIPTORS_PER_MESSAGE_MAX))?;
         let announcement = Message::Bundle {
             protocol: PROTOCOL_VERSION,
             generation: bundle.generation,
@@ -165,8 +173,8 @@ impl Link {
 
     /// Sends log files that were opened again.
     pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
-        // Few per message: a path may have 4 KiB, and JSON may need six bytes for one of them.
-        for batch in logs.chunks(4) {
+        self.make_room(logs.len().div_ceil(PATHS_PER_MESSAGE))?;
+        for batch in logs.chunks(PATHS_PER_MESSAGE) {
             let paths = batch.iter().map(|log| LogPath(log.path().to_owned())).collect();
             self.enqueue(&Message::Reopen { paths }, batch.iter().map(|log| Arc::clone(log.descriptor())).collect())?;
         }
@@ -190,20 +198,35 @@ impl Link {
 
     /// Sends what waits, as far as the socket takes it.
     pub fn flush(&mut self) -> io::Result<()> {
+        use rustix::io::Errno;
+        if self.retry_at.is_some_and(|at| at > Instant::now()) {
+            return Ok(());
+        }
+        self.retry_at = None;
         while let Some(packet) = self.outbox.front() {
             match send_packet(&self.socket, packet) {
                 Ok(()) => drop(self.outbox.pop_front()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                    self.retry_at = Some(Instant::now() + RETRY_PAUSE);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
 
+    /// When to call `flush` although nothing has become ready.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
     /// What to poll this link for.
     pub fn interest(&self) -> PollFlags {
-        if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+        let waits_for_room = !self.outbox.is_empty() && self.retry_at.is_none();
+        if waits_for_room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
     /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first bundle,
@@ -218,7 +241,7 @@ impl Link {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            poll_one(&self.socket, self.interest(), left)?;
+            self.poll(self.interest(), left)?;
         }
     }
 
@@ -233,8 +256,13 @@ impl Link {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            poll_one(&self.socket, PollFlags::OUT, left)?;
+            self.poll(self.interest() & PollFlags::OUT, left)?;
         }
+    }
+
+    fn poll(&self, flags: PollFlags, left: Duration) -> io::Result<()> {
+        let retry = self.retry_at.map_or(left, |at| at.saturating_duration_since(Instant::now()));
+        poll_one(&self.socket, flags, left.min(retry))
     }
 
     fn enqueue(&mut self, message: &Message, descriptors: Vec<Arc<OwnedFd>>) -> io::Result<()> {
@@ -243,11 +271,16 @@ impl Link {
         if bytes.len() > PACKET_BYTES_MAX {
             return Err(io::Error::other("message too long for the link"));
         }
-        // A bundle has to fit as a whole; a peer that reads nothing for so long is taken for dead.
-        if self.outbox.len() >= OUTBOX_MAX {
+        self.make_room(1)?;
+        self.outbox.push_back(Packet { bytes, descriptors });
+        Ok(())
+    }
+
+    /// Whether so many packets can wait. A peer that reads nothing for so long is taken for dead.
+    fn make_room(&self, packets: usize) -> io::Result<()> {
+        if self.outbox.len() + packets > OUTBOX_MAX {
             return Err(io::Error::other("the other process does not read its messages"));
         }
-        self.outbox.push_back(Packet { bytes, descriptors });
         Ok(())
     }
 
@@ -346,7 +379,7 @@ impl AsFd for Link {
     }
 }
 
-fn send_packet(socket: &OwnedFd, packet: &Packet) -> io::Result<()> {
+fn send_packet(socket: &OwnedFd, packet: &Packet) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
@@ -418,6 +451,21 @@ mod tests {
         assert!(sent >= OUTBOX_MAX, "the outbox is filled before the link is given up");
         drop(theirs);
         assert!(ours.receive().is_err());
+    }
+
+    #[test]
+    fn a_bundle_is_queued_as_a_whole_or_not_at_all() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        while ours.send_log(Level::Notice, &"x".repeat(4000)).is_ok() && ours.outbox.len() + 1 < OUTBOX_MAX {}
+        let waiting = ours.outbox.len();
+        let memory = || rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+        let log = |index| Arc::new(LogFile::shared(format!("/log/{index}").into(), Arc::new(memory())));
+        let record = Record { logs: (0..2).map(log).collect(), ..Record::default() };
+        let bundle =
+            Bundle { generation: 7, request: BuildRequest::default(), settings: ProcessSettings::default(), record };
+        assert!(ours.send_bundle(&bundle).is_err());
+        assert_eq!(ours.outbox.len(), waiting);
+        drop(theirs);
     }
 
     #[test]

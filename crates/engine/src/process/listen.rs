@@ -260,19 +260,27 @@ pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
 
 /// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null from
 /// now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's table
-/// with nobody accepting.
-pub(super) fn detach(sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
-    use rustix::fs::{Mode, OFlags};
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+/// with nobody accepting. `null` is that file, which was opened while there was room for it.
+///
+/// # Errors
+/// The first that occurs; all sockets are tried.
+pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
+    let mut result = Ok(());
     for socket in sockets {
         // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by the
         // `OwnedFd`, only what it refers to changes, which is the purpose.
         let code = unsafe { libc::dup3(null.as_raw_fd(), socket.as_raw_fd(), libc::O_CLOEXEC) };
-        if code < 0 {
-            return Err(io::Error::last_os_error());
+        if code < 0 && result.is_ok() {
+            result = Err(io::Error::last_os_error());
         }
     }
-    Ok(())
+    result
+}
+
+/// What `detach` puts in the place of a socket.
+pub(super) fn open_null() -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// The kernel's name of a socket, the same for every descriptor that refers to it.

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use super::daemon::Waiting;
 use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::link::{Link, Message, Received};
 use super::listen::{self, ListenAddress};
-use super::log_file;
+use super::log_file::{self, LogHandle};
 use super::notify::Notifier;
 use super::pid_file;
 use super::program::Program;
@@ -61,8 +62,8 @@ pub(super) struct Start {
     pub waiting: Option<Waiting>,
     /// No terminal: WINCH means something.
     pub daemonized: bool,
-    /// Started by a previous binary.
-    pub upgraded: bool,
+    /// The previous binary's, if that has started us.
+    pub old_master: Option<Pid>,
 }
 
 /// One worker process.
@@ -94,6 +95,8 @@ enum Reload {
         /// None after it was lost.
         link: Option<Link>,
         until: Instant,
+        /// Logs were reopened since it began: it may have opened those before.
+        reopened: bool,
     },
     Preparing {
         bundle: Box<Bundle>,
@@ -149,8 +152,9 @@ pub(super) struct Master<P: Program> {
     serving_since_start: bool,
     waiting: Option<Waiting>,
     daemonized: bool,
-    upgraded: bool,
-    parent: Option<Pid>,
+    old_master: Option<Pid>,
+    /// Where our pid file is; in an upgrade, aside of it.
+    pid_path: PathBuf,
     new_binary: Option<Pid>,
     /// WINCH: no worker process is wanted.
     resting: bool,
@@ -167,6 +171,7 @@ impl<P: Program> Master<P> {
             notifier: start.notifier,
             log,
             generation: start.bundle.generation,
+            pid_path: start.bundle.settings.pid_path.clone(),
             bundle: Box::new(start.bundle),
             workers: Vec::new(),
             reload: None,
@@ -176,8 +181,7 @@ impl<P: Program> Master<P> {
             serving_since_start: false,
             waiting: start.waiting,
             daemonized: start.daemonized,
-            upgraded: start.upgraded,
-            parent: rustix::process::getppid(),
+            old_master: start.old_master,
             new_binary: None,
             resting: false,
             failed: false,
@@ -230,7 +234,13 @@ impl<P: Program> Master<P> {
             _ => None,
         };
         let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at]);
-        [reload, kill, self.respawn.at].into_iter().chain(workers).flatten().min()
+        let helper = match &self.reload {
+            Some(Reload::Helping { link, .. }) => link.as_ref(),
+            _ => None,
+        };
+        let links = self.workers.iter().filter_map(|worker| worker.link.as_ref()).chain(helper);
+        let retries = links.map(|link| link.retry_at());
+        [reload, kill, self.respawn.at].into_iter().chain(workers).chain(retries).flatten().min()
     }
 
     fn handle_time(&mut self, now: Instant) {
@@ -325,7 +335,11 @@ impl<P: Program> Master<P> {
     }
 
     fn upgrade_is_running(&self) -> bool {
-        self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent)
+        self.new_binary.is_some() || self.old_binary_runs()
+    }
+
+    fn old_binary_runs(&self) -> bool {
+        self.old_master.is_some() && rustix::process::getppid() == self.old_master
     }
 
     fn begin_graceful_stop(&mut self) {
@@ -388,18 +402,10 @@ impl<P: Program> Master<P> {
 
     fn reopen_logs(&mut self) {
         self.log.write(Level::Notice, "reopening logs");
-        let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
-        let mut reopened = Vec::new();
-        for log in &self.bundle.record.logs {
-            let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
-                log.replace(&descriptor)
-                    .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
-            });
-            match replaced {
-                Ok(()) => reopened.push(Arc::clone(log)),
-                Err(message) => self.log.write(Level::Emerg, &message),
-            }
+        if let Some(Reload::Helping { reopened, .. }) = &mut self.reload {
+            *reopened = true;
         }
+        let reopened = self.reopen(self.open_logs());
         let mut unreachable = Vec::new();
         for worker in &mut self.workers {
             if worker.link.as_mut().is_none_or(|link| link.send_reopened(&reopened).is_err()) {
@@ -412,10 +418,33 @@ impl<P: Program> Master<P> {
         self.redirect_standard_error();
     }
 
+    /// Those of the configuration, and of the one that is under way.
+    fn open_logs(&self) -> Vec<LogHandle> {
+        let mut logs = self.bundle.record.logs.clone();
+        if let Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) = &self.reload {
+            let is_new = |log: &&LogHandle| !self.bundle.record.logs.iter().any(|known| Arc::ptr_eq(known, log));
+            logs.extend(bundle.record.logs.iter().filter(is_new).cloned());
+        }
+        logs
+    }
+
+    /// Opens them again; what fails is logged. Those that could be.
+    fn reopen(&self, logs: Vec<LogHandle>) -> Vec<LogHandle> {
+        let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
+        let is_reopened = |log: &LogHandle| {
+            let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
+                log.replace(&descriptor)
+                    .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
+            });
+            replaced.inspect_err(|message| self.log.write(Level::Emerg, message)).is_ok()
+        };
+        logs.into_iter().filter(is_reopened).collect()
+    }
+
     /// The worker process had no room for the descriptors when the logs were reopened.
     fn send_logs_again(&mut self, pid: Pid) {
         self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
-        let logs = self.bundle.record.logs.clone();
+        let logs = self.open_logs();
         if let Some(link) = self.worker_mut(pid).and_then(|worker| worker.link.as_mut()) {
             // A lost link is found and logged when it is read.
             let _ = link.send_reopened(&logs);
@@ -432,7 +461,7 @@ impl<P: Program> Master<P> {
 
     fn change_binary(&mut self) {
         self.log.write(Level::Notice, "changing binary");
-        match upgrade::start_new_binary(&self.bundle) {
+        match upgrade::start_new_binary(&self.bundle, &self.pid_path) {
             Ok(pid) => {
                 self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);
@@ -518,7 +547,8 @@ impl<P: Program> Master<P> {
             ));
         } else if self.new_binary == Some(pid) {
             self.new_binary = None;
-            upgrade::restore_pid_file(&self.bundle, &*self.log);
+            upgrade::restore_pid_file(&self.pid_path, &*self.log);
+            self.move_pid_file();
             if std::mem::take(&mut self.resting) && self.stop.is_none() {
                 self.spawn_worker();
             }
@@ -770,7 +800,8 @@ impl<P: Program> Master<P> {
         match sent {
             Ok((pid, link)) => {
                 let link = Some(link);
-                self.reload = Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT });
+                self.reload =
+                    Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT, reopened: false });
             }
             Err(error) => {
                 self.reject(Report::new(
@@ -804,6 +835,9 @@ impl<P: Program> Master<P> {
     fn prepare(&mut self, mut bundle: Box<Bundle>) {
         self.generation += 1;
         bundle.generation = self.generation;
+        if let Some(Reload::Helping { reopened: true, .. }) = &self.reload {
+            self.reopen(bundle.record.logs.clone());
+        }
         bundle.adopt(&self.bundle);
         let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
         let serving = self.workers.iter().position(is_reachable);
@@ -878,9 +912,17 @@ impl<P: Program> Master<P> {
                 listen::configure(listener, Some(old), &*self.log);
             }
         }
-        pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
+        self.move_pid_file();
         self.redirect_standard_error();
         previous.addresses()
+    }
+
+    /// To where the configuration wants it; not while the file of a new binary is in that place.
+    fn move_pid_file(&mut self) {
+        let wanted = &self.bundle.settings.pid_path;
+        if self.new_binary.is_none() && pid_file::change(&self.pid_path, wanted, &*self.log) {
+            self.pid_path = wanted.clone();
+        }
     }
 
     fn handle_committed(&mut self, pid: Pid) {
@@ -940,7 +982,7 @@ impl<P: Program> Master<P> {
 
     fn close_listeners(&mut self) {
         // As nginx: not while another binary uses the files.
-        let shared = self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent);
+        let shared = self.upgrade_is_running();
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (!listener.inherited && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
@@ -949,8 +991,7 @@ impl<P: Program> Master<P> {
     }
 
     fn leave(&mut self) {
-        let path = &self.bundle.settings.pid_path;
-        let path = if self.new_binary.is_some() { pid_file::old_path(path) } else { path.clone() };
+        let path = if self.new_binary.is_some() { pid_file::old_path(&self.pid_path) } else { self.pid_path.clone() };
         pid_file::remove(&path, &*self.log);
         self.close_listeners();
         self.log.write(Level::Notice, "exit");

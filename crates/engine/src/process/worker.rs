@@ -26,7 +26,7 @@ use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::helper;
 use super::link::{Link, Message, Received};
 use super::listen;
-use super::log_file;
+use super::log_file::{self, LogHandle};
 use super::loops::{self, Change, Events, LoopEvent, LoopHandle, Order};
 use super::notify::Notifier;
 use super::pid_file;
@@ -225,9 +225,23 @@ enum LoopPhase {
 
 /// Where a reload stands. See the head of the file.
 enum Reload<C> {
-    Building { generation: u64, until: Instant },
-    Growing { bundle: Box<Bundle>, configuration: Arc<C>, waiting: BTreeSet<u64>, until: Instant },
-    Committing { generation: u64, previous: Box<Bundle>, change: ChangeOver },
+    /// `logs` are those of the bundle, which the builder has.
+    Building {
+        generation: u64,
+        logs: Vec<LogHandle>,
+        until: Instant,
+    },
+    Growing {
+        bundle: Box<Bundle>,
+        configuration: Arc<C>,
+        waiting: BTreeSet<u64>,
+        until: Instant,
+    },
+    Committing {
+        generation: u64,
+        previous: Box<Bundle>,
+        change: ChangeOver,
+    },
 }
 
 /// A change that the loops have been told of.
@@ -272,6 +286,8 @@ struct Control<P: Program> {
     program: Arc<P>,
     signals: Signals,
     log: Arc<dyn ErrorLog>,
+    /// /dev/null, for sockets to be closed under their holders.
+    null: OwnedFd,
     origin: Origin,
     events: Arc<Events<Event<P::Configuration>>>,
     /// Number of the newest bundle that this process itself began to build: `master_process off`.
@@ -288,6 +304,8 @@ struct Control<P: Program> {
     reload: Option<Reload<P::Configuration>>,
     reload_wanted: bool,
     reopening: Option<Reopening>,
+    /// After the reload, once more.
+    reopen_wanted: bool,
     /// Reopened logs did not come through.
     ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
@@ -308,6 +326,7 @@ impl<P: Program> Control<P> {
             program: Arc::new(program),
             signals,
             log,
+            null: listen::open_null()?,
             origin,
             events: Arc::new(Events::new()?),
             generation: bundle.generation,
@@ -321,6 +340,7 @@ impl<P: Program> Control<P> {
             reload: None,
             reload_wanted: false,
             reopening: None,
+            reopen_wanted: false,
             ask_for_logs_at: None,
             retired: Vec::new(),
             stop: None,
@@ -389,8 +409,13 @@ impl<P: Program> Control<P> {
             Reload::Building { until, .. } | Reload::Growing { until, .. } => *until,
             Reload::Committing { change, .. } => change.until,
         });
+        let retry = match &self.origin {
+            Origin::Master(Some(link)) => link.retry_at(),
+            _ => None,
+        };
         stop.into_iter()
             .chain(reload)
+            .chain(retry)
             .chain(reopening)
             .chain(self.ask_for_logs_at)
             .chain(draining)
@@ -425,6 +450,10 @@ impl<P: Program> Control<P> {
     }
 
     fn begin_reopening(&mut self, logs: Reopened) {
+        self.log.write(Level::Notice, "reopening logs");
+        if let (Origin::Single(_), Some(Reload::Building { .. })) = (&self.origin, &self.reload) {
+            self.reopen_wanted = true; // what the builder has opened meanwhile is not known yet
+        }
         let logs = match (self.reopening.take().map(|earlier| earlier.logs), logs) {
             (Some(Reopened::ByMaster(mut earlier)), Reopened::ByMaster(logs)) => {
                 earlier.extend(logs);
@@ -440,24 +469,27 @@ impl<P: Program> Control<P> {
 
     /// A signal of our own, without the master's help: what we may open ourselves.
     fn reopen_logs(&mut self) {
-        self.log.write(Level::Notice, "reopening logs");
-        let reopened: Vec<_> = self
-            .bundle
-            .record
-            .logs
-            .iter()
-            .map(|log| (log.path().to_owned(), log_file::reopen(log.path(), None)))
-            .collect();
-        for (path, result) in reopened {
-            match result {
+        let paths: BTreeSet<PathBuf> = self.open_logs().map(|log| log.path().to_owned()).collect();
+        for path in paths {
+            match log_file::reopen(&path, None) {
                 Ok(descriptor) => self.replace_log(&path, &descriptor),
                 Err(message) => self.log.write(Level::Emerg, &message),
             }
         }
     }
 
+    /// Those of the configuration, and of the one that is under way.
+    fn open_logs(&self) -> impl Iterator<Item = &LogHandle> {
+        let coming = match &self.reload {
+            Some(Reload::Building { logs, .. }) => logs.as_slice(),
+            Some(Reload::Growing { bundle, .. }) => &bundle.record.logs,
+            Some(Reload::Committing { .. }) | None => &[],
+        };
+        self.bundle.record.logs.iter().chain(coming)
+    }
+
     fn replace_log(&self, path: &Path, descriptor: &OwnedFd) {
-        for log in self.bundle.record.logs.iter().filter(|log| log.path() == path) {
+        for log in self.open_logs().filter(|log| log.path() == path) {
             if let Err(error) = log.replace(descriptor) {
                 self.log.write(Level::Alert, &format!("dup3() \"{}\" failed{}", path.display(), errno_text(&error)));
             }
@@ -537,7 +569,8 @@ impl<P: Program> Control<P> {
         }
         bundle.adopt(&self.bundle);
         let program = Arc::clone(&self.program);
-        self.build(generation, move || {
+        let logs = bundle.record.logs.clone();
+        self.build(generation, logs, move || {
             let built = program.build(&bundle.request, &mut bundle.resources())?;
             Ok((*bundle, built))
         });
@@ -560,7 +593,7 @@ impl<P: Program> Control<P> {
         let open = self.bundle.record.listeners.clone();
         self.generation += 1;
         let generation = self.generation;
-        self.build(generation, move || {
+        self.build(generation, Vec::new(), move || {
             let resources = SystemResources::new(Arc::clone(&log)).with_existing(open);
             let helper::Fresh { mut bundle, built, .. } = helper::build(&*program, request, resources)?;
             built.warnings.log_to(&*log);
@@ -573,6 +606,7 @@ impl<P: Program> Control<P> {
     fn build(
         &mut self,
         generation: u64,
+        logs: Vec<LogHandle>,
         build: impl FnOnce() -> Result<(Bundle, Built<P::Configuration>), Report> + Send + 'static,
     ) {
         let events = Arc::clone(&self.events);
@@ -585,7 +619,7 @@ impl<P: Program> Control<P> {
         match spawned {
             Ok(_) => {
                 self.builders += 1;
-                self.reload = Some(Reload::Building { generation, until: Instant::now() + BUILD_TIMEOUT });
+                self.reload = Some(Reload::Building { generation, logs, until: Instant::now() + BUILD_TIMEOUT });
             }
             Err(error) => {
                 let message = format!("pthread_create() failed{}", errno_text(&error));
@@ -611,6 +645,9 @@ impl<P: Program> Control<P> {
 
     fn finish_reload(&mut self) {
         self.reload = None;
+        if std::mem::take(&mut self.reopen_wanted) {
+            self.begin_reopening(Reopened::Here);
+        }
         self.take_up_wanted_reload();
     }
 
@@ -635,7 +672,7 @@ impl<P: Program> Control<P> {
     fn check_reload(&mut self) {
         let now = Instant::now();
         match self.reload.take() {
-            Some(Reload::Building { generation, until }) if until <= now => {
+            Some(Reload::Building { generation, until, .. }) if until <= now => {
                 let text = format!("the configuration was not built within {} seconds", BUILD_TIMEOUT.as_secs());
                 self.refuse(generation, Report::new(Level::Emerg, text));
             }
@@ -787,7 +824,7 @@ impl<P: Program> Control<P> {
             each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
         let removed = self.bundle.sockets_removed_since(previous);
-        if let Err(error) = listen::detach(removed) {
+        if let Err(error) = listen::detach(&self.null, removed) {
             self.log.write(Level::Alert, &format!("closing removed listening sockets failed{}", errno_text(&error)));
         }
         if let Origin::Single(single) = &self.origin {
@@ -984,7 +1021,7 @@ impl<P: Program> Control<P> {
 
     fn detach_all(&self) {
         let sockets = self.bundle.record.listeners.iter().flat_map(|listener| listener.sockets.iter().cloned());
-        if let Err(error) = listen::detach(sockets) {
+        if let Err(error) = listen::detach(&self.null, sockets) {
             self.log.write(Level::Alert, &format!("closing listening sockets failed{}", errno_text(&error)));
         }
     }
