@@ -97,7 +97,7 @@ impl Program for Server {
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_panics_to(&configuration);
         set_up_pools(&configuration);
-        let mut serving = Serving { worker: None, accepting: Vec::new() };
+        let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
             .take_over(seat, &configuration)
             .map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
@@ -130,6 +130,8 @@ fn report_panics_to(configuration: &Configuration) {
 /// One event loop's share of the server.
 pub struct Serving {
     worker: Option<Rc<HttpWorker>>,
+    /// Workers of configurations that had an http block, until their last connection ends.
+    retired: Vec<Rc<HttpWorker>>,
     accepting: Vec<Accepting>,
 }
 
@@ -141,6 +143,10 @@ struct Accepting {
 }
 
 impl Serving {
+    fn workers(&self) -> impl Iterator<Item = &Rc<HttpWorker>> {
+        self.worker.iter().chain(&self.retired)
+    }
+
     /// Uses `configuration` from now on. Sockets that this loop no longer accepts from
     /// are given back, and nothing is accepted from them any more.
     fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> io::Result<Vec<Accepting>> {
@@ -156,6 +162,7 @@ impl Serving {
             // Nothing is served any more: connections end with their current answer.
             if let Some(worker) = self.worker.take() {
                 worker.drain();
+                self.retired.push(worker);
             }
             return Ok(removed);
         }
@@ -191,9 +198,7 @@ fn has_socket(configuration: &Configuration, socket: &Arc<OwnedFd>) -> bool {
 impl Drop for Serving {
     /// What was logged is handed on, however the loop ends.
     fn drop(&mut self) {
-        if let Some(worker) = &self.worker {
-            worker.access.flush();
-        }
+        self.workers().for_each(|worker| worker.access.flush());
     }
 }
 
@@ -223,7 +228,9 @@ impl process::Worker for Serving {
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         report_panics_to(&configuration);
         set_up_pools(&configuration);
+        self.retired.retain(|worker| worker.connection_count() > 0);
         let old = self.worker.as_ref().map(|worker| worker.configuration());
+        let worker = self.worker.clone();
         let removed = match self.take_over(seat, &configuration) {
             Ok(removed) => removed,
             Err(error) => {
@@ -235,7 +242,6 @@ impl process::Worker for Serving {
                 Vec::new()
             }
         };
-        let worker = self.worker.clone();
         // A socket that another loop takes over is not drained: its queue lives on.
         let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
         let removed: Vec<Accepting> = removed.collect();
@@ -251,12 +257,10 @@ impl process::Worker for Serving {
         for accepting in self.accepting.drain(..) {
             gale_runtime::abort(accepting.task);
         }
-        let worker = self.worker.clone();
-        if let Some(worker) = &worker {
-            worker.drain();
-        }
+        let workers: Vec<Rc<HttpWorker>> = self.workers().cloned().collect();
+        workers.iter().for_each(HttpWorker::drain);
         Box::pin(async move {
-            if let Some(worker) = worker {
+            for worker in workers {
                 worker.all_closed().await;
                 worker.access.flush();
             }
@@ -264,22 +268,20 @@ impl process::Worker for Serving {
     }
 
     fn expire(&mut self, configuration: Option<&Arc<Configuration>>) {
-        let Some(worker) = &self.worker else { return };
-        match configuration.map(|configuration| configuration.http.as_ref()) {
-            None => worker.expire(None),
-            Some(Some(http)) => worker.expire(Some(http)),
+        let newest = match configuration.map(|configuration| configuration.http.as_ref()) {
+            None => None,
+            Some(Some(http)) => Some(http),
             // Nobody began anything with it.
-            Some(None) => {}
-        }
+            Some(None) => return,
+        };
+        self.workers().for_each(|worker| worker.expire(newest));
     }
 
     fn reopen(&mut self) {
-        if let Some(worker) = &self.worker {
-            worker.access.flush();
-        }
+        self.workers().for_each(|worker| worker.access.flush());
     }
 
     fn connections(&self) -> usize {
-        self.worker.as_ref().map_or(0, |worker| worker.connection_count())
+        self.workers().map(|worker| worker.connection_count()).sum()
     }
 }

@@ -383,7 +383,7 @@ fn prepare_temp_paths(
             && let Some(parent) = path.parent()
         {
             // A default place that no package has made.
-            let _ = resources.directory(parent, owner);
+            let _ = resources.directory(parent, None);
         }
         match resources.directory(path, owner) {
             Err(error) if setting.span().is_some() => return Err(setting.error(error.to_string())),

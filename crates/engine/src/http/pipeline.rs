@@ -261,6 +261,7 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Optio
         return fail_plainly(request);
     }
     request.uri = uri;
+    request.adds_uri_to_alias = false;
     if let Some(args) = args {
         request.args = args;
     }
@@ -285,7 +286,7 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
     }
     let Some(&scope) = request.server().named.get(name) else {
         request.log(Level::Error, format_args!("could not find named location \"{}\"", bstr::BStr::new(name)));
-        return fail_plainly(request);
+        return perform(request, Flow::Respond(500));
     };
     request.is_internal = true;
     request.scope = scope;

@@ -61,6 +61,9 @@ pub struct Request {
     pub body_is_wanted: bool,
     /// When its first byte was read.
     pub started: Moment,
+    /// The URI names a file below the `alias` of a regular expression, which otherwise is
+    /// the whole path: set by `try_files`.
+    pub adds_uri_to_alias: bool,
     /// Whether it had come before the answer to the one before it was sent.
     pub is_pipelined: bool,
     /// Its number on the connection, from 1.
@@ -108,6 +111,7 @@ impl Request {
             status_override: None,
             body_is_wanted: false,
             started: Moment::from_nanos(0),
+            adds_uri_to_alias: false,
             is_pipelined: false,
             number_on_connection: 0,
             place: 0,
@@ -140,6 +144,9 @@ impl Request {
         self.notes.clear();
         self.is_internal = false;
         self.is_error_page = false;
+        self.adds_uri_to_alias = false;
+        self.is_pipelined = false;
+        self.number_on_connection = 0;
         self.status_override = None;
         self.body_is_wanted = false;
         self.phase = Phase::PostRead;

@@ -83,6 +83,8 @@ pub struct HttpWorker {
     /// A response head is put together here before it is queued.
     pub(crate) scratch: RefCell<Vec<u8>>,
     last_complaint: Cell<Option<Moment>>,
+    /// A task will wake those that wait for room.
+    has_room_alarm: Cell<bool>,
 }
 
 struct Entry {
@@ -117,6 +119,7 @@ impl HttpWorker {
             date: Cell::new((u64::MAX, [0; 29])),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
+            has_room_alarm: Cell::new(false),
         })
     }
 
@@ -128,12 +131,15 @@ impl HttpWorker {
     /// From now on new exchanges use `configuration`.
     pub fn commit(&self, configuration: Rc<Configured>, connections_max: usize) {
         let old = self.configuration.replace(configuration);
-        drop(old);
         self.access.forget_unused();
         self.connections_max.set(connections_max);
         // Nobody will answer these any more: better closed now than under a request.
         let configuration = self.configuration();
-        self.close_some(|connection| connection.is_idle() && !connection.has_place(&configuration));
+        self.close_some(|connection| {
+            let has_no_place = connection.is_idle() && !connection.has_place(&configuration);
+            // One that was just accepted may have sent its request: the old one answers.
+            has_no_place && !connection.begin_with(&old)
+        });
         self.wake_waiting_for_room();
     }
 
@@ -224,7 +230,11 @@ impl HttpWorker {
             poll_fn(|context| self.poll_welcome(context, &listener)).await;
             match listener.accept().await {
                 Ok((stream, remote)) => {
-                    poll_fn(|context| self.poll_room(context, &listener)).await;
+                    if !self.has_room() {
+                        self.complain_of_connections();
+                        self.close_longest_idle();
+                    }
+                    // Once accepted it is served, even one above the limit: sent away it would be lost.
                     self.start_connection(stream, remote, &address, None);
                 }
                 Err(error) => {
@@ -258,29 +268,36 @@ impl HttpWorker {
 
     /// Ready when a connection may be accepted: there is room, or it can be made once
     /// somebody has come. Before that no idle connection is closed for it.
-    fn poll_welcome(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+    fn poll_welcome(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
         if self.has_room() || self.has_idle() {
             return Poll::Ready(());
         }
         self.wait_for_room(context, listener)
     }
 
-    /// Ready when the connection that was accepted has its place, made by closing idle
-    /// ones if need be.
-    fn poll_room(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
-        if self.has_room() {
-            return Poll::Ready(());
-        }
-        self.complain_of_connections();
-        self.close_longest_idle();
-        if self.has_room() { Poll::Ready(()) } else { self.wait_for_room(context, listener) }
-    }
-
-    fn wait_for_room(&self, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
         self.complain_of_connections();
         listener.pause();
         self.waiting_for_room.borrow_mut().push(context.waker().clone());
+        self.wake_when_one_may_close();
         Poll::Pending
+    }
+
+    /// An idle connection may be protected for a while (`keepalive_min_timeout`): whoever
+    /// waits for room looks again when that is over.
+    fn wake_when_one_may_close(self: &Rc<Self>) {
+        let Some(next) = self.next_close() else { return };
+        if self.has_room_alarm.replace(true) {
+            return;
+        }
+        let worker = Rc::downgrade(self);
+        gale_runtime::spawn(async move {
+            gale_runtime::sleep_until(next).await;
+            if let Some(worker) = worker.upgrade() {
+                worker.has_room_alarm.set(false);
+                worker.wake_waiting_for_room();
+            }
+        });
     }
 
     fn has_room(&self) -> bool {

@@ -1,8 +1,7 @@
 //! Logs: lines in nginx's form, written by a thread of their own.
 //!
 //! An event loop never writes to a file. It appends whole lines to the file's
-//! bounded queue; one thread per process takes what has gathered and writes it
-//! with one call. What does not fit is counted and told, never waited for.
+//! bounded queue; a thread takes what has gathered and writes it with one call. What does not fit is counted and told, never waited for.
 //! Only `emerg` is written where it happens, because the process may be ending.
 
 mod access;

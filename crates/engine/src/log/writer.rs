@@ -1,4 +1,5 @@
-//! The queue of each log file and the one thread that writes them.
+//! The queue of each log file and the threads that write: one for files, one for
+//! standard error.
 //!
 //! A line is appended whole under a short lock; a batch of whole lines is
 //! written with one call to a descriptor opened with `O_APPEND`, so lines of

@@ -244,7 +244,9 @@ impl Resources for SystemResources {
         let name = path.display();
         let failed =
             |call: String| move |error: io::Error| ResourceError::new(format!("{call} failed{}", errno_text(&error)));
-        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        // Without an owner it is a place that others pass through on the way to theirs.
+        let mode = if owner.is_some() { 0o700 } else { 0o755 };
+        match std::fs::DirBuilder::new().mode(mode).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(failed(format!("mkdir() \"{name}\""))(error));
             }

@@ -75,7 +75,7 @@ fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     }
     conf.fallback = Some(match last.text.strip_prefix(b"=") {
         Some(code) => match units::parse_number(code).and_then(|code| u16::try_from(code).ok()) {
-            Some(status @ 0..=999) => Fallback::Status(status),
+            Some(status @ (0 | 200..=999)) => Fallback::Status(status),
             _ => return Err(Diagnostic::emerg(format!("invalid code \"{}\"", last.text)).at(last.span)),
         },
         None => Fallback::Target(builder.http_mut().template(last)?),
@@ -96,6 +96,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             let Ok(metadata) = files::stat(Path::new(OsStr::from_bytes(&path))).await else { continue };
             if metadata.is_directory() == candidate.is_directory {
                 request.uri = found_uri(request, name);
+                request.adds_uri_to_alias = true;
                 return Flow::Next;
             }
         }

@@ -1,5 +1,6 @@
 //! The body of an HTTP/1 request: counted, chunked, or a tunnel.
 
+use std::io;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -137,6 +138,9 @@ impl RequestBody {
                 Poll::Ready(Ok(0)) if matches!(self.framing, Coding::Tunnel) => {
                     self.framing = Coding::Read;
                     return Poll::Ready(Ok(None));
+                }
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    return Poll::Ready(Err(BodyError::NotStored));
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
                 Poll::Ready(Ok(_)) => self.is_waiting = false,

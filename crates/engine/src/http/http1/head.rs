@@ -1,14 +1,16 @@
 //! Reading a request's head, and what has to be settled before the phases begin:
 //! which server, which path, how the body is framed.
 
+use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use gale_protocol::http1::{Limits, Offence, Status};
+use gale_protocol::http1::{Limits, Offence, Status, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::Buffer;
 
-use super::{Http1, State};
+use super::body::RequestBody;
+use super::{FIRST_REQUEST_GRACE, Http1, State};
 use crate::http::configuration::{HttpConfiguration, ServerId};
 use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
@@ -46,7 +48,7 @@ pub(super) struct PendingRequest {
 impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { input, parser, timer, .. } = &mut *self.state.borrow_mut();
+        let State { input, parser, timer, sender, body } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
@@ -58,6 +60,10 @@ impl Http1 {
                     }
                     let head = pending.insert(begun.pending);
                     head.request.is_pipelined = is_pipelined;
+                    head.request.number_on_connection = self.info.requests.get() + 1;
+                    // What is logged of a head that breaks off is its own.
+                    sender.begin(Version::default());
+                    *body = RequestBody::default();
                     self.idle_since.set(None);
                 }
                 let head = pending.as_mut().expect("there is one now");
@@ -95,6 +101,11 @@ impl Http1 {
                 None => FIRST_READ,
             };
             match self.stream.poll_recv(context, input, read_max) {
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    let message = "the worker's memory for buffers is exhausted, a connection is closed";
+                    self.worker.configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
+                    return Poll::Ready(Arrival::Closed);
+                }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
@@ -103,7 +114,7 @@ impl Http1 {
                     if pending.is_none() && self.idle_since.get().is_none() {
                         // Accepted in the turn in which the worker began to end: nobody will close it later.
                         if self.worker.is_draining() && self.info.requests.get() == 0 {
-                            return Poll::Ready(Arrival::Closed);
+                            timer.set_after(FIRST_REQUEST_GRACE);
                         }
                         self.idle_since.set(Some(gale_runtime::now()));
                         self.worker.note_idle();

@@ -35,6 +35,10 @@ use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
 use crate::process::{Level, ListenAddress};
 
+/// How long a worker on its way out waits for the first request of a connection: it
+/// may be on its way.
+const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
+
 /// A closing connection is read from in pieces of this size.
 const DISCARD_BYTES: usize = 16 * 1024;
 
@@ -123,12 +127,22 @@ impl Http1 {
     pub fn may_close_at(&self) -> Option<Moment> {
         let idle_since = self.idle_since.get()?;
         if self.info.requests.get() == 0 {
-            return Some(idle_since);
+            let grace = if self.worker.is_draining() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
+            return Some(idle_since + grace);
         }
         let configuration = self.worker.configuration();
         let http = configuration.http();
         let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
         Some(idle_since + min)
+    }
+
+    /// Whether the first exchange is still to come; then it will use `configuration`.
+    pub fn begin_with(&self, configuration: &Rc<Configured>) -> bool {
+        let is_new = self.info.requests.get() == 0;
+        if is_new {
+            self.first_configuration.borrow_mut().get_or_insert_with(|| Rc::clone(configuration));
+        }
+        is_new
     }
 
     /// Whether the configuration still has the address that the connection came by.
@@ -358,7 +372,7 @@ impl Drop for InFlight<'_> {
         if std::thread::panicking() {
             return;
         }
-        if request.response.status == 0 {
+        if request.response.status == 0 && !self.connection.state.borrow().sender.is_started() {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
         self.connection.end(request);

@@ -377,6 +377,7 @@ impl Sender {
                     advance(piece, lease.len() as u64)?;
                     if piece.length == 0 {
                         self.queue.pop_front();
+                        self.resident_until = 0;
                     }
                     self.output.push_lease(lease);
                 }
