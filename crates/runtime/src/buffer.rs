@@ -81,9 +81,8 @@ impl Block {
     }
 }
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        self.pool.leased.set(self.pool.leased.get() - self.charged);
+impl Block {
+    fn return_memory(&mut self) {
         let memory = std::mem::take(&mut self.memory);
         let class = LEASE_CLASSES.iter().position(|&class| class == memory.len());
         if let Some(class) = class {
@@ -92,6 +91,13 @@ impl Drop for Block {
                 list.push(memory);
             }
         }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.pool.leased.set(self.pool.leased.get() - self.charged);
+        self.return_memory();
     }
 }
 
@@ -137,14 +143,17 @@ impl Lease {
         self.start += count as u32;
     }
 
-    /// The memory itself, for work on another thread; the lease stays charged. To be followed by `restore_memory`.
-    pub(crate) fn take_memory(&mut self) -> Box<[u8]> {
-        std::mem::take(&mut self.block.memory)
+    /// Returns the memory but stays charged, and tells its size: for work on another thread, which allocates as much when
+    /// it begins. The lease is empty until `restore_memory`.
+    pub(crate) fn return_memory(&mut self) -> usize {
+        (self.start, self.end) = (0, 0);
+        self.block.return_memory();
+        self.block.charged
     }
 
-    /// Gives back what `take_memory` took, holding `length` bytes.
+    /// Takes memory of the size that `return_memory` told, holding `length` bytes.
     pub(crate) fn restore_memory(&mut self, memory: Box<[u8]>, length: usize) {
-        assert!(length <= memory.len());
+        assert!(length <= memory.len() && memory.len() == self.block.charged);
         self.block.memory = memory;
         self.start = 0;
         self.end = length as u32;

@@ -97,6 +97,9 @@ pub(crate) trait Driver {
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
+    /// Has the kernel tell this loop of what waits on sockets that it shares with others.
+    fn rearm_shared_listeners(&self);
+
     /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;
 

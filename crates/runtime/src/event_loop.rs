@@ -24,6 +24,9 @@ use crate::timer::Wheel;
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
 
+/// Longer waits exceed what some kernels and sandboxes accept; a turn per hour costs nothing.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
 /// Which driver a loop uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DriverChoice {
@@ -128,7 +131,7 @@ impl EventLoop {
     }
 
     /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
-    /// A panic in `main` is not caught.
+    /// A panic in `main` is not caught. Panics when the kernel refuses to wait for events.
     pub fn run<F: Future>(&mut self, main: F) -> F::Output {
         let environment = Rc::clone(&self.environment);
         let _entered = environment.enter();
@@ -185,11 +188,11 @@ impl EventLoop {
         let wait = match next_timer {
             _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
             Some(_) if may_jump() => Some(Duration::ZERO),
-            Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended))),
+            Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended)).min(WAIT_MAX)),
             _ => None,
         };
-        // The wait fails only for descriptors or memory that are not ours; then the turn has no events.
-        let events = driver.wait(wait).unwrap_or(0);
+        // Without events no loop can go on, and trying again would only burn the processor.
+        let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
         if !busy {
             inbox.awake();
         }

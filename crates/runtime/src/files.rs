@@ -5,7 +5,7 @@
 //! | | first | else |
 //! |---|---|---|
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
-//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP (tmpfs): plain read |
+//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
 //!
 //! Opens are always `O_NONBLOCK`: a FIFO or a device never holds anybody up. Where `openat2` is missing (old kernels,
@@ -271,12 +271,12 @@ pub(crate) fn probe() {
 
 async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
     let path = PathBuf::from(path);
-    pool.run(move || open_blocking(&path, flags)).await?
+    pool.run_while_wanted(move || open_blocking(&path, flags)).await?
 }
 
 async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run(move || {
+    pool.run_while_wanted(move || {
         let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&descriptor)?;
         if mounts::any_waiting() {
@@ -308,7 +308,7 @@ impl File {
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let waits = mounts::any_waiting() && mounts::classify(metadata.device, descriptor.as_fd());
+        let waits = mounts::classify(metadata.device, descriptor.as_fd());
         Ok(File::new(descriptor, metadata, waits))
     }
 
@@ -361,9 +361,11 @@ impl File {
             let slices = &mut [IoSliceMut::new(lease)];
             let result = match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN | Errno::NOSYS) => return None,
-                // File systems in memory do not know the flag and need not wait.
-                Err(Errno::OPNOTSUPP) => rustix::io::pread(self.as_fd(), &mut **lease, offset),
+                // File systems in memory do not know the flag and need not wait. Others that do not know it may (overlayfs).
+                Err(Errno::OPNOTSUPP) if mounts::lies_in_memory(self.metadata().device) => {
+                    rustix::io::pread(self.as_fd(), &mut **lease, offset)
+                }
+                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => return None,
                 result => result,
             };
             return Some(result.map(|count| lease.truncate(count)).map_err(io::Error::from));
@@ -373,10 +375,12 @@ impl File {
     async fn read_in_pool(&self, pool: &ThreadPool, offset: u64, mut lease: Lease) -> io::Result<Lease> {
         let length = lease.len();
         let file = self.clone();
-        // The memory travels, the account stays: when this future is dropped, the thread frees the memory.
-        let mut memory = lease.take_memory();
+        // A read that waits in the queue holds no memory: when this future is dropped, the account ends and the read
+        // never begins. What is beyond the account is at most what the threads are reading.
+        let size = lease.return_memory();
         let (memory, count) = pool
-            .run(move || {
+            .run_while_wanted(move || {
+                let mut memory = vec![0; size].into_boxed_slice();
                 let count = file.read_blocking(offset, &mut memory[..length]);
                 (memory, count)
             })

@@ -210,6 +210,9 @@ impl Drop for Outside {
 /// The loops of this process by the number in their wakers.
 static LOOPS: [RwLock<Option<Arc<Inbox>>>; LOOPS_MAX] = [const { RwLock::new(None) }; LOOPS_MAX];
 
+/// One more than the highest number that a loop has had.
+static LOOPS_END: AtomicUsize = AtomicUsize::new(0);
+
 /// Enters a loop and returns its number.
 pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
     for (index, place) in LOOPS.iter().enumerate() {
@@ -218,6 +221,7 @@ pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
         };
         if place.is_none() {
             *place = Some(Arc::clone(inbox));
+            LOOPS_END.fetch_max(index + 1, SeqCst);
             return Ok(index);
         }
     }
@@ -227,6 +231,16 @@ pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
 pub(crate) fn unregister(index: usize) {
     let inbox = LOOPS[index].write().take();
     drop(inbox);
+}
+
+/// Has `call` executed on every loop. One whose inbox is full is left out: it is stuck anyhow.
+pub(crate) fn call_all(call: fn()) {
+    for place in &LOOPS[..LOOPS_END.load(SeqCst)] {
+        let inbox = place.read().clone();
+        if let Some(inbox) = inbox {
+            let _ = Remote::new(inbox).run(Box::new(call));
+        }
+    }
 }
 
 /// Wakes a task of another loop. A loop that has ended, or its successor under the same number, ignores the word or

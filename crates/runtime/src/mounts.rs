@@ -1,9 +1,9 @@
-//! Which file systems can make an open, a stat or a read wait for another machine or process, whatever the kernel has
-//! cached: FUSE, NFS and the like. Known by device.
+//! What file systems are like: in memory, on disks of our own, or such that an open, a stat or a read may wait for another
+//! machine or process, whatever the kernel has cached (FUSE, NFS and the like). Known by device.
 //!
-//! Mount points cannot be told from paths without walking them, so: while the mount table names no such file system,
-//! which is the common case, nothing needs to be asked; otherwise a path is resolved first (from the kernel's cache) and
-//! its device looked up here. The table is read again, off the loop, when a few seconds have passed.
+//! Mount points cannot be told from paths without walking them, so: while the mount table names no file system that
+//! waits, which is the common case, nothing needs to be asked; otherwise a path is resolved first (from the kernel's cache)
+//! and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -12,28 +12,50 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::RwLock;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Types of file systems (proc(5), mountinfo) behind which another machine or a user process stands. A type with a
-/// subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd mounts somewhere, holds no
-/// files; walking through it is not answered from the cache.)
-const WAITING_TYPES: [&str; 14] = [
-    "fuse", "fuseblk", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "lustre", "virtiofs", "ocfs2", "gfs2",
-    "coda",
-];
+/// What an operation on a file may wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Nothing: there is no storage behind it.
+    Memory,
+    /// The storage of this machine. Whatever the table below does not name.
+    Local,
+    /// Another machine or a user process.
+    Remote,
+    /// What its layers wait for. They may lie on anything mounted here, so it counts as remote while something remote is.
+    Layered,
+}
 
-/// Their magic numbers (statfs(2)), for devices that the mount table does not name.
-const WAITING_MAGICS: [u64; 12] = [
-    0x6573_5546, // FUSE
-    0x6969,      // NFS
-    0xff53_4d42, // CIFS
-    0xfe53_4d42, // SMB2
-    0x517b,      // SMB
-    0x0102_1997, // 9P
-    0x00c3_6400, // Ceph
-    0x5346_414f, // AFS
-    0x0bd0_0bd0, // Lustre
-    0x7461_636f, // OCFS2
-    0x0116_1970, // GFS2
-    0x7375_7245, // Coda
+/// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the latter is for devices that the mount table
+/// does not name. A type with a subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd
+/// mounts somewhere, holds no files; walking through it is not answered from the cache.)
+const FILE_SYSTEMS: [(&str, u64, Kind); 25] = [
+    ("tmpfs", 0x0102_1994, Kind::Memory),
+    ("devtmpfs", 0x0102_1994, Kind::Memory),
+    ("ramfs", 0x8584_58f6, Kind::Memory),
+    ("hugetlbfs", 0x9584_58f6, Kind::Memory),
+    ("overlay", 0x794c_7630, Kind::Layered),
+    ("fuse", 0x6573_5546, Kind::Remote),
+    ("fuseblk", 0x6573_5546, Kind::Remote),
+    ("virtiofs", 0x6573_5546, Kind::Remote),
+    ("nfs", 0x6969, Kind::Remote),
+    ("nfs4", 0x6969, Kind::Remote),
+    ("cifs", 0xff53_4d42, Kind::Remote),
+    ("smb3", 0xfe53_4d42, Kind::Remote),
+    ("smbfs", 0x517b, Kind::Remote),
+    ("9p", 0x0102_1997, Kind::Remote),
+    ("ceph", 0x00c3_6400, Kind::Remote),
+    ("afs", 0x5346_414f, Kind::Remote),
+    ("lustre", 0x0bd0_0bd0, Kind::Remote),
+    ("ocfs2", 0x7461_636f, Kind::Remote),
+    ("gfs2", 0x0116_1970, Kind::Remote),
+    ("coda", 0x7375_7245, Kind::Remote),
+    ("vboxsf", 0x786f_4256, Kind::Remote),
+    // OrangeFS.
+    ("pvfs2", 0x2003_0528, Kind::Remote),
+    ("beegfs", 0x1983_0326, Kind::Remote),
+    ("gpfs", 0x4750_4653, Kind::Remote),
+    // The kernel's own AFS.
+    ("afs", 0x6b41_4653, Kind::Remote),
 ];
 
 /// How old the picture of the mount table may get.
@@ -41,29 +63,40 @@ const REFRESH_SECONDS: u64 = 5;
 
 static ANY_WAITING: AtomicBool = AtomicBool::new(false);
 static READ_AT_SECONDS: AtomicU64 = AtomicU64::new(0);
-/// Device to "may wait".
-static DEVICES: RwLock<Option<HashMap<u64, bool>>> = RwLock::new(None);
+static DEVICES: RwLock<Option<HashMap<u64, Kind>>> = RwLock::new(None);
 
-/// Whether any such file system is mounted.
+/// Whether a file system that waits for others is mounted.
 pub(crate) fn any_waiting() -> bool {
     ANY_WAITING.load(Ordering::Relaxed)
 }
 
-/// Whether the files of this device may wait; `None` = not known yet.
+/// Whether the files of this device may wait for others; `None` = not known yet.
 pub(crate) fn may_wait(device: u64) -> Option<bool> {
-    DEVICES.read().as_ref()?.get(&device).copied()
+    kind(device).map(waits)
 }
 
-/// Asks the file system itself, which may block, and remembers the answer.
+/// Whether the files of this device are known to be nowhere but in memory.
+pub(crate) fn lies_in_memory(device: u64) -> bool {
+    kind(device) == Some(Kind::Memory)
+}
+
+/// Asks the file system itself whether its files may wait for others, which may block, and remembers the answer.
 pub(crate) fn classify(device: u64, file: BorrowedFd<'_>) -> bool {
     if let Some(known) = may_wait(device) {
         return known;
     }
     // Where the answer is refused, waiting is assumed.
-    let waiting =
-        rustix::fs::fstatfs(file).map_or(true, |fs| WAITING_MAGICS.contains(&(fs.f_type as u64 & 0xffff_ffff)));
-    DEVICES.write().get_or_insert_default().insert(device, waiting);
-    waiting
+    let kind = rustix::fs::fstatfs(file).map_or(Kind::Remote, |fs| kind_by_magic(fs.f_type as u64 & 0xffff_ffff));
+    DEVICES.write().get_or_insert_default().insert(device, kind);
+    waits(kind)
+}
+
+fn kind(device: u64) -> Option<Kind> {
+    DEVICES.read().as_ref()?.get(&device).copied()
+}
+
+fn waits(kind: Kind) -> bool {
+    kind == Kind::Remote || (kind == Kind::Layered && any_waiting())
 }
 
 /// Whether it is time to `refresh`; true for one caller.
@@ -79,18 +112,26 @@ pub(crate) fn refresh_due() -> bool {
 pub(crate) fn refresh() {
     // Without /proc every device is asked by `classify` when something is opened in the pool.
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok();
-    let devices: HashMap<u64, bool> = table.iter().flat_map(|table| table.lines().filter_map(device_of)).collect();
-    ANY_WAITING.store(table.is_none() || devices.values().any(|&waiting| waiting), Ordering::Relaxed);
+    let devices: HashMap<u64, Kind> = table.iter().flat_map(|table| table.lines().filter_map(device_of)).collect();
+    let any_waiting = table.is_none() || devices.values().any(|&kind| kind == Kind::Remote);
+    ANY_WAITING.store(any_waiting, Ordering::Relaxed);
     *DEVICES.write() = Some(devices);
 }
 
 /// One line of mountinfo: `36 35 98:0 /root /mount options [optional fields] - type source options`.
-fn device_of(line: &str) -> Option<(u64, bool)> {
+fn device_of(line: &str) -> Option<(u64, Kind)> {
     let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    let kind = line.split_once(" - ")?.1.split(' ').next()?;
-    let base = kind.split('.').next()?;
-    Some((device, WAITING_TYPES.contains(&base)))
+    let name = line.split_once(" - ")?.1.split(' ').next()?;
+    Some((device, kind_by_name(name.split('.').next()?)))
+}
+
+fn kind_by_name(name: &str) -> Kind {
+    FILE_SYSTEMS.iter().find(|row| row.0 == name).map_or(Kind::Local, |row| row.2)
+}
+
+fn kind_by_magic(magic: u64) -> Kind {
+    FILE_SYSTEMS.iter().find(|row| row.1 == magic).map_or(Kind::Local, |row| row.2)
 }
 
 #[cfg(test)]
@@ -100,9 +141,13 @@ mod tests {
     #[test]
     fn a_line_of_the_mount_table_tells_device_and_kind() {
         let local = "26 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw";
-        assert_eq!(device_of(local), Some((rustix::fs::makedev(8, 1), false)));
+        assert_eq!(device_of(local), Some((rustix::fs::makedev(8, 1), Kind::Local)));
         let remote = "40 26 0:45 / /home/a\\040b rw master:2 - fuse.sshfs host:/ rw,user_id=0";
-        assert_eq!(device_of(remote), Some((rustix::fs::makedev(0, 45), true)));
+        assert_eq!(device_of(remote), Some((rustix::fs::makedev(0, 45), Kind::Remote)));
+        let layered = "41 26 0:46 / /merged rw - overlay overlay rw,lowerdir=/a:/b";
+        assert_eq!(device_of(layered), Some((rustix::fs::makedev(0, 46), Kind::Layered)));
+        let memory = "42 26 0:47 / /dev/shm rw - tmpfs tmpfs rw";
+        assert_eq!(device_of(memory), Some((rustix::fs::makedev(0, 47), Kind::Memory)));
         assert_eq!(device_of("nonsense"), None);
     }
 }

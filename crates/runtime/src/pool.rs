@@ -76,7 +76,7 @@ pub struct PoolCounters {
     pub running: usize,
     /// Tasks waiting for a thread.
     pub waiting: usize,
-    /// Tasks executed since the start, panics included.
+    /// Tasks executed since the start, panics and those that nobody wanted any more included.
     pub completed: u64,
     /// Tasks refused because the queue was full.
     pub refused: u64,
@@ -110,9 +110,27 @@ impl ThreadPool {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
+        self.enqueue(task, Abandoned::Runs)
+    }
+
+    /// As [`ThreadPool::run`], for tasks that are worth nothing but their result: when that has been dropped before a
+    /// thread comes to the task, it is dropped too.
+    pub fn run_while_wanted<T, F>(&self, task: F) -> PoolTask<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        self.enqueue(task, Abandoned::Dropped)
+    }
+
+    fn enqueue<T, F>(&self, task: F, abandoned: Abandoned) -> PoolTask<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
         let completion = Arc::new(Completion { state: Mutex::new(CompletionState::Waiting(None)) });
         let promise = Promise { completion: Some(Arc::clone(&completion)), _outside: Outside::begin() };
-        let job = JobOf { task: Some(task), result: None, promise };
+        let job = JobOf { task: Some(task), abandoned, result: None, promise };
         if let Err(error) = self.handle.shared.submit(Box::new(job)) {
             // In place of the `Stopped` that the dropped job has left.
             *completion.state.lock() = CompletionState::Done(Err(error));
@@ -229,6 +247,11 @@ struct Promise<T> {
 }
 
 impl<T> Promise<T> {
+    /// Whether somebody still holds the other end.
+    fn is_wanted(&self) -> bool {
+        self.completion.as_ref().is_some_and(|completion| Arc::strong_count(completion) > 1)
+    }
+
     fn keep(&mut self, result: Result<T, PoolError>) {
         if let Some(completion) = self.completion.take() {
             completion.complete(result);
@@ -248,8 +271,16 @@ trait Job: Send {
     fn deliver(self: Box<Self>);
 }
 
+/// What becomes of a task whose result has been dropped before it began.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Abandoned {
+    Runs,
+    Dropped,
+}
+
 struct JobOf<T, F> {
     task: Option<F>,
+    abandoned: Abandoned,
     result: Option<Result<T, PoolError>>,
     promise: Promise<T>,
 }
@@ -257,7 +288,10 @@ struct JobOf<T, F> {
 impl<T: Send, F: FnOnce() -> T + Send> Job for JobOf<T, F> {
     fn run(&mut self) {
         let task = self.task.take().expect("a job runs once");
-        self.result = Some(boundary("pool task", task).map_err(|_| PoolError::Panicked));
+        let wanted = self.abandoned == Abandoned::Runs || self.promise.is_wanted();
+        // The destructor of what the task has captured may panic as well.
+        let outcome = boundary("pool task", || if wanted { Ok(task()) } else { Err(PoolError::Stopped) });
+        self.result = Some(outcome.unwrap_or(Err(PoolError::Panicked)));
     }
 
     fn deliver(mut self: Box<Self>) {
@@ -305,7 +339,7 @@ impl Shared {
         let mut state = self.state.lock();
         let refusal = if state.stopping {
             Some(PoolError::Stopped)
-        } else if state.running + state.jobs.len() >= self.threads_max + self.queue_max {
+        } else if state.running + state.jobs.len() >= self.threads_max.saturating_add(self.queue_max) {
             state.refused += 1;
             let waiting = (state.running + state.jobs.len()).saturating_sub(self.threads_max);
             Some(PoolError::Overflow { pool: Arc::clone(&self.name), waiting })

@@ -101,6 +101,14 @@ impl<T> Slots<T> {
         }
     }
 
+    pub fn for_each(&mut self, mut f: impl FnMut(Key, &mut T)) {
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            if let Content::Occupied(value) = &mut entry.content {
+                f(Key { index: index as u32, generation: entry.generation }, value);
+            }
+        }
+    }
+
     /// The key of some value, or `None` when the table is empty. For emptying a table whose values run code on drop.
     pub fn any(&self) -> Option<Key> {
         self.entries.iter().enumerate().find_map(|(index, entry)| match entry.content {

@@ -187,10 +187,16 @@ impl Wheel {
         let node = self.nodes.get_mut(key).expect("a timer owns its node");
         node.due = due;
         // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not linked:
-        // nobody waits, or the waiting task was woken and will poll again.
-        if node.place != NONE && due < node.look {
-            self.unlink(key.index);
-            self.link(key.index);
+        // the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its task will
+        // poll again.
+        match node.place {
+            NONE if due != u64::MAX && node.waker.is_some() => self.link(key.index),
+            NONE => {}
+            _ if due < node.look => {
+                self.unlink(key.index);
+                self.link(key.index);
+            }
+            _ => {}
         }
     }
 
@@ -374,6 +380,22 @@ mod tests {
         assert_eq!(woken.len(), 3);
         wheel.advance(ticks(300_000), &mut woken);
         assert_eq!((woken.len(), wheel.next_look()), (4, None));
+    }
+
+    #[test]
+    fn a_deadline_that_was_removed_and_set_again_wakes_who_waited_meanwhile() {
+        let mut wheel = Wheel::new(ticks(0));
+        let key = wheel.insert();
+        wheel.arm(key, ticks(50), Waker::noop());
+        wheel.set(key, Moment::NEVER);
+        let mut woken = Vec::new();
+        wheel.advance(ticks(60), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (0, None));
+        wheel.set(key, ticks(70));
+        wheel.advance(ticks(70), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (1, None));
+        wheel.set(key, ticks(80));
+        assert_eq!(wheel.next_look(), None, "who was woken polls again if it still waits");
     }
 
     #[test]

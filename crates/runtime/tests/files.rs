@@ -55,6 +55,45 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
 }
 
 #[test]
+fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        // A file of procfs is not read from the page cache, so like one of overlayfs it cannot be tried.
+        let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
+        assert!(file.try_read_at(0, 100).unwrap().is_none());
+        assert!(!file.read_at_in(&pool, 0, 100).await.unwrap().is_empty());
+        assert_eq!(pool.counters().threads, 1);
+
+        let name = format!("/dev/shm/gale-runtime-{}", std::process::id());
+        if std::fs::write(&name, b"in memory").is_err() {
+            return eprintln!("skipped the second half: nothing can be written in /dev/shm");
+        }
+        let file = files::open_blocking(Path::new(&name), OpenFlags::READ).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        assert_eq!(&file.try_read_at(0, 100).unwrap().expect("nothing to wait for")[..], b"in memory");
+    });
+}
+
+#[test]
+fn a_read_that_waits_for_a_thread_is_charged_until_it_is_given_up() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let blocking = pool.run(move || receiver.recv());
+        // Reads of procfs cannot be tried and go to the pool.
+        let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
+        let before = leased_bytes();
+        let mut read = Box::pin(file.read_at_in(&pool, 0, 4096));
+        assert!(poll_once(&mut read).await.is_pending());
+        assert_eq!(leased_bytes(), before + 4096);
+        drop(read);
+        assert_eq!(leased_bytes(), before);
+        drop(sender);
+        let _ = blocking.await.unwrap();
+    });
+}
+
+#[test]
 fn a_large_file_is_read_and_closed_by_the_pool_when_it_goes_there() {
     let directory = Directory::new();
     let content = pattern(3 << 20);

@@ -33,6 +33,24 @@ fn a_result_comes_back_to_the_loop() {
 }
 
 #[test]
+fn a_task_that_nobody_wants_any_more_is_dropped_if_it_was_worth_only_its_result() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, usize::MAX);
+        let (running, release) = block(&pool);
+        let (ran, has_run) = mpsc::channel();
+        let (for_result, for_effect) = (ran.clone(), ran);
+        let wanted = pool.run_while_wanted(|| "wanted");
+        drop(pool.run_while_wanted(move || for_result.send("for its result")));
+        drop(pool.run(move || for_effect.send("for its effect")));
+        drop(release);
+        running.await.unwrap();
+        assert_eq!(wanted.await, Ok("wanted"));
+        pool.run(|| ()).await.unwrap();
+        assert_eq!(has_run.iter().collect::<Vec<_>>(), ["for its effect"]);
+    });
+}
+
+#[test]
 fn threads_start_on_demand_and_are_used_again() {
     run(async {
         let pool = ThreadPool::new("test", 8, 10);

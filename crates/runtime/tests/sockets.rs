@@ -426,6 +426,38 @@ fn several_loops_share_one_listening_socket() {
     }
 }
 
+#[test]
+fn a_loop_that_is_told_of_a_connection_and_does_not_accept_passes_it_on() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let socket = std::sync::Arc::new(std::os::fd::OwnedFd::from(socket));
+    let exclusive = AcceptOptions { exclusive: true, batch: 1 };
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let shared = std::sync::Arc::clone(&socket);
+    let first = std::thread::spawn(move || {
+        EventLoop::new(LoopOptions::default()).unwrap().run(async move {
+            let listener = Listener::from_fd(shared, exclusive).unwrap();
+            // Asks once and then waits for something else.
+            assert!(poll_once(&mut Box::pin(listener.accept())).await.is_pending());
+            let (stop, mut stopped) = stop_switch();
+            sender.send(stop).unwrap();
+            stopped.wait().await;
+        });
+    });
+    let stop = receiver.recv().unwrap();
+    run_real(async {
+        let listener = Listener::from_fd(socket, exclusive).unwrap();
+        let mut accepted = Box::pin(listener.accept());
+        assert!(poll_once(&mut accepted).await.is_pending());
+        // The kernel tells those first that wait longest.
+        let client = std::thread::spawn(move || std::net::TcpStream::connect(address).unwrap());
+        timeout(Duration::from_secs(20), accepted).await.expect("nobody accepted").unwrap();
+        client.join().unwrap();
+    });
+    stop();
+    first.join().unwrap();
+}
+
 /// A switch for another thread, and the future that waits for it.
 fn stop_switch() -> (Box<dyn FnOnce() + Send>, StopSwitch) {
     let pool = ThreadPool::new("switch", 1, 1);

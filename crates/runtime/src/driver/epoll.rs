@@ -9,6 +9,9 @@
 //!
 //! Listening sockets are level-triggered: after each batch the kernel tells whether there is more, without a last accept
 //! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
+//! Where loops share a socket, the kernel tells one of them of each connection; one that stops listening while connections
+//! wait therefore has the others look for themselves. (Loops of another process that has the same socket are not reached:
+//! they are told with the next connection.)
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -17,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 use smallvec::SmallVec;
@@ -25,6 +28,8 @@ use smallvec::SmallVec;
 use super::{Control, Driver, End, Fresh};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
+use crate::environment::Environment;
+use crate::inbox;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
@@ -194,10 +199,23 @@ impl Epoll {
     }
 
     fn unregister(&self, listener: &mut Listening) {
-        if std::mem::replace(&mut listener.registered, false) {
-            // It was added and is open, so this cannot fail.
-            let _ = epoll::delete(&self.epoll, &*listener.socket);
+        if !std::mem::replace(&mut listener.registered, false) {
+            return;
         }
+        // It was added and is open, so this cannot fail.
+        let _ = epoll::delete(&self.epoll, &*listener.socket);
+        // Of what waits now the kernel may have told this loop alone, and it will not tell the others.
+        if listener.options.exclusive && has_connection(&listener.socket) {
+            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
+        }
+    }
+
+    fn add_listener(&self, key: Key, listener: &Listening) -> Result<(), Errno> {
+        let mut flags = epoll::EventFlags::IN;
+        if listener.options.exclusive {
+            flags |= epoll::EventFlags::EXCLUSIVE;
+        }
+        epoll::add(&self.epoll, &*listener.socket, epoll::EventData::new_u64(key.pack() | LISTENER), flags)
     }
 }
 
@@ -357,6 +375,20 @@ impl Driver for Epoll {
         }
     }
 
+    fn rearm_shared_listeners(&self) {
+        // Adding looks at the socket, and epoll does not allow to modify exclusive registrations.
+        self.listeners.borrow_mut().for_each(|key, listener| {
+            if listener.registered && listener.options.exclusive {
+                let _ = epoll::delete(&self.epoll, &*listener.socket);
+                if self.add_listener(key, listener).is_err() {
+                    // No kernel memory: the acceptor tries again and is told.
+                    listener.registered = false;
+                    listener.acceptor.take().into_iter().for_each(Waker::wake);
+                }
+            }
+        });
+    }
+
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
@@ -375,12 +407,7 @@ impl Driver for Epoll {
         }
         listener.readable = false;
         if !listener.registered {
-            let mut flags = epoll::EventFlags::IN;
-            if listener.options.exclusive {
-                flags |= epoll::EventFlags::EXCLUSIVE;
-            }
-            let data = epoll::EventData::new_u64(key.pack() | LISTENER);
-            if let Err(errno) = epoll::add(&self.epoll, &*listener.socket, data, flags) {
+            if let Err(errno) = self.add_listener(key, listener) {
                 return Poll::Ready(Err(errno.into()));
             }
             listener.registered = true;
@@ -489,6 +516,11 @@ fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
         }
     }
     Ok(None)
+}
+
+fn has_connection(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
