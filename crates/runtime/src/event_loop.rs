@@ -11,8 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::clock::{Clock, ClockChoice};
-use crate::driver::Driver;
 use crate::driver::epoll::Epoll;
+use crate::driver::io_uring::IoUring;
+use crate::driver::{Driver, RingOptions};
 use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
@@ -35,7 +36,7 @@ pub enum DriverChoice {
     Auto,
     /// epoll.
     Epoll,
-    /// io_uring: not built yet, epoll serves instead.
+    /// io_uring; epoll where the kernel refuses it, see [`EventLoop::driver_reason`].
     IoUring,
 }
 
@@ -52,6 +53,8 @@ pub struct LoopOptions {
     pub events_max: usize,
     /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` leaves the thread's: 1 GiB if never set.
     pub leased_bytes_max: Option<usize>,
+    /// The sizes of an io_uring.
+    pub ring: RingOptions,
     /// The seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,
 }
@@ -64,6 +67,7 @@ impl Default for LoopOptions {
             worker: 0,
             events_max: 512,
             leased_bytes_max: None,
+            ring: RingOptions::default(),
             seed: None,
         }
     }
@@ -79,6 +83,7 @@ impl LoopOptions {
 /// An event loop. Stays on the thread that made it.
 pub struct EventLoop {
     environment: Rc<Environment>,
+    driver_reason: Option<io::Error>,
     index: usize,
     calls: Vec<Call>,
     wakes: Vec<u64>,
@@ -94,11 +99,7 @@ impl EventLoop {
             files::probe();
         }
         let inbox = Inbox::new()?;
-        let driver: Box<dyn Driver> = match options.driver {
-            DriverChoice::Auto | DriverChoice::Epoll | DriverChoice::IoUring => {
-                Box::new(Epoll::new(options.events_max.max(1), inbox.eventfd())?)
-            }
-        };
+        let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
         if let Some(bytes) = options.leased_bytes_max {
             crate::buffer::set_leased_bytes_max(bytes);
         }
@@ -117,7 +118,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
         });
-        Ok(EventLoop { environment, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
+        Ok(EventLoop { environment, driver_reason, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
     }
 
     /// A handle for other threads.
@@ -128,6 +129,11 @@ impl EventLoop {
     /// The driver in use, as `use` in the configuration names it.
     pub fn driver_name(&self) -> &'static str {
         self.environment.driver.name()
+    }
+
+    /// Why epoll serves although io_uring was asked for; `None` when the choice was followed.
+    pub fn driver_reason(&self) -> Option<&io::Error> {
+        self.driver_reason.as_ref()
     }
 
     /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
@@ -225,6 +231,19 @@ impl Drop for EndMain<'_> {
         self.0.executor.set_main_running(false);
         self.0.executor.end_main();
     }
+}
+
+/// The driver that was chosen, or epoll and the reason why not.
+fn set_up_driver(options: &LoopOptions, inbox: &Inbox) -> io::Result<(Box<dyn Driver>, Option<io::Error>)> {
+    let events_max = options.events_max.max(1);
+    let reason = match options.driver {
+        DriverChoice::Auto | DriverChoice::Epoll => None,
+        DriverChoice::IoUring => match IoUring::new(&options.ring, events_max, inbox.eventfd()) {
+            Ok(driver) => return Ok((Box::new(driver), None)),
+            Err(error) => Some(error),
+        },
+    };
+    Ok((Box::new(Epoll::new(events_max, inbox.eventfd())?), reason))
 }
 
 fn random_seed() -> io::Result<u64> {

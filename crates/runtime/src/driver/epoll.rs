@@ -35,14 +35,14 @@ use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
-const OPERATIONS_PER_TURN: u32 = 16;
+pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
 
 /// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
 /// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
-const SEND_MAX: usize = 1 << 20;
+pub(super) const SEND_MAX: usize = 1 << 20;
 
 const INBOX: u64 = u64::MAX;
 
@@ -79,14 +79,14 @@ struct Listening {
 
 /// How much of a turn one direction of a socket has used.
 #[derive(Clone, Copy, Default)]
-struct Share {
+pub(super) struct Share {
     turn: u32,
     used: u32,
 }
 
 impl Share {
     /// Takes one of `max` operations in this turn; false when they are used up.
-    fn take(&mut self, turn: u32, max: u32) -> bool {
+    pub(super) fn take(&mut self, turn: u32, max: u32) -> bool {
         if self.turn != turn {
             *self = Share { turn, used: 0 };
         }
@@ -475,7 +475,7 @@ impl Direction {
 }
 
 /// Stores a waker and returns the one that it displaces: dropping that may run code, so the caller does it last.
-fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+pub(super) fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
     match place {
         Some(old) if old.will_wake(waker) => None,
         _ => place.replace(waker.clone()),
@@ -483,7 +483,7 @@ fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
 }
 
 /// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
-fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
+pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
     let mut flags = SendFlags::NOSIGNAL;
     flags.set(SendFlags::MORE, out.more_follows());
     if out.chunk_count() == 1 {
@@ -506,7 +506,7 @@ fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
 }
 
 /// The next connection; `None` if there is none, or after a row of connections that failed before they were accepted.
-fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
     for _ in 0..ACCEPT_FAILURES_MAX {
         match net::acceptfrom_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
             Ok((socket, peer)) => return Ok(Some((socket, SocketAddress::from_kernel(peer)?))),
@@ -518,7 +518,7 @@ fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
     Ok(None)
 }
 
-fn has_connection(socket: &OwnedFd) -> bool {
+pub(super) fn has_connection(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
 }
