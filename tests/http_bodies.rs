@@ -1,4 +1,6 @@
 //! Bodies of requests over real sockets: counted and in chunks, read, stored, sent back, or left unread.
+//! Nearly all of it needs handlers that only debug builds have.
+#![cfg(debug_assertions)]
 
 mod support;
 

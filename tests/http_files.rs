@@ -81,16 +81,14 @@ fn files_of_every_size_arrive_whole(driver: Driver) {
 }
 
 fn head_tells_what_get_would(driver: Driver) {
-    let setup =
-        Setup::server(driver, "root %DIR%/files; location /text { return 200 text; } location /echo { test_echo; }");
+    let setup = Setup::server(driver, "root %DIR%/files; location /text { return 200 text; }");
     let server = setup.file("files/empty", "").file("files/page.html", pattern(100_000)).start();
     let mut client = server.connect();
-    for path in ["/empty", "/page.html", "/text", "/missing", "/", "/echo"] {
+    for path in ["/empty", "/page.html", "/text", "/missing", "/"] {
         let get = client.get(path);
         let head = client.ask(format!("HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         let without_date = |response: Response| {
-            let headers =
-                response.headers.into_iter().filter(|(name, _)| name != "Date" && name != "Transfer-Encoding");
+            let headers = response.headers.into_iter().filter(|(name, _)| name != "Date");
             (response.status, headers.collect::<Vec<_>>())
         };
         assert_eq!(without_date(head), without_date(get), "{path}");
@@ -396,7 +394,7 @@ fn what_cannot_be_served_gets_the_status_that_fits(driver: Driver) {
         .unprivileged()
         .start();
     let files = server.directory.path().join("files");
-    let forbid = |name: &str| fs::set_permissions(files.join(name), fs::Permissions::from_mode(0)).expect("ours");
+    let forbid = |name: &str| fs::set_permissions(files.join(name), fs::Permissions::from_mode(0o000)).expect("ours");
     forbid("secret");
     forbid("closed");
     fs::create_dir(files.join("empty")).expect("a directory");

@@ -234,6 +234,44 @@ impl Client {
         assert!(rest.is_empty(), "more than expected: {:?}", String::from_utf8_lossy(&rest));
     }
 
+    /// Reads what comes next, if only to throw it away; `false` when the connection has ended.
+    pub fn take_some(&mut self) -> bool {
+        self.fill();
+        self.buffer.clear();
+        !self.at_end
+    }
+
+    /// Whether the server has closed the connection by now, without waiting for it.
+    pub fn is_closed(&self) -> bool {
+        let mut byte = [0];
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let peeked = match &self.stream {
+            Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, flags),
+            Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, flags),
+        };
+        matches!(peeked, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET))
+    }
+
+    /// Waits until the server has given the connection up altogether, and does not even read any more.
+    #[track_caller]
+    pub fn wait_hung_up(&self) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let polled = match &self.stream {
+            Stream::Tcp(_) => panic!("one end of TCP does not tell what the other one reads"),
+            Stream::Unix(stream) => PollFd::new(stream, PollFlags::empty()),
+        };
+        let timeout = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(poll(&mut [polled], Some(&timeout)), Ok(1), "still there");
+    }
+
+    /// Ends both directions, also for other handles on the connection.
+    pub fn close_both(&self) {
+        let _ = match &self.stream {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+
     /// Whether the connection that has ended was reset and not closed.
     pub fn was_reset(&self) -> bool {
         self.was_reset

@@ -62,6 +62,7 @@ impl Directory {
             .replace("%TCP%", &self.address(1).to_string())
             .replace("%TCP2%", &self.address(2).to_string())
             .replace("%TCP3%", &self.address(3).to_string())
+            .replace("%PORT%", &self.address(1).port().to_string())
     }
 
     /// Writes a file; directories on the way are made.

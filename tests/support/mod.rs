@@ -7,7 +7,8 @@
 //! later. So most tests use a Unix socket in the server's own directory (`%UNIX%`). Where TCP matters, `%TCP%`, `%TCP2%` and
 //! `%TCP3%` are addresses that nobody else can have: all of 127.0.0.0/8 is this machine, so the test process's number makes
 //! the address (127.64.0.0/10 holds every process number that Linux gives out, and a number belongs to one process at a
-//! time), and a counter makes the port, below the range from which the kernel takes ports of its own accord.
+//! time), and a counter makes the port, below the range from which the kernel takes ports of its own accord. `%PORT%` is
+//! the port of `%TCP%` alone, for wildcards and IPv6, which tests that run at the same time might share: to be used sparingly.
 //!
 //! A server's processes are recognised by their working directory, which is the test's own.
 
@@ -32,6 +33,9 @@ pub use processes::{children_of, cpu_time, descriptors_of, in_directory, wait_en
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Whether the binary has the directives `test_…`, which only debug builds have. What needs them returns early without.
+pub const HAS_TEST_HOOKS: bool = cfg!(debug_assertions);
 
 /// The interface of the kernel that `use` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

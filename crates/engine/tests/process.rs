@@ -8,6 +8,7 @@ mod toy;
 use std::fs;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::panic;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -40,10 +41,22 @@ const TESTS: &[(&str, fn())] = &[
     ),
     ("a_killed_worker_is_replaced_on_the_same_sockets", a_killed_worker_is_replaced_on_the_same_sockets),
     ("a_worker_that_panics_is_replaced", a_worker_that_panics_is_replaced),
+    ("a_terminal_that_changes_its_size_stops_nobody", a_terminal_that_changes_its_size_stops_nobody),
+    ("a_worker_that_is_told_to_leave_is_succeeded_at_once", a_worker_that_is_told_to_leave_is_succeeded_at_once),
+    ("a_death_is_noticed_although_the_parent_ignored_them", a_death_is_noticed_although_the_parent_ignored_them),
+    ("when_old_and_new_worker_die_another_is_started", when_old_and_new_worker_die_another_is_started),
+    ("a_worker_that_a_reload_brought_back_is_kept", a_worker_that_a_reload_brought_back_is_kept),
+    ("orders_to_the_whole_service_do_not_end_the_helper", orders_to_the_whole_service_do_not_end_the_helper),
+    ("a_broken_standard_error_is_no_panic", a_broken_standard_error_is_no_panic),
     ("quit_waits_for_connections", quit_waits_for_connections),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
+    ("logs_are_reopened_in_the_middle_of_a_reload", logs_are_reopened_in_the_middle_of_a_reload),
+    ("a_stuck_loop_does_not_hold_up_a_reload", a_stuck_loop_does_not_hold_up_a_reload),
+    ("the_sockets_of_a_loop_that_cannot_start_go_to_others", the_sockets_of_a_loop_that_cannot_start_go_to_others),
     ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
+    ("a_worker_without_free_descriptors_keeps_its_link", a_worker_without_free_descriptors_keeps_its_link),
+    ("a_worker_that_lost_its_link_is_replaced", a_worker_that_lost_its_link_is_replaced),
     ("three_hundred_descriptors_cross_the_link", three_hundred_descriptors_cross_the_link),
     ("a_worker_without_a_master_serves_until_signalled", a_worker_without_a_master_serves_until_signalled),
     ("the_daemon_answers_when_its_starter_has_returned", the_daemon_answers_when_its_starter_has_returned),
@@ -51,8 +64,11 @@ const TESTS: &[(&str, fn())] = &[
     ("without_a_master_one_process_does_everything", without_a_master_one_process_does_everything),
     ("a_new_binary_takes_over_the_sockets", a_new_binary_takes_over_the_sockets),
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
+    ("the_pid_file_of_a_new_binary_is_left_alone", the_pid_file_of_a_new_binary_is_left_alone),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
     ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
+    ("no_socket_file_outlives_a_failed_start", no_socket_file_outlives_a_failed_start),
+    ("a_killed_helper_is_no_obstacle_to_the_next_reload", a_killed_helper_is_no_obstacle_to_the_next_reload),
     ("the_pid_file_is_judged_in_nginx_words", the_pid_file_is_judged_in_nginx_words),
 ];
 
@@ -234,6 +250,104 @@ fn a_worker_that_panics_is_replaced() {
     assert_ne!(server.ask().pid, before.pid);
 }
 
+fn a_terminal_that_changes_its_size_stops_nobody() {
+    let mut server = Server::start(PLAIN);
+    let before = server.ask().pid;
+    kill(before, Signal::WINCH);
+    server.signal(Signal::WINCH);
+    server.wait_logged(&format!("] {before}: signal 28 (SIGWINCH) received"));
+    server.reload("listen 127.0.0.1:0\nanswer two");
+    assert_eq!(server.ask().pid, before);
+}
+
+fn a_worker_that_is_told_to_leave_is_succeeded_at_once() {
+    let mut server = Server::start(PLAIN);
+    let mut client = server.connect();
+    let old = client.ask("x").pid;
+    kill(old, Signal::QUIT);
+    let new = server.wait_started_after(old);
+    let after = std::iter::repeat_with(|| server.ask()).find(|answer| answer.pid != old).expect("endless");
+    assert_eq!(after.pid, new);
+    assert_eq!(client.ask("x").pid, old);
+}
+
+fn a_death_is_noticed_although_the_parent_ignored_them() {
+    let mut server = Server::launch_with(PLAIN, |command| {
+        let ignore = || {
+            // SAFETY: no handler is installed.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+            Ok(())
+        };
+        // SAFETY: the closure only makes a system call.
+        unsafe { command.pre_exec(ignore) };
+    });
+    server.wait_notified("READY=1");
+    let before = server.ask().pid;
+    kill(before, Signal::KILL);
+    server.wait_logged(&format!("worker process {before} exited on signal 9"));
+    assert_ne!(server.ask().pid, before);
+}
+
+fn when_old_and_new_worker_die_another_is_started() {
+    let mut server = Server::start(PLAIN);
+    let old = server.ask().pid;
+    server.new_fifo();
+    server.begin_reload("listen 127.0.0.1:0\nworking_directory DIR\nwaits worker DIR/fifo\nanswer two");
+    let new = server.wait_started_after(old);
+    for pid in [old, new] {
+        kill(pid, Signal::KILL);
+        server.wait_logged(&format!("worker process {pid} exited on signal 9"));
+    }
+    let after = server.ask();
+    assert!(after.pid != old && after.pid != new);
+    assert_eq!(after.text, "one");
+}
+
+fn a_worker_that_a_reload_brought_back_is_kept() {
+    let mut server = Server::launch(&format!("{PLAIN}\ndaemon"));
+    server.wait_notified("READY=1");
+    server.wait_exited();
+    let master = server.pid_in_file();
+    let first = server.ask().pid;
+    kill(master.as_raw_pid(), Signal::WINCH);
+    server.wait_logged(&format!("worker process {first} exited with code 0"));
+    kill(master.as_raw_pid(), Signal::HUP);
+    server.wait_notified("READY=1");
+    let second = server.ask().pid;
+    kill(second, Signal::KILL);
+    server.wait_logged(&format!("worker process {second} exited on signal 9"));
+    assert_ne!(server.ask().pid, second);
+    process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
+    assert!(ends(master));
+}
+
+fn orders_to_the_whole_service_do_not_end_the_helper() {
+    let mut server = Server::start(PLAIN);
+    let fifo = server.new_fifo();
+    let worker = server.ask().pid;
+    server.begin_reload("listen 127.0.0.1:0\nwaits helper DIR/fifo\nanswer two");
+    let holding_up = fs::File::options().write(true).open(fifo).expect("the helper reads it");
+    let helper = server.helper(worker);
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::WINCH] {
+        kill(helper, signal);
+    }
+    drop(holding_up);
+    server.wait_notified("READY=1");
+    assert_eq!(server.ask().text, "two");
+}
+
+fn a_broken_standard_error_is_no_panic() {
+    let full = fs::File::options().write(true).open("/dev/full").expect("it exists");
+    let mut server = Server::launch_with("lissten", |command| {
+        command.stderr(full);
+    });
+    assert_eq!(server.wait_exited().code(), Some(1));
+}
+
+fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).expect("positive"), signal).expect("it runs");
+}
+
 fn quit_waits_for_connections() {
     let mut server = Server::start(PLAIN);
     let address = server.addresses()[0].clone();
@@ -267,6 +381,47 @@ fn a_stuck_loop_does_not_hold_up_a_fast_stop() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
+fn logs_are_reopened_in_the_middle_of_a_reload() {
+    for role in ["helper", "worker"] {
+        let mut server = Server::start(PLAIN);
+        let (trace, rotated) = (server.directory.join("trace"), server.directory.join("trace.1"));
+        let fifo = server.new_fifo();
+        let worker = server.ask().pid;
+        server.begin_reload(&format!("listen 127.0.0.1:0\ntrace DIR/trace\nwaits_open {role} DIR/fifo\nanswer two"));
+        let holding_up = fs::File::options().write(true).open(fifo).expect("somebody waits");
+        fs::rename(&trace, &rotated).expect("it was opened before");
+        server.signal(Signal::USR1);
+        server.wait_logged(&format!("] {worker}: reopening logs"));
+        drop(holding_up);
+        server.wait_notified("READY=1");
+        server.connect().ask("after");
+        let text = fs::read_to_string(&trace).unwrap_or_else(|_| panic!("{role}: no new file"));
+        assert!(text.ends_with("after\n"), "{role}: {text}");
+        assert_eq!(fs::read_to_string(&rotated).expect("the old file"), "", "{role}");
+    }
+}
+
+fn a_stuck_loop_does_not_hold_up_a_reload() {
+    let mut server = Server::start("listen 127.0.0.1:0\nworkers 2\nanswer one");
+    server.connect().send("stuck");
+    server.reload("listen 127.0.0.1:0\nworkers 2\nanswer two");
+    server.wait_logged("is stuck, going on without it");
+    assert_eq!(server.ask().text, "two", "the other one accepts from the shared socket");
+}
+
+fn the_sockets_of_a_loop_that_cannot_start_go_to_others() {
+    let mut server = Server::start("reuseport 1\nanswer one");
+    server.reload("reuseport 3\nworkers 3\nstart_fails_at 1\nanswer two");
+    server.wait_logged("told to fail");
+    for _ in 0..40 {
+        assert_eq!(server.ask().text, "two");
+    }
+    server.reload("reuseport 3\nworkers 3\nanswer three");
+    for _ in 0..40 {
+        assert_eq!(server.ask().text, "three");
+    }
+}
+
 fn logs_are_reopened_in_master_and_worker() {
     let mut server = Server::start("listen 127.0.0.1:0\ntrace DIR/trace\nanswer one");
     let (trace, rotated) = (server.directory.join("trace"), server.directory.join("trace.1"));
@@ -281,6 +436,40 @@ fn logs_are_reopened_in_master_and_worker() {
     let old = fs::read_to_string(&rotated).expect("the old file");
     assert_eq!(old, "before\nbetween\nworker 0 reopens\n", "what a loop still has goes to the old file");
     assert_eq!(fs::read_to_string(&trace).expect("the new file"), "after\n");
+}
+
+fn a_worker_without_free_descriptors_keeps_its_link() {
+    let configuration = "listen 127.0.0.1:0\nrlimit_nofile 100\ntrace DIR/trace\nanswer";
+    let mut server = Server::start(&format!("{configuration} one"));
+    let trace = server.directory.join("trace");
+    let mut client = server.connect();
+    let before = client.ask("exhaust");
+    server.reload(&format!("{configuration} two"));
+    assert_eq!(client.ask("x"), before);
+    server.wait_logged("too many open files to receive more");
+    fs::remove_file(&trace).expect("it was written");
+    server.signal(Signal::USR1);
+    server.wait_logged("log files could not be reopened");
+    client.ask("release");
+    server.wait_logged("sending the log files of worker process");
+    server.reload(&format!("{configuration} three"));
+    let after = client.ask("x");
+    assert_eq!((after.pid, after.text.as_str()), (before.pid, "three"));
+    assert!(fs::read_to_string(&trace).expect("the new file").ends_with("x\n"));
+}
+
+fn a_worker_that_lost_its_link_is_replaced() {
+    let mut server = Server::start(PLAIN);
+    let mut client = server.connect();
+    let old = client.ask("unlink").pid;
+    server.wait_logged("runs on without its link to the master");
+    server.wait_notified("READY=1");
+    assert_eq!(client.ask("x").pid, old, "the old one drains");
+    drop(client);
+    server.wait_logged(&format!("worker process {old} exited with code 0"));
+    assert_ne!(server.ask().pid, old);
+    server.reload("listen 127.0.0.1:0\nanswer two");
+    assert_eq!(server.ask().text, "two");
 }
 
 fn three_hundred_descriptors_cross_the_link() {
@@ -325,6 +514,7 @@ fn a_start_that_fails_is_seen_on_the_terminal() {
             "listen 127.0.0.1:0\npid /no/such/directory/pid",
             "toy: [emerg] open() \"/no/such/directory/pid\" failed (2: No such file or directory)",
         ),
+        ("listen 127.0.0.1:0\npid /no/such/directory/pid\ndaemon", "toy: [emerg] open() \"/no/such/directory/pid\""),
     ] {
         let mut server = Server::launch(configuration);
         assert!(!server.wait_exited().success(), "{configuration}");
@@ -398,6 +588,21 @@ fn an_upgrade_can_be_taken_back() {
     assert!(ends(old));
 }
 
+fn the_pid_file_of_a_new_binary_is_left_alone() {
+    let mut server = Server::start("listen 127.0.0.1:0\nanswer one");
+    server.signal(Signal::USR2);
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    server.reload("listen 127.0.0.1:0\npid DIR/other\nanswer two");
+    assert_eq!(server.pid_in_file(), new);
+    kill(new.as_raw_pid(), Signal::QUIT);
+    server.wait_logged(&format!("new binary process {new} exited with code 0"));
+    server.reload("listen 127.0.0.1:0\npid DIR/other\nanswer three");
+    let other = fs::read_to_string(server.directory.join("other")).expect("moved as soon as it could be");
+    assert_eq!(other.trim_end(), server.pid().to_string());
+    assert!(!server.directory.join("pid").exists() && !server.directory.join("pid.oldbin").exists());
+}
+
 fn a_change_of_user_needs_a_new_process() {
     if !process::is_super_user() {
         return; // only root has another user to become
@@ -429,6 +634,36 @@ fn socket_files_are_removed_when_nobody_serves_them() {
     server.signal(Signal::TERM);
     server.wait_exited();
     assert!(!second.exists());
+}
+
+fn no_socket_file_outlives_a_failed_start() {
+    for configuration in [
+        "listen_unix DIR/a\npid /no/such/directory/pid",
+        "listen_unix DIR/a\npid /no/such/directory/pid\ndaemon",
+        "listen_unix DIR/a\nlisten_unix /no/such/directory/b",
+        "listen_unix DIR/a\nstart_fails",
+        "listen_unix DIR/a\nstart_fails\nsingle",
+    ] {
+        let mut server = Server::launch(configuration);
+        assert!(!server.wait_exited().success(), "{configuration}");
+        assert!(!server.directory.join("a").exists(), "{configuration}");
+    }
+}
+
+fn a_killed_helper_is_no_obstacle_to_the_next_reload() {
+    let mut server = Server::start(PLAIN);
+    let fifo = server.new_fifo();
+    let worker = server.ask().pid;
+    let more = "listen 127.0.0.1:0\nlisten_unix DIR/new.sock\nanswer two";
+    server.begin_reload(&format!("{more}\nwaits_open helper DIR/fifo"));
+    let holding_up = fs::File::options().write(true).open(fifo).expect("the helper reads it");
+    kill(server.helper(worker), Signal::KILL);
+    server.wait_notified("READY=1");
+    drop(holding_up);
+    assert!(server.directory.join("new.sock").exists(), "nobody could remove it");
+    server.reload(more);
+    assert_eq!(server.ask().text, "two");
+    assert!(UnixStream::connect(server.directory.join("new.sock")).is_ok());
 }
 
 fn the_pid_file_is_judged_in_nginx_words() {

@@ -24,8 +24,8 @@ pub const MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// More workers than this are refused: a slip of the pen, not a machine.
-const WORKERS_MAX: u64 = 1024;
+/// More workers than this are refused: a slip of the pen, not a machine; as in the process layer.
+const WORKERS_MAX: u64 = 512;
 
 const DIRECTIVES: &[Directive] = &[
     Directive {

@@ -3,7 +3,7 @@
 //! A lease is taken when bytes are there and returned when they are consumed; what holds no bytes holds no memory, so
 //! an idle connection costs none. Each thread has its own free lists. The bytes on lease are counted against a limit:
 //! at the limit callers pause ([`leases_exhausted`]), a quarter above it nothing more is given out
-//! ([`io::ErrorKind::OutOfMemory`]).
+//! ([`io::ErrorKind::OutOfMemory`]). A loop sets the limit: [`crate::LoopOptions`].
 //!
 //! Blocks are zeroed when they are first allocated and not between uses.
 
@@ -21,7 +21,8 @@ pub const LEASE_CLASSES: [usize; 6] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * K
 /// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
 const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 4, 1];
 
-const LEASED_MAX_DEFAULT: usize = 1 << 30;
+/// The limit on a thread that sets none.
+const LEASED_MAX_DEFAULT: usize = 64 * KIB * KIB;
 
 struct Pool {
     free: RefCell<[Vec<Box<[u8]>>; LEASE_CLASSES.len()]>,

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::buffer;
 use crate::clock::{Clock, ClockChoice};
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
@@ -18,6 +19,7 @@ use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
 use crate::inbox::{self, Call, Inbox, Remote};
+use crate::memory;
 use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::timer::Wheel;
@@ -51,7 +53,10 @@ pub struct LoopOptions {
     pub worker: usize,
     /// Events taken at once (`epoll_events`; nginx has 512).
     pub events_max: usize,
-    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` leaves the thread's: 1 GiB if never set.
+    /// How many loops share the memory of this process.
+    pub workers: usize,
+    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = this loop's part of a quarter of the memory
+    /// that the machine has and the process's cgroups allow; at least 64 MiB for all loops and 4 MiB for each.
     pub leased_bytes_max: Option<usize>,
     /// The sizes of an io_uring.
     pub ring: RingOptions,
@@ -66,6 +71,7 @@ impl Default for LoopOptions {
             clock: ClockChoice::System,
             worker: 0,
             events_max: 512,
+            workers: 1,
             leased_bytes_max: None,
             ring: RingOptions::default(),
             seed: None,
@@ -100,9 +106,8 @@ impl EventLoop {
         }
         let inbox = Inbox::new()?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
-        if let Some(bytes) = options.leased_bytes_max {
-            crate::buffer::set_leased_bytes_max(bytes);
-        }
+        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(options.workers));
+        buffer::set_leased_bytes_max(leased_bytes_max);
         let seed = match options.seed {
             Some(seed) => seed,
             None => random_seed()?,

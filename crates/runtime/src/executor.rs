@@ -22,12 +22,13 @@ pub(crate) const POLLS_PER_TURN: usize = 512;
 
 const LOOP_BITS: u32 = 10;
 const INDEX_BITS: u32 = 64 - LOOP_BITS - GENERATION_BITS;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 /// How many loops a process may have at once: what fits a waker.
 pub(crate) const LOOPS_MAX: usize = 1 << LOOP_BITS;
 
-/// Names a task spawned on this loop.
+/// Names a task: loop, slot and generation, the word of its waker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TaskId(Key);
+pub struct TaskId(u64);
 
 /// Starts `future` as a task of its own on the current loop.
 ///
@@ -38,9 +39,9 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) -> TaskId {
 }
 
 /// Ends a task of the current loop: its future is dropped now, or when its present poll returns. Nothing happens if it has
-/// ended already.
+/// ended already, or if it belongs to another loop.
 pub fn abort(task: TaskId) {
-    Environment::with(|environment| environment.executor.abort(task.0));
+    Environment::with(|environment| environment.executor.abort(task));
 }
 
 /// Lets the other tasks run and goes on in the next turn.
@@ -99,23 +100,26 @@ impl Executor {
     fn spawn(&self, future: BoxedFuture) -> TaskId {
         if self.closed.get() {
             // The loop is being torn down: the future is dropped and its name finds nothing.
-            return TaskId(Key { index: u32::MAX, generation: 0 });
+            return TaskId(self.word(Key { index: INDEX_MASK, generation: 0 }));
         }
         let key = self.insert(Some(future));
         self.wake(key);
-        TaskId(key)
+        TaskId(self.word(key))
     }
 
     fn insert(&self, future: Option<BoxedFuture>) -> Key {
         let key = self.tasks.borrow_mut().insert(Task { future, queued: false });
-        assert!(key.index < 1 << INDEX_BITS, "more tasks than a waker can name");
+        assert!(key.index < INDEX_MASK, "more tasks than a waker can name");
         key
     }
 
-    pub fn abort(&self, key: Key) {
-        if self.main.get() == Some(key) {
-            return;
+    pub fn abort(&self, task: TaskId) {
+        if loop_of(task.0) == self.loop_index {
+            self.remove(key_of(task.0));
         }
+    }
+
+    fn remove(&self, key: Key) {
         // A running task's future is not in the table: it is dropped when its poll returns and the entry is gone.
         let task = self.tasks.borrow_mut().remove(key);
         drop_guarded(task);
@@ -209,20 +213,25 @@ impl Executor {
     /// Drops all tasks; their destructors may still use the loop, but new tasks are refused.
     pub fn close(&self) {
         self.closed.set(true);
+        let mut next = 0;
         loop {
-            let key = self.tasks.borrow().any();
+            let key = self.tasks.borrow().first_from(next);
             let Some(key) = key else { break };
-            self.abort(key);
+            self.remove(key);
+            next = key.index + 1;
         }
     }
 
-    fn waker(&self, key: Key) -> Waker {
-        let word = (self.loop_index as u64) << (64 - LOOP_BITS)
+    fn word(&self, key: Key) -> u64 {
+        (self.loop_index as u64) << (64 - LOOP_BITS)
             | u64::from(key.index) << GENERATION_BITS
-            | u64::from(key.generation);
+            | u64::from(key.generation)
+    }
+
+    fn waker(&self, key: Key) -> Waker {
         // SAFETY: the functions of VTABLE treat the data as a number and never as a pointer, own nothing, and may be called
         // on any thread, so the whole contract of RawWaker holds for every word.
-        unsafe { Waker::from_raw(raw_waker(word as usize)) }
+        unsafe { Waker::from_raw(raw_waker(self.word(key) as usize)) }
     }
 }
 
@@ -246,14 +255,15 @@ fn raw_waker(word: usize) -> RawWaker {
 
 /// The key within a waker's word.
 pub(crate) fn key_of(word: u64) -> Key {
-    Key {
-        index: (word >> GENERATION_BITS) as u32 & ((1 << INDEX_BITS) - 1),
-        generation: word as u32 & ((1 << GENERATION_BITS) - 1),
-    }
+    Key { index: (word >> GENERATION_BITS) as u32 & INDEX_MASK, generation: word as u32 & ((1 << GENERATION_BITS) - 1) }
+}
+
+fn loop_of(word: u64) -> usize {
+    (word >> (64 - LOOP_BITS)) as usize
 }
 
 fn wake_word(word: u64) {
-    let loop_index = (word >> (64 - LOOP_BITS)) as usize;
+    let loop_index = loop_of(word);
     let local = Environment::try_with(|environment| {
         let own = environment.executor.loop_index == loop_index;
         if own {

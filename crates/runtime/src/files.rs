@@ -8,7 +8,8 @@
 //! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
 //!
-//! Opens are always `O_NONBLOCK`: a FIFO or a device never holds anybody up. Where `openat2` is missing (old kernels,
+//! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
+//! that is leased out.) Where `openat2` is missing (old kernels,
 //! seccomp) the pool does it all.
 
 use std::fmt;
@@ -197,8 +198,18 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
 pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    let descriptor = rustix::fs::openat(CWD, path, flags.kernel(), flags.mode())?;
+    let descriptor = match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
+        // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
+        Err(Errno::AGAIN) if is_regular(path) => {
+            rustix::fs::openat(CWD, path, flags.kernel() - OFlags::NONBLOCK, flags.mode())?
+        }
+        result => result?,
+    };
     File::inspect_blocking(descriptor)
+}
+
+fn is_regular(path: &Path) -> bool {
+    rustix::fs::stat(path).is_ok_and(|stat| FileMetadata::from_kernel(&stat).is_regular())
 }
 
 /// Opens a file if the kernel can do it from memory; `None` = not without waiting: then [`open`] uses the pool. Always

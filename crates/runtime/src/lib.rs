@@ -48,6 +48,7 @@ mod executor;
 pub mod files;
 mod inbox;
 mod listener;
+mod memory;
 mod mounts;
 mod output;
 mod panics;

@@ -20,7 +20,8 @@ use crate::stream::Stream;
 pub struct AcceptOptions {
     /// Other loops wait for the same socket: one of them is woken per connection (`EPOLLEXCLUSIVE`), not all.
     pub exclusive: bool,
-    /// Connections accepted per turn at most. 1 is nginx's `multi_accept off`.
+    /// Connections accepted per turn at most; a few more from a queue found long on a socket that is not shared. 1 is
+    /// nginx's `multi_accept off`.
     pub batch: u32,
 }
 

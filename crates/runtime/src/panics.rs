@@ -6,9 +6,10 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use parking_lot::RwLock;
 
@@ -29,7 +30,7 @@ impl fmt::Display for Panic {
     }
 }
 
-type Reporter = Box<dyn Fn(&Panic) + Send + Sync>;
+type Reporter = Arc<dyn Fn(&Panic) + Send + Sync>;
 
 static REPORTER: RwLock<Option<Reporter>> = RwLock::new(None);
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -39,9 +40,10 @@ thread_local! {
     static LAST_PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Names the function that is told of every panic caught; without one they go to standard error.
+/// Names the function that is told of every panic caught; without one, or when it panics itself, they go to standard error.
 pub fn set_panic_reporter(reporter: impl Fn(&Panic) + Send + Sync + 'static) {
-    *REPORTER.write() = Some(Box::new(reporter));
+    let displaced = REPORTER.write().replace(Arc::new(reporter));
+    drop(displaced);
 }
 
 /// How many panics were caught in this process.
@@ -86,9 +88,18 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) -> Panic {
     COUNT.fetch_add(1, Ordering::Relaxed);
     // The payload is the panicking code's own type and may panic when dropped; leaking it is the lesser evil.
     std::mem::forget(payload);
-    match &*REPORTER.read() {
-        Some(reporter) => reporter(&panic),
-        None => eprintln!("{panic}"),
+    if !tell_reporter(&panic) {
+        // Where even this fails there is nobody left to tell.
+        let _ = std::io::stderr().write_all(format!("{panic}\n").as_bytes());
     }
     panic
+}
+
+/// False when there is none or when it panics.
+fn tell_reporter(panic: &Panic) -> bool {
+    // Called without the lock, which it may want itself (to name a successor).
+    let Some(reporter) = REPORTER.read().clone() else {
+        return false;
+    };
+    catch_unwind(AssertUnwindSafe(|| reporter(panic))).map_err(std::mem::forget).is_ok()
 }

@@ -109,10 +109,10 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The key of some value, or `None` when the table is empty. For emptying a table whose values run code on drop.
-    pub fn any(&self) -> Option<Key> {
-        self.entries.iter().enumerate().find_map(|(index, entry)| match entry.content {
-            Content::Occupied(_) => Some(Key { index: index as u32, generation: entry.generation }),
+    /// The key of the first value at or behind an index. For emptying a table whose values run code on drop.
+    pub fn first_from(&self, index: u32) -> Option<Key> {
+        (index..).zip(self.entries.get(index as usize..)?).find_map(|(index, entry)| match entry.content {
+            Content::Occupied(_) => Some(Key { index, generation: entry.generation }),
             Content::Vacant { .. } => None,
         })
     }
@@ -133,6 +133,21 @@ mod tests {
         assert_eq!(slots.remove(first), None);
         assert_eq!(slots.get_mut(second), Some(&mut "second"));
         assert_eq!(slots.len(), 1);
+    }
+
+    #[test]
+    fn a_table_is_emptied_in_one_pass() {
+        let mut slots = Slots::new();
+        let keys: Vec<Key> = (0..5).map(|value| slots.insert(value)).collect();
+        slots.remove(keys[0]);
+        slots.remove(keys[3]);
+        let (mut found, mut next) = (Vec::new(), 0);
+        while let Some(key) = slots.first_from(next) {
+            found.extend(slots.remove(key));
+            next = key.index + 1;
+        }
+        assert_eq!((found, slots.len()), (vec![1, 2, 4], 0));
+        assert_eq!(slots.first_from(1000), None);
     }
 
     #[test]

@@ -134,6 +134,21 @@ fn an_aborted_task_is_dropped_and_its_name_finds_nothing_afterwards() {
 }
 
 #[test]
+fn the_name_of_another_loops_task_finds_nothing() {
+    let mut elsewhere = EventLoop::new(LoopOptions::simulated_time()).unwrap();
+    let foreign = elsewhere.run(async { spawn(std::future::pending()) });
+    run(async {
+        let own = spawn(std::future::pending());
+        assert_ne!(own, foreign);
+        abort(foreign);
+        assert_eq!(task_count(), 1);
+        abort(own);
+        assert_eq!(task_count(), 0);
+    });
+    elsewhere.run(async { assert_eq!(task_count(), 1) });
+}
+
+#[test]
 fn a_task_may_abort_itself() {
     run(async {
         let dropped = Rc::new(Cell::new(0));

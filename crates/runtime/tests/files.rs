@@ -165,6 +165,34 @@ fn opening_a_fifo_that_nobody_writes_to_does_not_block() {
 }
 
 #[test]
+fn a_file_that_another_process_leases_is_opened_when_the_lease_is_returned() {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    static LEASED: AtomicI32 = AtomicI32::new(-1);
+    extern "C" fn return_lease(_signal: libc::c_int) {
+        // SAFETY: fcntl is async-signal-safe and the descriptor stays open for the whole test.
+        unsafe { libc::fcntl(LEASED.load(Ordering::Relaxed), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+    let directory = Directory::new();
+    let path = directory.file("file", b"leased");
+    let holder = std::fs::File::options().write(true).open(&path).unwrap();
+    LEASED.store(holder.as_raw_fd(), Ordering::Relaxed);
+    // SAFETY: the handler calls only what a handler may, and the descriptor is open.
+    let leased = unsafe {
+        libc::signal(libc::SIGIO, return_lease as *const () as libc::sighandler_t);
+        libc::fcntl(holder.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
+    };
+    if !leased {
+        return eprintln!("skipped: no leases on this file system");
+    }
+    // As in the pool. (On the loop the first attempt is refused and has the lease returned.)
+    let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
+    let mut content = [0; 6];
+    file.read_blocking(0, &mut content).unwrap();
+    assert_eq!(&content, b"leased");
+}
+
+#[test]
 fn a_file_is_created_exclusively_in_the_pool() {
     let directory = Directory::new();
     run(async {

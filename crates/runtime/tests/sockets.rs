@@ -336,26 +336,45 @@ fn a_stream_moves_to_another_loop_with_its_data() {
 }
 
 #[test]
-fn a_listener_accepts_at_most_its_batch_per_turn() {
+fn a_shared_listener_accepts_at_most_its_batch_per_turn() {
     run(async {
-        let options = AcceptOptions { batch: 2, exclusive: false };
-        let listener = Listener::bind(&any_port(), 16, options).unwrap();
-        let address = listener.local_address().unwrap().inet().unwrap();
-        let clients: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
-        let mut batches = Vec::new();
-        while batches.iter().sum::<usize>() < clients.len() {
-            let mut accepted = 0;
-            let mut accept = Box::pin(listener.accept());
-            while poll_once(&mut accept).await.is_ready() {
-                accepted += 1;
-                accept = Box::pin(listener.accept());
-            }
-            batches.push(accepted);
-            yield_now().await;
-        }
-        batches.retain(|&accepted| accepted > 0);
-        assert_eq!(batches, [2, 2, 1]);
+        let options = AcceptOptions { exclusive: true, batch: 2 };
+        let listener = Listener::bind(&any_port(), 128, options).unwrap();
+        assert_eq!(accepted_per_turn(&listener, 5).await, [2, 2, 1]);
     });
+}
+
+#[test]
+fn a_listener_of_one_loop_accepts_more_while_its_queue_is_long() {
+    run(async {
+        let options = AcceptOptions { exclusive: false, batch: 1 };
+        let listener = Listener::bind(&any_port(), 128, options).unwrap();
+        assert_eq!(accepted_per_turn(&listener, 20).await, [8, 8, 4]);
+        for _ in 0..10 {
+            assert_eq!(accepted_per_turn(&listener, 1).await, [1]);
+        }
+        assert_eq!(accepted_per_turn(&listener, 3).await, [1, 1, 1], "the last ten found the queue empty");
+        assert!(accepted_per_turn(&listener, 100).await.contains(&8), "in the end it is found long");
+    });
+}
+
+/// Connects so many clients and tells how many were accepted in each turn that accepted any.
+async fn accepted_per_turn(listener: &Listener, clients: usize) -> Vec<usize> {
+    let address = listener.local_address().unwrap().inet().unwrap();
+    let _clients: Vec<_> = (0..clients).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let mut batches = Vec::new();
+    while batches.iter().sum::<usize>() < clients {
+        let mut accepted = 0;
+        let mut accept = Box::pin(listener.accept());
+        while poll_once(&mut accept).await.is_ready() {
+            accepted += 1;
+            accept = Box::pin(listener.accept());
+        }
+        batches.push(accepted);
+        yield_now().await;
+    }
+    batches.retain(|&accepted| accepted > 0);
+    batches
 }
 
 #[test]

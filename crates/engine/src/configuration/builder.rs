@@ -303,6 +303,13 @@ impl Builder {
 
     fn open_logs(&mut self, resources: &mut dyn Resources) {
         for request in std::mem::take(&mut self.logs) {
+            if request.span.is_none()
+                && let Some(directory) = request.log.path().parent()
+            {
+                // A default place that no package has made; if it cannot be had, the
+                // file's own error says so.
+                let _ = resources.directory(directory, None);
+            }
             match resources.log_file(request.log.path()) {
                 Ok(handle) => {
                     let writer = Writers::of_process().writer(&handle);

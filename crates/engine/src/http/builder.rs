@@ -379,6 +379,12 @@ fn prepare_temp_paths(
             continue;
         }
         prepared.push(path);
+        if setting.span().is_none()
+            && let Some(parent) = path.parent()
+        {
+            // A default place that no package has made.
+            let _ = resources.directory(parent, owner);
+        }
         match resources.directory(path, owner) {
             Err(error) if setting.span().is_some() => return Err(setting.error(error.to_string())),
             _ => {}

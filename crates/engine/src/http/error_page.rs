@@ -33,7 +33,7 @@ fn closes_connection(status: u16) -> bool {
 }
 
 fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
-    let mut target = page.target.evaluate(request);
+    let target = page.target.evaluate(request);
     request.is_error_page = true;
     request.response.clear_entity();
     request.status_override = match page.answer {
@@ -46,15 +46,7 @@ fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
             if !request.is_head() {
                 request.become_get();
             }
-            let args = match memchr::memchr(b'?', &target) {
-                Some(mark) => {
-                    let args = target.split_off(mark + 1);
-                    target.truncate(mark);
-                    args
-                }
-                None => Vec::new(),
-            };
-            Flow::Redirect { uri: target, args: Some(args) }
+            Flow::redirect_to(target)
         }
         Some(b'@') => Flow::Named(target[1..].into()),
         _ => {

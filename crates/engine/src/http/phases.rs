@@ -77,6 +77,22 @@ pub enum Flow {
     Delay(Duration),
 }
 
+impl Flow {
+    /// An internal redirect to `target`, a path that may be followed by a question mark
+    /// and arguments; without any the new URI has none.
+    pub fn redirect_to(mut target: Vec<u8>) -> Flow {
+        let args = match memchr::memchr(b'?', &target) {
+            Some(mark) => {
+                let args = target.split_off(mark + 1);
+                target.truncate(mark);
+                args
+            }
+            None => Vec::new(),
+        };
+        Flow::Redirect { uri: target, args: Some(args) }
+    }
+}
+
 /// A future that lives on one worker and borrows the request.
 pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 

@@ -180,9 +180,10 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         return Err(404);
     }
     let body_max = *core.client_max_body_size.get();
-    // The page for a body that was refused is not refused for it.
-    if body_max != 0 && !request.is_error_page && request.declared_body_length().is_some_and(|length| length > body_max)
-    {
+    let is_too_large = || request.declared_body_length().is_some_and(|length| length > body_max);
+    // Said once: the page for it is not refused again.
+    if body_max != 0 && !request.body_was_refused && is_too_large() {
+        request.body_was_refused = true;
         let length = request.declared_body_length().unwrap_or_default();
         request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
         return Err(413);
@@ -242,6 +243,7 @@ fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
 /// Ends a request that went in circles.
 fn fail_plainly(request: &mut Request) -> Option<Step> {
     request.status_override = None;
+    request.close_after_response();
     let body = error_page::plain(request, 500);
     answer(request, body)
 }

@@ -73,6 +73,7 @@ pub struct Request {
     pub(crate) uri_was_changed: bool,
     pub(crate) redirects_left: u8,
     pub(crate) is_tunnel: bool,
+    pub(crate) body_was_refused: bool,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
 
@@ -115,6 +116,7 @@ impl Request {
             uri_was_changed: false,
             redirects_left: REDIRECTS_MAX,
             is_tunnel: false,
+            body_was_refused: false,
             exchange: None,
             keep_alive: Cell::new(false),
             configuration: None,
@@ -145,6 +147,7 @@ impl Request {
         self.uri_was_changed = false;
         self.redirects_left = REDIRECTS_MAX;
         self.is_tunnel = false;
+        self.body_was_refused = false;
         self.exchange = None;
         self.configuration = None;
         self.worker = None;

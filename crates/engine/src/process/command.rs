@@ -1,6 +1,7 @@
 //! What `main` calls: start, test, signal, or the part that a master gave us.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -8,14 +9,15 @@ use std::sync::Arc;
 
 use rustix::process::Pid;
 
-use super::daemon::{self, Forked};
-use super::errors::{ErrorLog, Level, Report, StderrLog, errno_text};
+use super::daemon::{self, Forked, Waiting};
+use super::errors::{ErrorLog, Level, Report, StderrLog, errno_text, say};
 use super::helper;
 use super::listen;
 use super::master::{Master, Start};
 use super::notify::Notifier;
 use super::pid_file;
 use super::program::{BuildRequest, Built, Program};
+use super::settings::ProcessSettings;
 use super::signals::{self, Signals};
 use super::spawn::{self, Executable, Role};
 use super::system::SystemResources;
@@ -29,23 +31,33 @@ pub fn inherited_role() -> Option<Role> {
 
 /// Plays that part to its end.
 pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
-    match (spawn::inherited_link(), role) {
-        (Ok(link), Role::Worker) => worker::run(program, link),
-        (Ok(link), Role::Helper) => helper::run(&program, link),
-        (Err(_), _) => {
-            eprintln!("{} is set, but standard input is no link to a master process", spawn::ROLE_VARIABLE);
-            ExitCode::FAILURE
+    // First of all: signals to the whole service (`systemctl kill`) reach a process that has just begun, too.
+    let run = || match role {
+        Role::Worker => {
+            let signals = Signals::take()?;
+            Ok(worker::run(program, signals, spawn::inherited_link()?))
         }
-    }
+        Role::Helper => {
+            signals::ignore_orders()?;
+            Ok(helper::run(&program, spawn::inherited_link()?))
+        }
+    };
+    run().unwrap_or_else(|error: io::Error| {
+        let variable = spawn::ROLE_VARIABLE;
+        say(&format!("{variable} is set, but the link to a master process on standard input fails: {error}\n"));
+        ExitCode::FAILURE
+    })
 }
 
 /// Starts the server: builds, opens, leaves the terminal if `daemon` says so, and becomes the master. Returns when the
 /// server has ended, or in the process that was started from the terminal when the daemon is ready.
 pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
-    match try_start(program, request.clone()) {
+    // The process on the terminal waits until this is dropped: after the last word.
+    let mut waiting = None;
+    match try_start(program, request.clone(), &mut waiting) {
         Ok(code) => code,
         Err(report) => {
-            eprint!("{}", report.render(&request.program));
+            say(&report.render(&request.program));
             ExitCode::FAILURE
         }
     }
@@ -57,7 +69,7 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
 /// Everything that is wrong with it.
 pub fn test<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::Configuration>, Report> {
     let log = boot_log(&request);
-    let (bundle, built) = helper::build(program, request, SystemResources::new(log).for_test())?;
+    let helper::Fresh { bundle, built, .. } = helper::build(program, request, SystemResources::new(log).for_test())?;
     pid_file::test(&bundle.settings().pid_path).map_err(|message| Report::new(Level::Emerg, message))?;
     Ok(built)
 }
@@ -120,7 +132,8 @@ pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError>
     })
 }
 
-fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, Report> {
+fn try_start<P: Program>(program: P, request: BuildRequest, waiting: &mut Option<Waiting>) -> Result<ExitCode, Report> {
+    let old_master = upgrade::old_master();
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let executable =
         Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
@@ -129,24 +142,31 @@ fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, 
     let inherited = upgrade::inherited_listeners(&*log);
     let upgraded = inherited.is_some();
     let resources = SystemResources::new(Arc::clone(&log)).with_existing(inherited.unwrap_or_default());
-    let (bundle, built) = helper::build(&program, request, resources)?;
-    eprint!("{}", built.warnings.render(&bundle.request().program));
+    let fresh = helper::build(&program, request, resources)?;
+    let (bundle, built) = (fresh.bundle, fresh.built);
+    say(&built.warnings.render(&bundle.request().program));
 
     for listener in bundle.record.listeners.iter().filter(|listener| listener.inherited) {
         listen::configure_inherited(listener, &*log);
     }
 
     let settings = bundle.settings().clone();
-    let mut waiting = None;
     if settings.daemon && !upgraded {
-        match daemon::daemonize().map_err(emerg)? {
-            Forked::Daemon(starter) => waiting = Some(starter),
-            Forked::Starter(true) => return Ok(ExitCode::SUCCESS),
-            Forked::Starter(false) => return Ok(ExitCode::FAILURE),
+        match daemon::daemonize() {
+            Ok(Forked::Daemon(starter)) => *waiting = Some(starter),
+            Ok(Forked::Starter(true)) => return Ok(ExitCode::SUCCESS),
+            Ok(Forked::Starter(false)) => return Ok(ExitCode::FAILURE),
+            Err(message) => {
+                fresh.socket_files.remove(&*log);
+                return Err(emerg(message));
+            }
         }
     }
-    let signals = Signals::take().map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
-    pid_file::write(&settings.pid_path).map_err(emerg)?;
+    let signals = become_server(&settings).map_err(|message| {
+        fresh.socket_files.remove(&*log);
+        emerg(message)
+    })?;
+    let waiting = waiting.take();
     let notifier = Notifier::from_environment();
     if !settings.master_process {
         return Ok(worker::run_single(program, signals, bundle, built.configuration, Single { waiting, notifier }));
@@ -154,7 +174,13 @@ fn try_start<P: Program>(program: P, request: BuildRequest) -> Result<ExitCode, 
     // The master never needs it again: a respawn and a reload build it elsewhere.
     drop(built);
     let daemonized = settings.daemon || upgraded;
-    Ok(Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, upgraded }).run())
+    Ok(Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, old_master }).run())
+}
+
+fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {
+    let signals = Signals::take().map_err(|error| format!("signalfd() failed{}", errno_text(&error)))?;
+    pid_file::write(&settings.pid_path)?;
+    Ok(signals)
 }
 
 fn boot_log(request: &BuildRequest) -> Arc<dyn ErrorLog> {

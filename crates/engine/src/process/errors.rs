@@ -8,8 +8,10 @@ use gale_base::os_error::OsErrorText;
 use gale_config::{Diagnostic, Severity, Sources};
 use serde::{Deserialize, Serialize};
 
-/// Longest text of a report that crosses a link, in bytes: with JSON's escapes it still fits one packet.
+/// Longest text of a report that crosses a link, in bytes of JSON, so that with its framing it fits one packet.
 const REPORT_BYTES_MAX: usize = 32 * 1024;
+/// Most messages of such a report: each costs some framing of its own.
+const REPORT_ENTRIES_MAX: usize = 256;
 
 /// Severity of a message, most severe first. <https://nginx.org/en/docs/ngx_core_module.html#error_log>
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -58,8 +60,7 @@ pub struct StderrLog {
 impl ErrorLog for StderrLog {
     fn write(&self, level: Level, message: &str) {
         if level <= self.level {
-            // Nobody is left to tell when standard error itself fails.
-            let _ = writeln!(io::stderr(), "{}: [{}] {message}", self.program, level.name());
+            say(&format!("{}: [{}] {message}\n", self.program, level.name()));
         }
     }
 }
@@ -137,12 +138,8 @@ impl Report {
     pub(super) fn bounded(mut self) -> Report {
         let mut left = REPORT_BYTES_MAX;
         for (index, entry) in self.entries.iter_mut().enumerate() {
-            cut(&mut entry.message, left);
-            left -= entry.message.len();
-            cut(&mut entry.detail, left);
-            left -= entry.detail.len();
-            // Each entry costs some framing of its own, so the number is bounded too.
-            if left == 0 || index == 255 {
+            let whole = cut(&mut entry.message, &mut left) & cut(&mut entry.detail, &mut left);
+            if !whole || index + 1 == REPORT_ENTRIES_MAX {
                 self.entries.truncate(index + 1);
                 self.push(Level::Emerg, "the report is too long, the rest is left out");
                 break;
@@ -152,15 +149,36 @@ impl Report {
     }
 }
 
+/// Writes to standard error. Unlike `eprint!` this does not panic when the terminal is gone: nobody is left to tell then.
+pub(super) fn say(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// ` (98: Address already in use)`, as nginx ends a message about a failed system call, with the space before it.
 pub fn errno_text(error: &io::Error) -> String {
     format!(" {}", OsErrorText(error))
 }
 
-fn cut(text: &mut String, bytes_max: usize) {
-    if text.len() > bytes_max {
-        let end = (0..=bytes_max).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-        text.truncate(end);
+/// Cuts a text down to what is left of the room, in bytes of JSON; true when nothing had to go.
+fn cut(text: &mut String, left: &mut usize) -> bool {
+    for (at, character) in text.char_indices() {
+        let length = encoded_length(character);
+        if length > *left {
+            text.truncate(at);
+            *left = 0;
+            return false;
+        }
+        *left -= length;
+    }
+    true
+}
+
+/// Bytes of a character in a string of JSON. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
+fn encoded_length(character: char) -> usize {
+    match character {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => "\\u0000".len(),
+        _ => character.len_utf8(),
     }
 }
 
@@ -180,6 +198,26 @@ mod tests {
         let bounded = report.bounded();
         assert!(bounded.entries[0].message.len() <= REPORT_BYTES_MAX);
         assert!(bounded.entries[1].message.contains("left out"));
+    }
+
+    #[test]
+    fn a_report_is_cut_by_what_it_takes_in_json() {
+        let texts = ["\0", "\"", "\\", "\n", "\u{1b}", "é", "x"];
+        for text in texts {
+            let entry = |_| ReportEntry {
+                level: Level::Emerg,
+                message: text.repeat(REPORT_BYTES_MAX),
+                detail: text.repeat(REPORT_BYTES_MAX),
+            };
+            let report = Report { entries: (0..1000).map(entry).collect() }.bounded();
+            let json = serde_json::to_vec(&report).expect("it can be written");
+            assert!(json.len() < 2 * REPORT_BYTES_MAX, "{text:?}: {}", json.len());
+            assert!(json.len() > REPORT_BYTES_MAX - 16, "{text:?}: {}", json.len());
+        }
+        let report = Report {
+            entries: vec![ReportEntry { detail: "x".into(), ..Report::new(Level::Warn, "y").entries[0].clone() }; 1000],
+        };
+        assert_eq!(report.bounded().entries.len(), REPORT_ENTRIES_MAX + 1);
     }
 
     #[test]

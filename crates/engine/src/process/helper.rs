@@ -14,7 +14,7 @@ use super::bundle::Bundle;
 use super::errors::{ErrorLog, Level, Report};
 use super::link::{Link, Message, Received};
 use super::program::{BuildRequest, Built, Program};
-use super::system::SystemResources;
+use super::system::{NewSocketFiles, SystemResources};
 
 /// Longest wait for the master, which only has to send and to read.
 const MASTER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,22 +40,46 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     let log: Arc<dyn ErrorLog> = Arc::new(ForwardingLog { link: Arc::clone(link) });
-    let resources = SystemResources::new(log).with_existing(open.record.listeners);
+    let resources = SystemResources::new(Arc::clone(&log)).with_existing(open.record.listeners);
     // Sockets that the new configuration does not take over are closed here, before the master hears of it: a copy in this
     // process must not keep a removed address open.
-    let built = build(program, request, resources);
-
-    let mut link = link.lock();
-    match built {
-        Ok((bundle, built)) => {
-            for entry in &built.warnings.entries {
-                link.send_log(entry.level, &entry.message)?;
-            }
-            link.send_bundle(&bundle)?;
+    let Fresh { bundle, built, socket_files } = match build(program, request, resources) {
+        Ok(fresh) => fresh,
+        Err(report) => {
+            let mut link = link.lock();
+            link.send(&Message::Refused { generation: 0, report: report.bounded() })?;
+            return link.drain(Instant::now() + MASTER_TIMEOUT);
         }
-        Err(report) => link.send(&Message::Refused { generation: 0, report: report.bounded() })?,
+    };
+    let handed_over = hand_over(&mut link.lock(), bundle, &built.warnings);
+    if handed_over.is_err() {
+        // The master does not know of them, and never will.
+        socket_files.remove(&*log);
     }
-    link.drain(Instant::now() + MASTER_TIMEOUT)
+    handed_over
+}
+
+/// Ends when the master has the bundle, and everything that belongs to it with it.
+fn hand_over(link: &mut Link, bundle: Bundle, warnings: &Report) -> io::Result<()> {
+    let deadline = Instant::now() + MASTER_TIMEOUT;
+    for entry in &warnings.entries {
+        link.send_log(entry.level, &entry.message)?;
+    }
+    link.send_bundle(&bundle)?;
+    link.drain(deadline)?;
+    drop(bundle);
+    match link.wait(deadline)? {
+        Received::Message(Message::Taken) => Ok(()),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// What a build from the system yields.
+pub(super) struct Fresh<C> {
+    pub bundle: Bundle,
+    pub built: Built<C>,
+    /// To be removed if the bundle is not used after all.
+    pub socket_files: NewSocketFiles,
 }
 
 /// Builds from the system and makes a bundle of it. A failed build leaves no new socket file behind.
@@ -63,11 +87,12 @@ pub(super) fn build<P: Program>(
     program: &P,
     request: BuildRequest,
     mut resources: SystemResources,
-) -> Result<(Bundle, Built<P::Configuration>), Report> {
+) -> Result<Fresh<P::Configuration>, Report> {
     match guarded(|| program.build(&request, &mut resources)) {
         Ok(built) => {
             let settings = program.process_settings(&built.configuration).clone();
-            Ok((resources.into_bundle(request, settings), built))
+            let socket_files = resources.new_socket_files();
+            Ok(Fresh { bundle: resources.into_bundle(request, settings), built, socket_files })
         }
         Err(report) => {
             resources.abandon();

@@ -2,7 +2,8 @@
 //!
 //! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by a
 //! message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does not
-//! take waits in a bounded outbox. A peer that breaks the protocol loses the link.
+//! take waits in a bounded outbox. A peer that breaks the protocol loses the link; descriptors that this process had no
+//! room for do not, they cost one bundle.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -10,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
@@ -29,10 +30,14 @@ use super::text;
 const DESCRIPTORS_PER_MESSAGE_MAX: usize = 253;
 /// Descriptors of one bundle; more than any process may hold open by default.
 const DESCRIPTORS_MAX: usize = 1 << 20;
+/// Few, because a path may have 4 KiB, and JSON may need six bytes for one of them.
+const PATHS_PER_MESSAGE: usize = 4;
 /// Largest packet, in bytes. Reports and log lines are cut down before.
 const PACKET_BYTES_MAX: usize = 160 * 1024;
 /// Packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
 const OUTBOX_MAX: usize = 1024;
+/// How long a link waits when the kernel has no memory for a packet, or too many descriptors are on their way.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Longest log line that is forwarded, in bytes.
 const LOG_LINE_BYTES_MAX: usize = 4096;
 
@@ -45,6 +50,8 @@ pub(super) enum Message {
     Descriptors,
     /// To the helper: build this. A bundle of what is open follows first.
     Build { request: BuildRequest },
+    /// To the helper: the bundle has arrived.
+    Taken,
     /// To the worker: drain and exit.
     Quit,
     /// To the worker: exit.
@@ -53,12 +60,16 @@ pub(super) enum Message {
     Reopen { paths: Vec<LogPath> },
     /// From the worker: serving.
     Ready { generation: u64 },
+    /// From the worker: had no room for the descriptors of reopened logs, and wants them once more.
+    ReopenAgain,
     /// From the worker: built, and being committed.
     Prepared { generation: u64 },
     /// From worker or helper: cannot be used.
     Refused { generation: u64, report: Report },
     /// From the worker: every loop uses it, removed listeners are drained.
     Committed { generation: u64 },
+    /// From the worker: it accepts no more, and ends when its connections have.
+    Leaving,
     /// From the helper: a line for the master's log.
     Log { level: Level, message: String },
 }
@@ -71,13 +82,21 @@ pub(super) struct LogPath(#[serde(with = "text::path")] pub PathBuf);
 pub(super) enum Received {
     Message(Message),
     Bundle(Box<Bundle>),
+    /// A bundle came, but this process had no room for all of its descriptors (EMFILE).
+    BundleLost {
+        generation: u64,
+    },
     Reopened(Vec<(PathBuf, OwnedFd)>),
+    /// As with a bundle.
+    ReopenedLost,
 }
 
 /// One end of a link.
 pub(super) struct Link {
     socket: OwnedFd,
     outbox: VecDeque<Packet>,
+    /// The kernel could not take the first packet, for a reason that no poll tells the end of.
+    retry_at: Option<Instant>,
     incoming: Option<Incoming>,
     buffer: Vec<u8>,
 }
@@ -89,10 +108,19 @@ struct Packet {
 
 /// A bundle of which a part has arrived.
 struct Incoming {
-    memory: OwnedFd,
     generation: u64,
     expected: usize,
-    descriptors: Vec<OwnedFd>,
+    /// Messages with descriptors that are still to come.
+    batches: usize,
+    /// None when something was lost: the rest is only counted.
+    contents: Option<(OwnedFd, Vec<OwnedFd>)>,
+}
+
+/// What came beside a packet.
+struct Descriptors {
+    arrived: Vec<OwnedFd>,
+    /// This process had no room for all of them.
+    truncated: bool,
 }
 
 impl Link {
@@ -107,7 +135,7 @@ impl Link {
     pub fn new(socket: OwnedFd) -> Link {
         // As large as the system allows; the default already holds one packet.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * PACKET_BYTES_MAX);
-        Link { socket, outbox: VecDeque::new(), incoming: None, buffer: Vec::new() }
+        Link { socket, outbox: VecDeque::new(), retry_at: None, incoming: None, buffer: Vec::new() }
     }
 
     /// Sends a message, or keeps it until the socket can take it.
@@ -129,6 +157,8 @@ impl Link {
     /// Sends a bundle under this generation.
     pub fn send_bundle(&mut self, bundle: &Bundle) -> io::Result<()> {
         let (memory, descriptors) = bundle.encode()?;
+        // As a whole or not at all: the other process could make nothing of a part.
+        self.make_room(1 + descriptors.len().div_ceil(DESCRIPTORS_PER_MESSAGE_MAX))?;
         let announcement = Message::Bundle {
             protocol: PROTOCOL_VERSION,
             generation: bundle.generation,
@@ -143,8 +173,8 @@ impl Link {
 
     /// Sends log files that were opened again.
     pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
-        // Few per message: a path may have 4 KiB, and JSON may need several bytes for one of them.
-        for batch in logs.chunks(8) {
+        self.make_room(logs.len().div_ceil(PATHS_PER_MESSAGE))?;
+        for batch in logs.chunks(PATHS_PER_MESSAGE) {
             let paths = batch.iter().map(|log| LogPath(log.path().to_owned())).collect();
             self.enqueue(&Message::Reopen { paths }, batch.iter().map(|log| Arc::clone(log.descriptor())).collect())?;
         }
@@ -168,20 +198,35 @@ impl Link {
 
     /// Sends what waits, as far as the socket takes it.
     pub fn flush(&mut self) -> io::Result<()> {
+        use rustix::io::Errno;
+        if self.retry_at.is_some_and(|at| at > Instant::now()) {
+            return Ok(());
+        }
+        self.retry_at = None;
         while let Some(packet) = self.outbox.front() {
             match send_packet(&self.socket, packet) {
                 Ok(()) => drop(self.outbox.pop_front()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                    self.retry_at = Some(Instant::now() + RETRY_PAUSE);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
 
+    /// When to call `flush` although nothing has become ready.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
     /// What to poll this link for.
     pub fn interest(&self) -> PollFlags {
-        if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+        let waits_for_room = !self.outbox.is_empty() && self.retry_at.is_none();
+        if waits_for_room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
     /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first bundle,
@@ -196,7 +241,7 @@ impl Link {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            poll_one(&self.socket, self.interest(), left)?;
+            self.poll(self.interest(), left)?;
         }
     }
 
@@ -211,8 +256,13 @@ impl Link {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            poll_one(&self.socket, PollFlags::OUT, left)?;
+            self.poll(self.interest() & PollFlags::OUT, left)?;
         }
+    }
+
+    fn poll(&self, flags: PollFlags, left: Duration) -> io::Result<()> {
+        let retry = self.retry_at.map_or(left, |at| at.saturating_duration_since(Instant::now()));
+        poll_one(&self.socket, flags, left.min(retry))
     }
 
     fn enqueue(&mut self, message: &Message, descriptors: Vec<Arc<OwnedFd>>) -> io::Result<()> {
@@ -221,15 +271,20 @@ impl Link {
         if bytes.len() > PACKET_BYTES_MAX {
             return Err(io::Error::other("message too long for the link"));
         }
-        // A bundle has to fit as a whole; a peer that reads nothing for so long is taken for dead.
-        if self.outbox.len() >= OUTBOX_MAX {
-            return Err(io::Error::other("the other process does not read its messages"));
-        }
+        self.make_room(1)?;
         self.outbox.push_back(Packet { bytes, descriptors });
         Ok(())
     }
 
-    fn receive_packet(&mut self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    /// Whether so many packets can wait. A peer that reads nothing for so long is taken for dead.
+    fn make_room(&self, packets: usize) -> io::Result<()> {
+        if self.outbox.len() + packets > OUTBOX_MAX {
+            return Err(io::Error::other("the other process does not read its messages"));
+        }
+        Ok(())
+    }
+
+    fn receive_packet(&mut self) -> io::Result<Option<(Message, Descriptors)>> {
         self.buffer.resize(PACKET_BYTES_MAX, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -240,7 +295,7 @@ impl Link {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let descriptors: Vec<OwnedFd> = ancillary
+        let arrived: Vec<OwnedFd> = ancillary
             .drain()
             .filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
@@ -251,38 +306,49 @@ impl Link {
         if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::other("descriptors were lost on the link: too many open files"));
-        }
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(broken("packet too long"));
         }
         let message = serde_json::from_slice(&self.buffer[..received.bytes])?;
         // An idle link holds no buffer.
         self.buffer = Vec::new();
-        Ok(Some((message, descriptors)))
+        let truncated = received.flags.contains(ReturnFlags::CTRUNC);
+        Ok(Some((message, Descriptors { arrived, truncated })))
     }
 
-    fn handle_packet(&mut self, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<Option<Received>> {
+    fn handle_packet(&mut self, message: Message, descriptors: Descriptors) -> io::Result<Option<Received>> {
         match (message, self.incoming.take()) {
             (Message::Bundle { protocol, generation, descriptors: expected }, None) => {
                 if protocol != PROTOCOL_VERSION {
                     return Err(broken(&format!("protocol version {protocol}, expected {PROTOCOL_VERSION}")));
                 }
-                let memory = descriptors.into_iter().next().ok_or_else(|| broken("bundle without memory"))?;
                 if expected > DESCRIPTORS_MAX {
                     return Err(broken("too many descriptors"));
                 }
-                self.finish_bundle(Incoming { memory, generation, expected, descriptors: Vec::new() })
+                let contents = match descriptors.arrived.into_iter().next() {
+                    Some(memory) => Some((memory, Vec::new())),
+                    None if descriptors.truncated => None,
+                    None => return Err(broken("bundle without memory")),
+                };
+                let batches = expected.div_ceil(DESCRIPTORS_PER_MESSAGE_MAX);
+                self.finish_bundle(Incoming { generation, expected, batches, contents })
             }
             (Message::Descriptors, Some(mut incoming)) => {
-                incoming.descriptors.extend(descriptors);
+                incoming.batches -= 1;
+                if descriptors.truncated {
+                    incoming.contents = None;
+                }
+                if let Some((_, sockets_and_logs)) = &mut incoming.contents {
+                    sockets_and_logs.extend(descriptors.arrived);
+                }
                 self.finish_bundle(incoming)
             }
             (Message::Descriptors, None) => Err(broken("descriptors without a bundle")),
             (_, Some(_)) => Err(broken("a bundle was cut short")),
-            (Message::Reopen { paths }, None) if paths.len() == descriptors.len() => {
-                Ok(Some(Received::Reopened(paths.into_iter().map(|path| path.0).zip(descriptors).collect())))
+            (Message::Reopen { .. }, None) if descriptors.truncated => Ok(Some(Received::ReopenedLost)),
+            (Message::Reopen { paths }, None) if paths.len() == descriptors.arrived.len() => {
+                let paths = paths.into_iter().map(|path| path.0);
+                Ok(Some(Received::Reopened(paths.zip(descriptors.arrived).collect())))
             }
             (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
             (message, None) => Ok(Some(Received::Message(message))),
@@ -290,12 +356,19 @@ impl Link {
     }
 
     fn finish_bundle(&mut self, incoming: Incoming) -> io::Result<Option<Received>> {
-        if incoming.descriptors.len() < incoming.expected {
+        if incoming.batches > 0 {
             self.incoming = Some(incoming);
             return Ok(None);
         }
-        let mut bundle = Bundle::decode(incoming.memory, incoming.descriptors)?;
-        bundle.generation = incoming.generation;
+        let generation = incoming.generation;
+        let Some((memory, descriptors)) = incoming.contents else {
+            return Ok(Some(Received::BundleLost { generation }));
+        };
+        if descriptors.len() != incoming.expected {
+            return Err(broken("descriptors differ in number from what was announced"));
+        }
+        let mut bundle = Bundle::decode(memory, descriptors)?;
+        bundle.generation = generation;
         Ok(Some(Received::Bundle(Box::new(bundle))))
     }
 }
@@ -306,7 +379,7 @@ impl AsFd for Link {
     }
 }
 
-fn send_packet(socket: &OwnedFd, packet: &Packet) -> io::Result<()> {
+fn send_packet(socket: &OwnedFd, packet: &Packet) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
@@ -378,6 +451,21 @@ mod tests {
         assert!(sent >= OUTBOX_MAX, "the outbox is filled before the link is given up");
         drop(theirs);
         assert!(ours.receive().is_err());
+    }
+
+    #[test]
+    fn a_bundle_is_queued_as_a_whole_or_not_at_all() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        while ours.send_log(Level::Notice, &"x".repeat(4000)).is_ok() && ours.outbox.len() + 1 < OUTBOX_MAX {}
+        let waiting = ours.outbox.len();
+        let memory = || rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+        let log = |index| Arc::new(LogFile::shared(format!("/log/{index}").into(), Arc::new(memory())));
+        let record = Record { logs: (0..2).map(log).collect(), ..Record::default() };
+        let bundle =
+            Bundle { generation: 7, request: BuildRequest::default(), settings: ProcessSettings::default(), record };
+        assert!(ours.send_bundle(&bundle).is_err());
+        assert_eq!(ours.outbox.len(), waiting);
+        drop(theirs);
     }
 
     #[test]

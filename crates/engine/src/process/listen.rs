@@ -9,7 +9,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -175,19 +176,38 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
     }
 
     bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
-    if let ListenAddress::Unix(path) = address {
-        let mode = rustix::fs::Mode::from_raw_mode(0o666);
-        rustix::fs::chmod(path, mode)
-            .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
-        if test {
-            std::fs::remove_file(path).map_err(failed(format!("unlink() {}", path.display())))?;
+    let finish = || {
+        if let ListenAddress::Unix(path) = address {
+            let mode = rustix::fs::Mode::from_raw_mode(0o666);
+            rustix::fs::chmod(path, mode)
+                .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
+            if test {
+                std::fs::remove_file(path).map_err(failed(format!("unlink() {}", path.display())))?;
+            }
         }
+        if spec.kind == SocketKind::Stream {
+            rustix::net::listen(&socket, spec.backlog)
+                .map_err(|error| failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into()))?;
+        }
+        Ok(())
+    };
+    let finished = finish();
+    if let (Err(_), ListenAddress::Unix(path)) = (&finished, address) {
+        // What is worth saying is said by the error that led here.
+        let _ = std::fs::remove_file(path);
     }
-    if spec.kind == SocketKind::Stream {
-        rustix::net::listen(&socket, spec.backlog)
-            .map_err(|error| failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into()))?;
-    }
-    Ok(socket)
+    finished.map(|()| socket)
+}
+
+/// Whether `path` is the file of a stream socket that nobody listens to any more.
+pub(super) fn refuses_connections(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (Ok(probe), Ok(address), Ok(metadata)) = (probe, SocketAddrUnix::new(path), std::fs::symlink_metadata(path))
+    else {
+        return false;
+    };
+    metadata.file_type().is_socket() && rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
 }
 
 /// Sets the options that may change while the socket lives; what fails is logged and ignored, as in nginx. `previous` is
@@ -240,19 +260,27 @@ pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
 
 /// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null from
 /// now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's table
-/// with nobody accepting.
-pub(super) fn detach(sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
-    use rustix::fs::{Mode, OFlags};
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+/// with nobody accepting. `null` is that file, which was opened while there was room for it.
+///
+/// # Errors
+/// The first that occurs; all sockets are tried.
+pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
+    let mut result = Ok(());
     for socket in sockets {
         // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by the
         // `OwnedFd`, only what it refers to changes, which is the purpose.
         let code = unsafe { libc::dup3(null.as_raw_fd(), socket.as_raw_fd(), libc::O_CLOEXEC) };
-        if code < 0 {
-            return Err(io::Error::last_os_error());
+        if code < 0 && result.is_ok() {
+            result = Err(io::Error::last_os_error());
         }
     }
-    Ok(())
+    result
+}
+
+/// What `detach` puts in the place of a socket.
+pub(super) fn open_null() -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// The kernel's name of a socket, the same for every descriptor that refers to it.

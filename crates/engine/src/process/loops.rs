@@ -27,9 +27,9 @@ const ORDERS_MAX: usize = 64;
 /// What the control thread tells a loop.
 pub(super) enum Order<C> {
     /// Begin to serve.
-    Start { seat: Seat, configuration: Arc<C> },
-    /// Use another configuration.
-    Commit { seat: Seat, configuration: Arc<C> },
+    Start(Change<C>),
+    /// Use another configuration, or another seat.
+    Commit(Change<C>),
     /// Stop accepting and finish what there is.
     Drain,
     /// Close what still holds this configuration or an older one; without one, everything.
@@ -40,15 +40,23 @@ pub(super) enum Order<C> {
     Stop,
 }
 
+/// What a loop is to serve from now on.
+pub(super) struct Change<C> {
+    /// Number of this change, which its answer bears: one may come after it was given up.
+    pub number: u64,
+    pub seat: Seat,
+    pub configuration: Arc<C>,
+}
+
 /// What a loop tells the control thread.
 #[derive(Debug)]
 pub(super) enum LoopEvent {
     /// The loop is set up and waits for its first order.
     Ready,
     /// It serves, or cannot.
-    Started(Result<(), String>),
-    /// It uses the configuration that it was told last, and removed listeners are drained.
-    Committed,
+    Started { number: u64, result: Result<(), String> },
+    /// It uses the configuration of this change, and removed listeners are drained.
+    Committed { number: u64 },
     /// Nothing is gathered any more for the log files as they are.
     Reopened,
     /// It accepts no more.
@@ -185,7 +193,7 @@ struct Attendance<P: Program> {
 
 #[derive(Clone, Copy)]
 enum Settles {
-    Commit,
+    Commit { number: u64 },
     Drain,
 }
 
@@ -209,7 +217,7 @@ impl<P: Program> Future for Attendance<P> {
             let pending = quiet.as_mut().poll(context).is_pending();
             if !pending {
                 report(match *settles {
-                    Settles::Commit => LoopEvent::Committed,
+                    Settles::Commit { number } => LoopEvent::Committed { number },
                     Settles::Drain => LoopEvent::Drained,
                 });
             }
@@ -222,15 +230,15 @@ impl<P: Program> Future for Attendance<P> {
 impl<P: Program> Attendance<P> {
     fn carry_out(&mut self, order: Order<P::Configuration>) -> std::ops::ControlFlow<()> {
         match (order, &mut self.serving) {
-            (Order::Start { seat, configuration }, _) => {
-                let started = self.program.start(seat, configuration).map(|worker| self.serving = Some(worker));
-                (self.report)(LoopEvent::Started(started));
+            (Order::Start(Change { number, seat, configuration }), _) => {
+                let result = self.program.start(seat, configuration).map(|worker| self.serving = Some(worker));
+                (self.report)(LoopEvent::Started { number, result });
             }
-            (Order::Commit { seat, configuration }, Some(worker)) => {
-                self.unsettled.push((Settles::Commit, worker.commit(seat, configuration)));
+            (Order::Commit(Change { number, seat, configuration }), Some(worker)) => {
+                self.unsettled.push((Settles::Commit { number }, worker.commit(seat, configuration)));
             }
             // A loop that could not start has nothing to change over or to drain.
-            (Order::Commit { .. }, None) => (self.report)(LoopEvent::Committed),
+            (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),
             (Order::Drain, Some(worker)) => {
                 self.unsettled.push((Settles::Drain, worker.drain()));
                 (self.report)(LoopEvent::Draining);

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,10 +21,10 @@ use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
 use super::bundle::Bundle;
 use super::daemon::Waiting;
-use super::errors::{ErrorLog, Level, Report, errno_text};
+use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::link::{Link, Message, Received};
 use super::listen::{self, ListenAddress};
-use super::log_file;
+use super::log_file::{self, LogHandle};
 use super::notify::Notifier;
 use super::pid_file;
 use super::program::Program;
@@ -41,6 +42,14 @@ const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
 const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause.
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Longest time that a worker process may take to become ready.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that a worker process may take to build a new configuration: more than it allows itself.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that it may then take to change over: more than it allows itself.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a process that closed its link may take to end; one that lives on then is replaced.
+const LOST_GRACE: Duration = Duration::from_secs(1);
 /// A worker process that lived so long was healthy.
 const RESPAWN_HEALTHY: Duration = Duration::from_secs(60);
 
@@ -53,8 +62,8 @@ pub(super) struct Start {
     pub waiting: Option<Waiting>,
     /// No terminal: WINCH means something.
     pub daemonized: bool,
-    /// Started by a previous binary.
-    pub upgraded: bool,
+    /// The previous binary's, if that has started us.
+    pub old_master: Option<Pid>,
 }
 
 /// One worker process.
@@ -62,6 +71,10 @@ struct WorkerProcess {
     pid: Pid,
     /// None after it was lost.
     link: Option<Link>,
+    /// It has lost its link, so that it cannot be told anything: it is replaced then, if it still lives.
+    replace_at: Option<Instant>,
+    /// Until when it has to be ready.
+    kill_at: Option<Instant>,
     phase: WorkerPhase,
     since: Instant,
 }
@@ -79,12 +92,16 @@ enum WorkerPhase {
 enum Reload {
     Helping {
         pid: Pid,
-        link: Link,
+        /// None after it was lost.
+        link: Option<Link>,
         until: Instant,
+        /// Logs were reopened since it began: it may have opened those before.
+        reopened: bool,
     },
     Preparing {
         bundle: Box<Bundle>,
         worker: Pid,
+        until: Instant,
     },
     /// As preparing, for what needs a new process: it is started with the bundle while the old one serves.
     Replacing {
@@ -94,6 +111,7 @@ enum Reload {
     Committing {
         previous: Vec<ListenAddress>,
         worker: Pid,
+        until: Instant,
     },
 }
 
@@ -134,8 +152,9 @@ pub(super) struct Master<P: Program> {
     serving_since_start: bool,
     waiting: Option<Waiting>,
     daemonized: bool,
-    upgraded: bool,
-    parent: Option<Pid>,
+    old_master: Option<Pid>,
+    /// Where our pid file is; in an upgrade, aside of it.
+    pid_path: PathBuf,
     new_binary: Option<Pid>,
     /// WINCH: no worker process is wanted.
     resting: bool,
@@ -152,6 +171,7 @@ impl<P: Program> Master<P> {
             notifier: start.notifier,
             log,
             generation: start.bundle.generation,
+            pid_path: start.bundle.settings.pid_path.clone(),
             bundle: Box::new(start.bundle),
             workers: Vec::new(),
             reload: None,
@@ -161,8 +181,7 @@ impl<P: Program> Master<P> {
             serving_since_start: false,
             waiting: start.waiting,
             daemonized: start.daemonized,
-            upgraded: start.upgraded,
-            parent: rustix::process::getppid(),
+            old_master: start.old_master,
             new_binary: None,
             resting: false,
             failed: false,
@@ -194,7 +213,7 @@ impl<P: Program> Master<P> {
         let mut polled = vec![PollFd::new(&self.signals, PollFlags::IN)];
         let links = self.workers.iter().filter_map(|worker| worker.link.as_ref());
         let helper = match &self.reload {
-            Some(Reload::Helping { link, .. }) => Some(link),
+            Some(Reload::Helping { link, .. }) => link.as_ref(),
             _ => None,
         };
         polled.extend(links.chain(helper).map(|link| PollFd::new(link, link.interest())));
@@ -204,15 +223,24 @@ impl<P: Program> Master<P> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let helper = match &self.reload {
-            Some(Reload::Helping { until, .. }) => Some(*until),
-            _ => None,
+        let reload = match &self.reload {
+            Some(
+                Reload::Helping { until, .. } | Reload::Preparing { until, .. } | Reload::Committing { until, .. },
+            ) => Some(*until),
+            Some(Reload::Replacing { .. }) | None => None, // bounded by the worker process's own deadline
         };
         let kill = match &self.stop {
             Some(Stop::Fast { kill_at }) => *kill_at,
             _ => None,
         };
-        [helper, kill, self.respawn.at].into_iter().flatten().min()
+        let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at]);
+        let helper = match &self.reload {
+            Some(Reload::Helping { link, .. }) => link.as_ref(),
+            _ => None,
+        };
+        let links = self.workers.iter().filter_map(|worker| worker.link.as_ref()).chain(helper);
+        let retries = links.map(|link| link.retry_at());
+        [reload, kill, self.respawn.at].into_iter().chain(workers).chain(retries).flatten().min()
     }
 
     fn handle_time(&mut self, now: Instant) {
@@ -224,27 +252,60 @@ impl<P: Program> Master<P> {
                 self.kill(worker.pid, rustix::process::Signal::KILL);
             }
         }
-        if let Some(Reload::Helping { pid, until, .. }) = &self.reload
-            && *until <= now
-        {
-            let pid = *pid;
-            self.kill(pid, rustix::process::Signal::KILL);
-            let text = format!("the configuration was not built within {} seconds", HELPER_TIMEOUT.as_secs());
-            self.reject(Report::new(Level::Emerg, text));
-        }
+        self.check_reload(now);
+        self.check_starting(now);
         if self.respawn.at.is_some_and(|at| at <= now) {
             self.respawn.at = None;
             if self.stop.is_none() && !self.resting && self.serving_worker().is_none() {
                 self.spawn_worker();
             }
         }
+        let lost = self.workers.iter().find(|worker| worker.replace_at.is_some_and(|at| at <= now));
+        if let Some(pid) = lost.map(|worker| worker.pid) {
+            self.replace_lost(pid, now);
+        }
+    }
+
+    /// Gives up what takes too long.
+    fn check_reload(&mut self, now: Instant) {
+        match self.reload.take() {
+            Some(Reload::Helping { pid, until, .. }) if until <= now => {
+                self.kill(pid, rustix::process::Signal::KILL);
+                let text = format!("the configuration was not built within {} seconds", HELPER_TIMEOUT.as_secs());
+                self.reject(Report::new(Level::Emerg, text));
+            }
+            Some(Reload::Preparing { bundle, until, .. }) if until <= now => {
+                let seconds = PREPARE_TIMEOUT.as_secs();
+                self.discard(*bundle, &format!("the worker process was not prepared within {seconds} seconds"));
+            }
+            Some(Reload::Committing { previous, worker, until }) if until <= now => {
+                let text = format!("worker process {worker} has not changed over completely");
+                self.log.write(Level::Alert, &text);
+                self.finish_commit(&previous);
+            }
+            other => self.reload = other,
+        }
+    }
+
+    fn check_starting(&mut self, now: Instant) {
+        let is_late = |worker: &&mut WorkerProcess| worker.kill_at.is_some_and(|at| at <= now);
+        let Some(late) = self.workers.iter_mut().find(is_late) else {
+            return;
+        };
+        // SIGCHLD tells the rest.
+        late.kill_at = None;
+        let pid = late.pid;
+        let seconds = START_TIMEOUT.as_secs();
+        self.log.write(Level::Alert, &format!("worker process {pid} was not ready within {seconds} seconds"));
+        self.kill(pid, rustix::process::Signal::KILL);
     }
 
     // Signals
 
     fn handle_signal(&mut self, arrived: &Arrived) {
-        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade.
-        let ignored = arrived.signal == Signal::ChangeBinary && self.upgrade_is_running();
+        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a stop,
+        // which has closed the sockets.
+        let ignored = arrived.signal == Signal::ChangeBinary && (self.upgrade_is_running() || self.stop.is_some());
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",
             Signal::Terminate => ", exiting",
@@ -274,7 +335,11 @@ impl<P: Program> Master<P> {
     }
 
     fn upgrade_is_running(&self) -> bool {
-        self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent)
+        self.new_binary.is_some() || self.old_binary_runs()
+    }
+
+    fn old_binary_runs(&self) -> bool {
+        self.old_master.is_some() && rustix::process::getppid() == self.old_master
     }
 
     fn begin_graceful_stop(&mut self) {
@@ -337,23 +402,53 @@ impl<P: Program> Master<P> {
 
     fn reopen_logs(&mut self) {
         self.log.write(Level::Notice, "reopening logs");
+        if let Some(Reload::Helping { reopened, .. }) = &mut self.reload {
+            *reopened = true;
+        }
+        let reopened = self.reopen(self.open_logs());
+        let mut unreachable = Vec::new();
+        for worker in &mut self.workers {
+            if worker.link.as_mut().is_none_or(|link| link.send_reopened(&reopened).is_err()) {
+                unreachable.push(worker.pid);
+            }
+        }
+        for pid in unreachable {
+            self.kill(pid, rustix::process::Signal::USR1);
+        }
+        self.redirect_standard_error();
+    }
+
+    /// Those of the configuration, and of the one that is under way.
+    fn open_logs(&self) -> Vec<LogHandle> {
+        let mut logs = self.bundle.record.logs.clone();
+        if let Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) = &self.reload {
+            let is_new = |log: &&LogHandle| !self.bundle.record.logs.iter().any(|known| Arc::ptr_eq(known, log));
+            logs.extend(bundle.record.logs.iter().filter(is_new).cloned());
+        }
+        logs
+    }
+
+    /// Opens them again; what fails is logged. Those that could be.
+    fn reopen(&self, logs: Vec<LogHandle>) -> Vec<LogHandle> {
         let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
-        let mut reopened = Vec::new();
-        for log in &self.bundle.record.logs {
+        let is_reopened = |log: &LogHandle| {
             let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
                 log.replace(&descriptor)
                     .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
             });
-            match replaced {
-                Ok(()) => reopened.push(Arc::clone(log)),
-                Err(message) => self.log.write(Level::Emerg, &message),
-            }
-        }
-        for link in self.workers.iter_mut().filter_map(|worker| worker.link.as_mut()) {
+            replaced.inspect_err(|message| self.log.write(Level::Emerg, message)).is_ok()
+        };
+        logs.into_iter().filter(is_reopened).collect()
+    }
+
+    /// The worker process had no room for the descriptors when the logs were reopened.
+    fn send_logs_again(&mut self, pid: Pid) {
+        self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
+        let logs = self.open_logs();
+        if let Some(link) = self.worker_mut(pid).and_then(|worker| worker.link.as_mut()) {
             // A lost link is found and logged when it is read.
-            let _ = link.send_reopened(&reopened);
+            let _ = link.send_reopened(&logs);
         }
-        self.redirect_standard_error();
     }
 
     fn redirect_standard_error(&self) {
@@ -366,7 +461,7 @@ impl<P: Program> Master<P> {
 
     fn change_binary(&mut self) {
         self.log.write(Level::Notice, "changing binary");
-        match upgrade::start_new_binary(&self.bundle) {
+        match upgrade::start_new_binary(&self.bundle, &self.pid_path) {
             Ok(pid) => {
                 self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);
@@ -398,9 +493,15 @@ impl<P: Program> Master<P> {
     fn start_worker(&self, bundle: &Bundle) -> io::Result<WorkerProcess> {
         let (pid, mut link) = self.executable.start(Role::Worker, &bundle.request.program, &bundle.settings)?;
         self.log.write(Level::Notice, &format!("start worker process {pid}"));
-        // If it is dead already, SIGCHLD says so.
-        let link = link.send_bundle(bundle).is_ok().then_some(link);
-        Ok(WorkerProcess { pid, link, phase: WorkerPhase::Starting, since: Instant::now() })
+        let sent = link.send_bundle(bundle);
+        if let Err(error) = &sent {
+            // Without its link it ends, and SIGCHLD says so.
+            self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
+        }
+        let link = sent.is_ok().then_some(link);
+        let since = Instant::now();
+        let kill_at = Some(since + START_TIMEOUT);
+        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, phase: WorkerPhase::Starting, since })
     }
 
     fn serving_worker(&self) -> Option<&WorkerProcess> {
@@ -446,7 +547,8 @@ impl<P: Program> Master<P> {
             ));
         } else if self.new_binary == Some(pid) {
             self.new_binary = None;
-            upgrade::restore_pid_file(&self.bundle, &*self.log);
+            upgrade::restore_pid_file(&self.pid_path, &*self.log);
+            self.move_pid_file();
             if std::mem::take(&mut self.resting) && self.stop.is_none() {
                 self.spawn_worker();
             }
@@ -457,29 +559,37 @@ impl<P: Program> Master<P> {
     }
 
     fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
-        match self.reload.take() {
-            Some(Reload::Preparing { bundle, worker: pid }) if pid == worker.pid => {
-                self.discard(*bundle, "the worker process died while it prepared the new configuration");
-            }
-            Some(Reload::Replacing { bundle, worker: pid }) if pid == worker.pid => {
-                self.discard(*bundle, "the new worker process died before it was ready");
-                return; // the old one still serves
-            }
-            // Acknowledged: the next process is started with the new configuration.
-            Some(Reload::Committing { previous, worker: pid }) if pid == worker.pid => self.finish_commit(&previous),
-            other => self.reload = other,
-        }
-        if self.stop.is_some() || self.resting || self.failed || worker.phase == WorkerPhase::Leaving {
+        self.end_reload_of(worker.pid, "the worker process died before it was ready for the new configuration");
+        if worker.phase == WorkerPhase::Leaving {
             return;
         }
-        if !self.serving_since_start {
+        if !self.serving_since_start && self.stop.is_none() {
             self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
         if worker.since.elapsed() >= RESPAWN_HEALTHY {
             self.respawn.pause = Duration::ZERO;
         }
-        self.schedule_respawn();
+        self.succeed();
+    }
+
+    /// Sees to it that a worker process comes after one that is gone or leaves, if one is wanted.
+    fn succeed(&mut self) {
+        if self.stop.is_none() && !self.resting && !self.failed {
+            self.schedule_respawn();
+        }
+    }
+
+    /// A worker process will say no more about the reload that it was part of.
+    fn end_reload_of(&mut self, pid: Pid, why: &str) {
+        match self.reload.take() {
+            Some(Reload::Preparing { bundle, worker, .. } | Reload::Replacing { bundle, worker }) if worker == pid => {
+                self.discard(*bundle, why);
+            }
+            // Acknowledged: the next process is started with the new configuration.
+            Some(Reload::Committing { previous, worker, .. }) if worker == pid => self.finish_commit(&previous),
+            other => self.reload = other,
+        }
     }
 
     /// At once the first time, then later and later.
@@ -493,7 +603,7 @@ impl<P: Program> Master<P> {
     fn fail(&mut self, report: &Report) {
         if !std::mem::replace(&mut self.failed, true) {
             report.log_to(&*self.log);
-            eprint!("{}", report.render(&self.bundle.request.program));
+            say(&report.render(&self.bundle.request.program));
         }
         self.begin_fast_stop();
     }
@@ -506,7 +616,11 @@ impl<P: Program> Master<P> {
                 Heard::Worker(pid, Ok(received)) => self.handle_worker(pid, received),
                 Heard::Worker(pid, Err(error)) => self.handle_lost(pid, &error),
                 Heard::Helper(Ok(received)) => self.handle_helper(received),
-                Heard::Helper(Err(_)) => {} // SIGCHLD tells the rest
+                // SIGCHLD tells the rest, and what it has opened it removes before.
+                Heard::Helper(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                Heard::Helper(Err(error)) => {
+                    self.log.write(Level::Alert, &format!("the link to the reload helper was lost: {error}"));
+                }
             }
         }
     }
@@ -520,19 +634,23 @@ impl<P: Program> Master<P> {
             let result = drain(link, |received| heard.push_back(Heard::Worker(worker.pid, Ok(received))));
             if let Err(error) = result {
                 worker.link = None;
+                worker.replace_at = Some(Instant::now() + LOST_GRACE);
                 heard.push_back(Heard::Worker(worker.pid, Err(error)));
             }
         }
-        if let Some(Reload::Helping { link, .. }) = &mut self.reload {
+        if let Some(Reload::Helping { link: maybe_link, .. }) = &mut self.reload
+            && let Some(link) = maybe_link
+        {
             let result = drain(link, |received| heard.push_back(Heard::Helper(Ok(received))));
             if let Err(error) = result {
+                *maybe_link = None;
                 heard.push_back(Heard::Helper(Err(error)));
             }
         }
         heard
     }
 
-    /// A process that has gone is SIGCHLD's business. One that talks nonsense is replaced.
+    /// A process that has gone is SIGCHLD's business, one that has not is `replace_lost`'s. One that talks nonsense is ended.
     fn handle_lost(&mut self, pid: Pid, error: &io::Error) {
         if matches!(
             error.kind(),
@@ -542,6 +660,33 @@ impl<P: Program> Master<P> {
         }
         self.log.write(Level::Alert, &format!("the link to worker process {pid} was lost: {error}"));
         self.kill(pid, rustix::process::Signal::TERM);
+    }
+
+    /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the old
+    /// one drains, as in a reload that needs a new process.
+    fn replace_lost(&mut self, pid: Pid, now: Instant) {
+        // SIGCHLD may have been taken by somebody else.
+        let is_gone = matches!(rustix::process::waitpid(Some(pid), WaitOptions::NOHANG), Err(rustix::io::Errno::CHILD));
+        let Some(position) = self.workers.iter().position(|worker| worker.pid == pid) else {
+            return;
+        };
+        if is_gone {
+            let worker = self.workers.remove(position);
+            self.log.write(Level::Alert, &format!("worker process {pid} is gone"));
+            return self.handle_worker_exit(&worker);
+        }
+        let worker = &mut self.workers[position];
+        if worker.phase != WorkerPhase::Serving || self.stop.is_some() {
+            worker.replace_at = None; // it leaves, or is killed when it does not become ready
+            return;
+        }
+        worker.replace_at = Some(now + RESPAWN_PAUSE_MAX);
+        self.end_reload_of(pid, "the link to the worker process was lost");
+        if self.reload.is_none() {
+            let text = format!("worker process {pid} runs on without its link to the master, replacing it");
+            self.log.write(Level::Alert, &text);
+            self.replace_worker(self.bundle.clone());
+        }
     }
 
     fn handle_worker(&mut self, pid: Pid, received: Received) {
@@ -554,6 +699,8 @@ impl<P: Program> Master<P> {
             Message::Committed { .. } => self.handle_committed(pid),
             Message::Refused { report, .. } => self.handle_refused(pid, report),
             Message::Log { level, message } => self.log.write(level, &message),
+            Message::Leaving => self.handle_leaving(pid),
+            Message::ReopenAgain => self.send_logs_again(pid),
             _ => self.log.write(Level::Alert, &format!("unexpected message from worker process {pid}")),
         }
     }
@@ -563,6 +710,7 @@ impl<P: Program> Master<P> {
             && worker.phase == WorkerPhase::Starting
         {
             worker.phase = WorkerPhase::Serving;
+            worker.kill_at = None;
         }
         if !std::mem::replace(&mut self.serving_since_start, true) {
             if let Some(waiting) = self.waiting.take() {
@@ -573,6 +721,8 @@ impl<P: Program> Master<P> {
         }
         match self.reload.take() {
             Some(Reload::Replacing { bundle, worker }) if worker == pid => {
+                // The reload has brought a worker process back, which is wanted from now on.
+                self.resting = false;
                 self.retire_all_but(pid);
                 let previous = self.acknowledge(bundle);
                 self.finish_commit(&previous);
@@ -582,6 +732,19 @@ impl<P: Program> Master<P> {
                 self.take_up_wanted_reload();
             }
         }
+    }
+
+    /// A worker process drains. Unless we told it to, somebody signalled it, and it has to be succeeded.
+    fn handle_leaving(&mut self, pid: Pid) {
+        let unasked = self.worker_mut(pid).is_some_and(|worker| worker.phase != WorkerPhase::Leaving);
+        if !unasked {
+            return;
+        }
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.phase = WorkerPhase::Leaving;
+        }
+        self.end_reload_of(pid, "the worker process was told to leave");
+        self.succeed();
     }
 
     fn retire_all_but(&mut self, pid: Pid) {
@@ -636,7 +799,9 @@ impl<P: Program> Master<P> {
         });
         match sent {
             Ok((pid, link)) => {
-                self.reload = Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT });
+                let link = Some(link);
+                self.reload =
+                    Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT, reopened: false });
             }
             Err(error) => {
                 self.reject(Report::new(
@@ -651,7 +816,17 @@ impl<P: Program> Master<P> {
         match received {
             Received::Message(Message::Log { level, message }) => self.log.write(level, &message),
             Received::Message(Message::Refused { report, .. }) => self.reject(report),
-            Received::Bundle(bundle) => self.prepare(bundle),
+            Received::BundleLost { .. } => {
+                let text = "the master process has too many open files to receive the new configuration";
+                self.reject(Report::new(Level::Emerg, text));
+            }
+            Received::Bundle(bundle) => {
+                if let Some(Reload::Helping { link: Some(link), .. }) = &mut self.reload {
+                    // From here on we remove what it has opened. If the helper does not hear that, it has ended.
+                    let _ = link.send(&Message::Taken);
+                }
+                self.prepare(bundle);
+            }
             _ => self.log.write(Level::Alert, "unexpected message from the reload helper"),
         }
     }
@@ -660,8 +835,12 @@ impl<P: Program> Master<P> {
     fn prepare(&mut self, mut bundle: Box<Bundle>) {
         self.generation += 1;
         bundle.generation = self.generation;
+        if let Some(Reload::Helping { reopened: true, .. }) = &self.reload {
+            self.reopen(bundle.record.logs.clone());
+        }
         bundle.adopt(&self.bundle);
-        let serving = self.workers.iter().position(|worker| worker.phase == WorkerPhase::Serving);
+        let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
+        let serving = self.workers.iter().position(is_reachable);
         let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
         let Some(position) = in_place else {
             return self.replace_worker(bundle);
@@ -670,7 +849,10 @@ impl<P: Program> Master<P> {
         let worker = &mut self.workers[position];
         let pid = worker.pid;
         match worker.link.as_mut().map(|link| link.send_bundle(&bundle)) {
-            Some(Ok(())) => self.reload = Some(Reload::Preparing { bundle, worker: pid }),
+            Some(Ok(())) => {
+                let until = Instant::now() + PREPARE_TIMEOUT;
+                self.reload = Some(Reload::Preparing { bundle, worker: pid, until });
+            }
             _ => self.discard(*bundle, "the worker process cannot be reached"),
         }
     }
@@ -699,11 +881,23 @@ impl<P: Program> Master<P> {
 
     fn handle_prepared(&mut self, pid: Pid, generation: u64) {
         match self.reload.take() {
-            Some(Reload::Preparing { bundle, worker }) if worker == pid && bundle.generation == generation => {
+            Some(Reload::Preparing { bundle, worker, .. }) if worker == pid && bundle.generation == generation => {
                 let previous = self.acknowledge(bundle);
-                self.reload = Some(Reload::Committing { previous, worker });
+                self.reload = Some(Reload::Committing { previous, worker, until: Instant::now() + COMMIT_TIMEOUT });
             }
-            other => self.reload = other,
+            other => {
+                self.reload = other;
+                self.handle_prepared_late(pid);
+            }
+        }
+    }
+
+    /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its place.
+    fn handle_prepared_late(&mut self, pid: Pid) {
+        self.log.write(Level::Alert, &format!("worker process {pid} was prepared too late"));
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.link = None;
+            worker.replace_at = Some(Instant::now());
         }
     }
 
@@ -718,14 +912,22 @@ impl<P: Program> Master<P> {
                 listen::configure(listener, Some(old), &*self.log);
             }
         }
-        pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
+        self.move_pid_file();
         self.redirect_standard_error();
         previous.addresses()
     }
 
+    /// To where the configuration wants it; not while the file of a new binary is in that place.
+    fn move_pid_file(&mut self) {
+        let wanted = &self.bundle.settings.pid_path;
+        if self.new_binary.is_none() && pid_file::change(&self.pid_path, wanted, &*self.log) {
+            self.pid_path = wanted.clone();
+        }
+    }
+
     fn handle_committed(&mut self, pid: Pid) {
         match self.reload.take() {
-            Some(Reload::Committing { previous, worker }) if worker == pid => self.finish_commit(&previous),
+            Some(Reload::Committing { previous, worker, .. }) if worker == pid => self.finish_commit(&previous),
             other => self.reload = other,
         }
     }
@@ -780,7 +982,7 @@ impl<P: Program> Master<P> {
 
     fn close_listeners(&mut self) {
         // As nginx: not while another binary uses the files.
-        let shared = self.new_binary.is_some() || (self.upgraded && rustix::process::getppid() == self.parent);
+        let shared = self.upgrade_is_running();
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (!listener.inherited && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
@@ -789,8 +991,7 @@ impl<P: Program> Master<P> {
     }
 
     fn leave(&mut self) {
-        let path = &self.bundle.settings.pid_path;
-        let path = if self.new_binary.is_some() { pid_file::old_path(path) } else { path.clone() };
+        let path = if self.new_binary.is_some() { pid_file::old_path(&self.pid_path) } else { self.pid_path.clone() };
         pid_file::remove(&path, &*self.log);
         self.close_listeners();
         self.log.write(Level::Notice, "exit");

@@ -37,15 +37,17 @@ pub(super) fn remove(path: &Path, log: &dyn ErrorLog) {
     }
 }
 
-/// After a reload: moves to another path. What fails is logged; the server goes on.
-pub(super) fn change(old: &Path, new: &Path, log: &dyn ErrorLog) {
+/// After a reload: moves to another path. What fails is logged; the server goes on with the old one. True when it has moved.
+pub(super) fn change(old: &Path, new: &Path, log: &dyn ErrorLog) -> bool {
     if old == new {
-        return;
+        return false;
     }
-    match write(new) {
+    let written = write(new);
+    match &written {
         Ok(()) => remove(old, log),
-        Err(message) => log.write(Level::Emerg, &message),
+        Err(message) => log.write(Level::Emerg, message),
     }
+    written.is_ok()
 }
 
 /// Where the old binary's number is while an upgrade runs.

@@ -12,8 +12,9 @@ use super::log_file::LogHandle;
 use super::text;
 use super::user::Account;
 
-/// More event loops than this are refused: a slip of the pen, not a machine.
-pub const WORKERS_MAX: usize = 1024;
+/// More event loops than this are refused: a slip of the pen, not a machine. The runtime has room for twice as many, so that
+/// a reload can start new ones while old ones still drain.
+pub const WORKERS_MAX: usize = 512;
 
 /// Settings of the processes. Plain values: they cross the link inside a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -71,6 +71,8 @@ pub(super) struct Signals {
 impl Signals {
     /// Blocks the signals for this thread and those it starts from now on.
     pub fn take() -> io::Result<Signals> {
+        // Ignored, as a careless parent may have left it, it would reap our processes in our place.
+        set_disposition(libc::SIGCHLD, libc::SIG_DFL)?;
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: `sigemptyset` initialises the set that the following calls read; all pointers are to locals.
         let descriptor = unsafe {
@@ -113,6 +115,19 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// For a process that is part of the service but takes no orders: those that are meant for master and worker do not end it.
+pub(super) fn ignore_orders() -> io::Result<()> {
+    [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH]
+        .into_iter()
+        .try_for_each(|number| set_disposition(number, libc::SIG_IGN))
+}
+
+fn set_disposition(number: i32, disposition: libc::sighandler_t) -> io::Result<()> {
+    // SAFETY: no handler is installed: the callers pass only SIG_DFL and SIG_IGN.
+    let previous = unsafe { libc::signal(number, disposition) };
+    if previous == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// The signal of `-s NAME`.

@@ -68,9 +68,18 @@ impl SystemResources {
 
     /// Takes back what would stay behind when the configuration is not used: files of Unix sockets opened for it.
     pub(super) fn abandon(self) {
-        for listener in self.record.listeners.iter().filter(|listener| !self.test && !self.was_open(listener)) {
-            remove_socket_file(listener, &*self.log);
-        }
+        self.new_socket_files().remove(&*self.log);
+    }
+
+    /// The files of Unix sockets that were opened, not adopted. Nobody removes them if the configuration is not used.
+    pub(super) fn new_socket_files(&self) -> NewSocketFiles {
+        let listeners = self.record.listeners.iter().map(|listener| &**listener);
+        self.new_among(listeners)
+    }
+
+    fn new_among<'l>(&self, listeners: impl Iterator<Item = &'l Listener>) -> NewSocketFiles {
+        let is_new = |listener: &&Listener| !self.test && !listener.sockets.is_empty() && !self.was_open(listener);
+        NewSocketFiles { addresses: listeners.filter(is_new).map(|listener| listener.spec.address.clone()).collect() }
     }
 
     /// Opens what `listener` still lacks; true when an address was in use.
@@ -84,7 +93,12 @@ impl SystemResources {
             {
                 spec.address = address;
             }
-            match listen::open_socket(&spec, spec.reuseport > 0, self.test) {
+            let open = || listen::open_socket(&spec, spec.reuseport > 0, self.test);
+            let opened = match open() {
+                Err(error) if error.in_use && !self.test && self.remove_stale(&spec.address) => open(),
+                opened => opened,
+            };
+            match opened {
                 Ok(socket) => listener.sockets.push(Arc::new(socket)),
                 Err(error) if error.in_use && self.test => return Ok(false),
                 Err(error) if error.in_use => {
@@ -95,6 +109,37 @@ impl SystemResources {
             }
         }
         Ok(false)
+    }
+
+    /// A socket file that a killed process has left would be in the way for ever: it is removed when connections to it are
+    /// refused. True when it was.
+    fn remove_stale(&self, address: &ListenAddress) -> bool {
+        let ListenAddress::Unix(path) = address else {
+            return false;
+        };
+        let is_stale = listen::refuses_connections(path);
+        if is_stale {
+            self.log.write(Level::Notice, &format!("deleting socket {}, to which nobody listens", path.display()));
+            remove_file_of(address, &*self.log);
+        }
+        is_stale
+    }
+
+    /// Opens all that is lacking, five times if need be.
+    fn complete_all(&self, listeners: &mut [Listener]) -> Result<(), ResourceError> {
+        for _ in 0..BIND_TRIES {
+            let mut in_use = false;
+            for listener in &mut *listeners {
+                in_use |= self.complete(listener)?;
+            }
+            if !in_use {
+                return Ok(());
+            }
+            let milliseconds = self.bind_pause.as_millis();
+            self.log.write(Level::Notice, &format!("try again to bind() after {milliseconds}ms"));
+            std::thread::sleep(self.bind_pause);
+        }
+        Err(ResourceError::new("still could not bind()"))
     }
 
     /// The sockets of this address that are open already.
@@ -146,21 +191,9 @@ impl Files for SystemResources {
 impl Resources for SystemResources {
     fn listeners(&mut self, specs: &[ListenSpec]) -> Result<Vec<ListenerHandle>, ResourceError> {
         let mut listeners: Vec<Listener> = specs.iter().map(|spec| self.adopt(spec)).collect();
-        let mut in_use = true;
-        for _ in 0..BIND_TRIES {
-            in_use = false;
-            for listener in &mut listeners {
-                in_use |= self.complete(listener)?;
-            }
-            if !in_use {
-                break;
-            }
-            let milliseconds = self.bind_pause.as_millis();
-            self.log.write(Level::Notice, &format!("try again to bind() after {milliseconds}ms"));
-            std::thread::sleep(self.bind_pause);
-        }
-        if in_use {
-            return Err(ResourceError::new("still could not bind()"));
+        if let Err(error) = self.complete_all(&mut listeners) {
+            self.new_among(listeners.iter()).remove(&*self.log);
+            return Err(error);
         }
         // Sockets in service are configured when the new configuration is; see the master.
         for listener in listeners.iter().filter(|listener| !self.test && !self.was_open(listener)) {
@@ -230,6 +263,19 @@ impl Resources for SystemResources {
             std::fs::set_permissions(path, mode).map_err(failed(format!("chmod() \"{name}\"")))?;
         }
         Ok(())
+    }
+}
+
+/// Files of Unix sockets that were opened for a configuration which may yet not be used.
+#[must_use]
+pub(super) struct NewSocketFiles {
+    addresses: Vec<ListenAddress>,
+}
+
+impl NewSocketFiles {
+    /// The configuration is not used.
+    pub fn remove(&self, log: &dyn ErrorLog) {
+        self.addresses.iter().for_each(|address| remove_file_of(address, log));
     }
 }
 
@@ -314,6 +360,26 @@ mod tests {
         let lines = lines.0.lock().expect("no panic");
         let expected = format!("[emerg] bind() to {address} failed (98: Address already in use)");
         assert_eq!(lines.iter().filter(|line| **line == expected).count(), BIND_TRIES);
+    }
+
+    #[test]
+    fn socket_files_do_not_outlive_a_failure_and_stale_ones_are_no_obstacle() {
+        let lines = Arc::new(Lines::default());
+        let resources = || SystemResources::new(lines.clone()).with_bind_pause(Duration::ZERO);
+        let mut first = resources();
+        let taken = first.listeners(&[any_port()]).expect("free")[0].local_address().expect("bound");
+        let path = std::env::temp_dir().join(format!("gale-stale-{}.sock", std::process::id()));
+        let unix = [ListenSpec::new(ListenAddress::Unix(path.clone()))];
+        resources().listeners(&[unix[0].clone(), ListenSpec::new(taken)]).expect_err("one is taken");
+        assert!(!path.exists());
+        let served = resources().listeners(&unix).expect("opened");
+        resources().listeners(&unix).expect_err("somebody listens there");
+        drop(served);
+        assert!(path.exists(), "as a killed process leaves it");
+        let mut last = resources();
+        last.listeners(&unix).expect("the stale one is replaced");
+        last.abandon();
+        assert!(!path.exists());
     }
 
     #[test]

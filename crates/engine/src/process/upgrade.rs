@@ -26,6 +26,8 @@ use super::spawn::worker_environment;
 
 /// nginx's variable.
 const VARIABLE: &str = "NGINX";
+/// The old master's process number, beside it. nginx does not set this.
+const MASTER_VARIABLE: &str = "GALE_OLD_MASTER";
 /// More inherited sockets than this are ignored.
 const INHERITED_MAX: usize = 65536;
 
@@ -54,14 +56,23 @@ pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHand
     Some(listeners.into_iter().map(Arc::new).collect())
 }
 
+/// The old binary's master, whose child this process is. None without an upgrade, and when the old master is gone already,
+/// so that we have another parent. To be asked as early as possible: nginx does not say who it is.
+pub(super) fn old_master() -> Option<Pid> {
+    env::var_os(VARIABLE)?;
+    let parent = rustix::process::getppid()?;
+    let said = env::var(MASTER_VARIABLE).ok();
+    said.is_none_or(|number| number == parent.to_string()).then_some(parent)
+}
+
 /// Starts the binary that `argv[0]` now names, on our sockets. The pid file is moved aside before, and back when that fails.
 ///
 /// # Errors
 /// Said in nginx's words.
-pub(super) fn start_new_binary(bundle: &Bundle) -> Result<Pid, String> {
+pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path) -> Result<Pid, String> {
     let mut arguments = env::args_os();
     let name = arguments.next().ok_or("the name of the binary is not known")?;
-    let (current, old) = (&bundle.settings.pid_path, pid_file::old_path(&bundle.settings.pid_path));
+    let (current, old) = (pid_path, pid_file::old_path(pid_path));
     fs::rename(current, &old).map_err(|error| {
         format!(
             "rename() {} to {} failed before executing new binary process \"{}\"{}",
@@ -75,7 +86,7 @@ pub(super) fn start_new_binary(bundle: &Bundle) -> Result<Pid, String> {
     let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let mut command = Command::new(path_of_binary(&name));
     command.arg0(&name).args(arguments).env_clear().envs(worker_environment(&bundle.settings));
-    command.env(VARIABLE, list).stdin(Stdio::inherit());
+    command.env(VARIABLE, list).env(MASTER_VARIABLE, std::process::id().to_string()).stdin(Stdio::inherit());
     // The service manager has to hear from the new master.
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         command.env("NOTIFY_SOCKET", socket);
@@ -109,8 +120,8 @@ fn path_of_binary(name: &OsStr) -> PathBuf {
 }
 
 /// After the new binary has ended: our pid file gets its name back.
-pub(super) fn restore_pid_file(bundle: &Bundle, log: &dyn ErrorLog) {
-    let (current, old) = (&bundle.settings.pid_path, pid_file::old_path(&bundle.settings.pid_path));
+pub(super) fn restore_pid_file(current: &Path, log: &dyn ErrorLog) {
+    let old = pid_file::old_path(current);
     if let Err(error) = fs::rename(&old, current) {
         let text = format!(
             "rename() {} back to {} failed after the new binary process exited{}",

@@ -22,12 +22,12 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 
 use super::bundle::Bundle;
 use super::daemon::Waiting;
-use super::errors::{ErrorLog, Level, Report, errno_text};
+use super::errors::{ErrorLog, Level, Report, errno_text, say};
 use super::helper;
 use super::link::{Link, Message, Received};
 use super::listen;
-use super::log_file;
-use super::loops::{self, Events, LoopEvent, LoopHandle, Order};
+use super::log_file::{self, LogHandle};
+use super::loops::{self, Change, Events, LoopEvent, LoopHandle, Order};
 use super::notify::Notifier;
 use super::pid_file;
 use super::program::{BuildRequest, Built, Program, Seat};
@@ -45,25 +45,52 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOPS_REOPEN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it is looked whether an old configuration is free.
 const RETIRED_CHECK: Duration = Duration::from_secs(1);
+/// Longest time that a build may take. `master_process off` may have to wait for slow name servers meanwhile.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(90);
+/// Builds that run at the same time: one that was given up may still be under way.
+const BUILDERS_MAX: usize = 3;
+/// Longest time that new loops may take to be set up.
+const GROW_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a loop may take to change over before it counts as stuck.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long this process waits before it asks once more for logs that it had no descriptors for.
+const ASK_FOR_LOGS_PAUSE: Duration = Duration::from_secs(1);
+/// Why something did not come through the link.
+const NO_ROOM: &str = "the worker process has too many open files to receive more (worker_rlimit_nofile)";
 /// Exit status that nginx's workers use for what another try would not mend.
 const EXIT_FATAL: u8 = 2;
 
 /// Runs the worker process on the link to its master.
-pub(super) fn run<P: Program>(program: P, mut link: Link) -> ExitCode {
+pub(super) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> ExitCode {
     // Only cosmetic: the name in `ps -L` and `top`.
     let _ = rustix::thread::set_name(c"gale worker");
     let mut bundle = match link.wait(Instant::now() + BUNDLE_TIMEOUT) {
         Ok(Received::Bundle(bundle)) => bundle,
-        // The master is gone, or of another kind; it has its own words for that.
-        _ => return ExitCode::from(EXIT_FATAL),
+        other => {
+            let why = match other {
+                Ok(Received::BundleLost { .. }) => NO_ROOM.to_owned(),
+                Ok(_) => "unexpected message from the master process".to_owned(),
+                Err(error) => format!("no configuration came from the master process: {error}"),
+            };
+            let refused = Message::Refused { generation: 0, report: Report::new(Level::Emerg, &why).bounded() };
+            if link.send(&refused).is_err() {
+                say(&format!("worker process: [emerg] {why}\n"));
+            }
+            return ExitCode::from(EXIT_FATAL);
+        }
     };
     let generation = bundle.generation;
     let log = program.error_log(&bundle.error_log_targets());
     let prepared = prepare(&program, &mut bundle, &*log);
     match prepared {
-        Ok((signals, configuration)) => {
-            let control = Control::new(program, signals, log, *bundle, configuration, Origin::Master(Some(link)));
-            control.map_or(ExitCode::from(EXIT_FATAL), Control::run)
+        Ok(configuration) => {
+            match Control::new(program, signals, Arc::clone(&log), *bundle, configuration, Origin::Master(Some(link))) {
+                Ok(control) => control.run(),
+                Err(error) => {
+                    log.write(Level::Emerg, &format!("the worker process could not be set up{}", errno_text(&error)));
+                    ExitCode::from(EXIT_FATAL)
+                }
+            }
         }
         Err(report) => {
             report.log_to(&*log);
@@ -100,13 +127,8 @@ pub(super) fn run_single<P: Program>(
 }
 
 /// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
-fn prepare<P: Program>(
-    program: &P,
-    bundle: &mut Bundle,
-    log: &dyn ErrorLog,
-) -> Result<(Signals, P::Configuration), Report> {
+fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
-    let signals = Signals::take().map_err(|error| emerg(format!("signalfd() failed{}", errno_text(&error))))?;
     become_worker(&bundle.settings, log).map_err(emerg)?;
     // On a thread of its own, as in a reload: the allocator then finds the memory of
     // this build again for the next one.
@@ -116,7 +138,7 @@ fn prepare<P: Program>(
         let builder = builder.map_err(|error| emerg(format!("pthread_create() failed{}", errno_text(&error))))?;
         builder.join().map_err(|_| emerg("the builder thread panicked".to_owned()))?
     })?;
-    Ok((signals, built.configuration))
+    Ok(built.configuration)
 }
 
 fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), String> {
@@ -203,9 +225,32 @@ enum LoopPhase {
 
 /// Where a reload stands. See the head of the file.
 enum Reload<C> {
-    Building,
-    Growing { bundle: Box<Bundle>, configuration: Arc<C>, waiting: BTreeSet<u64> },
-    Committing { generation: u64, previous: Box<Bundle>, waiting: BTreeSet<u64> },
+    /// `logs` are those of the bundle, which the builder has.
+    Building {
+        generation: u64,
+        logs: Vec<LogHandle>,
+        until: Instant,
+    },
+    Growing {
+        bundle: Box<Bundle>,
+        configuration: Arc<C>,
+        waiting: BTreeSet<u64>,
+        until: Instant,
+    },
+    Committing {
+        generation: u64,
+        previous: Box<Bundle>,
+        change: ChangeOver,
+    },
+}
+
+/// A change that the loops have been told of.
+struct ChangeOver {
+    number: u64,
+    /// Loops that serve after it.
+    workers: usize,
+    waiting: BTreeSet<u64>,
+    until: Instant,
 }
 
 /// A configuration that was replaced and that something still holds.
@@ -241,17 +286,28 @@ struct Control<P: Program> {
     program: Arc<P>,
     signals: Signals,
     log: Arc<dyn ErrorLog>,
+    /// /dev/null, for sockets to be closed under their holders.
+    null: OwnedFd,
     origin: Origin,
     events: Arc<Events<Event<P::Configuration>>>,
+    /// Number of the newest bundle that this process itself began to build: `master_process off`.
+    generation: u64,
     bundle: Box<Bundle>,
     configuration: Arc<P::Configuration>,
     loops: Vec<Loop<P::Configuration>>,
     next_loop: u64,
+    next_change: u64,
+    /// Builds that run.
+    builders: usize,
     /// The first configuration serves on every loop.
     started: bool,
     reload: Option<Reload<P::Configuration>>,
     reload_wanted: bool,
     reopening: Option<Reopening>,
+    /// After the reload, once more.
+    reopen_wanted: bool,
+    /// Reopened logs did not come through.
+    ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
     stop: Option<Stop>,
     exit_code: u8,
@@ -270,16 +326,22 @@ impl<P: Program> Control<P> {
             program: Arc::new(program),
             signals,
             log,
+            null: listen::open_null()?,
             origin,
             events: Arc::new(Events::new()?),
+            generation: bundle.generation,
             bundle: Box::new(bundle),
             configuration: Arc::new(configuration),
             loops: Vec::new(),
             next_loop: 0,
+            next_change: 0,
+            builders: 0,
             started: false,
             reload: None,
             reload_wanted: false,
             reopening: None,
+            reopen_wanted: false,
+            ask_for_logs_at: None,
             retired: Vec::new(),
             stop: None,
             exit_code: 0,
@@ -302,9 +364,11 @@ impl<P: Program> Control<P> {
                 self.handle_event(event);
             }
             self.handle_link();
+            self.check_reload();
             self.check_retired();
             self.check_draining();
             self.check_reopening(None);
+            self.check_lost_logs();
             if self.check_stop() {
                 break;
             }
@@ -341,15 +405,34 @@ impl<P: Program> Control<P> {
         let expiring = self.retired.iter().filter_map(|retired| retired.expires);
         let retired = (!self.retired.is_empty()).then(|| Instant::now() + RETIRED_CHECK);
         let reopening = self.reopening.as_ref().map(|reopening| reopening.until);
-        stop.into_iter().chain(reopening).chain(draining).chain(expiring).chain(retired).min()
+        let reload = self.reload.as_ref().map(|reload| match reload {
+            Reload::Building { until, .. } | Reload::Growing { until, .. } => *until,
+            Reload::Committing { change, .. } => change.until,
+        });
+        let retry = match &self.origin {
+            Origin::Master(Some(link)) => link.retry_at(),
+            _ => None,
+        };
+        stop.into_iter()
+            .chain(reload)
+            .chain(retry)
+            .chain(reopening)
+            .chain(self.ask_for_logs_at)
+            .chain(draining)
+            .chain(expiring)
+            .chain(retired)
+            .min()
     }
 
     // Signals
 
     fn handle_signal(&mut self, arrived: &Arrived) {
         let single = matches!(self.origin, Origin::Single(_));
+        // On a terminal every change of its size sends WINCH to the whole process group.
+        let stops_accepting = !single && self.bundle.settings.daemon;
         let action = match arrived.signal {
-            Signal::Quit | Signal::StopAccepting if arrived.signal == Signal::Quit || !single => ", shutting down",
+            Signal::Quit => ", shutting down",
+            Signal::StopAccepting if stops_accepting => ", shutting down",
             Signal::Terminate => ", exiting",
             Signal::Reopen => ", reopening logs",
             Signal::Reconfigure if single => ", reconfiguring",
@@ -367,6 +450,10 @@ impl<P: Program> Control<P> {
     }
 
     fn begin_reopening(&mut self, logs: Reopened) {
+        self.log.write(Level::Notice, "reopening logs");
+        if let (Origin::Single(_), Some(Reload::Building { .. })) = (&self.origin, &self.reload) {
+            self.reopen_wanted = true; // what the builder has opened meanwhile is not known yet
+        }
         let logs = match (self.reopening.take().map(|earlier| earlier.logs), logs) {
             (Some(Reopened::ByMaster(mut earlier)), Reopened::ByMaster(logs)) => {
                 earlier.extend(logs);
@@ -382,24 +469,27 @@ impl<P: Program> Control<P> {
 
     /// A signal of our own, without the master's help: what we may open ourselves.
     fn reopen_logs(&mut self) {
-        self.log.write(Level::Notice, "reopening logs");
-        let reopened: Vec<_> = self
-            .bundle
-            .record
-            .logs
-            .iter()
-            .map(|log| (log.path().to_owned(), log_file::reopen(log.path(), None)))
-            .collect();
-        for (path, result) in reopened {
-            match result {
+        let paths: BTreeSet<PathBuf> = self.open_logs().map(|log| log.path().to_owned()).collect();
+        for path in paths {
+            match log_file::reopen(&path, None) {
                 Ok(descriptor) => self.replace_log(&path, &descriptor),
                 Err(message) => self.log.write(Level::Emerg, &message),
             }
         }
     }
 
+    /// Those of the configuration, and of the one that is under way.
+    fn open_logs(&self) -> impl Iterator<Item = &LogHandle> {
+        let coming = match &self.reload {
+            Some(Reload::Building { logs, .. }) => logs.as_slice(),
+            Some(Reload::Growing { bundle, .. }) => &bundle.record.logs,
+            Some(Reload::Committing { .. }) | None => &[],
+        };
+        self.bundle.record.logs.iter().chain(coming)
+    }
+
     fn replace_log(&self, path: &Path, descriptor: &OwnedFd) {
-        for log in self.bundle.record.logs.iter().filter(|log| log.path() == path) {
+        for log in self.open_logs().filter(|log| log.path() == path) {
             if let Err(error) = log.replace(descriptor) {
                 self.log.write(Level::Alert, &format!("dup3() \"{}\" failed{}", path.display(), errno_text(&error)));
             }
@@ -441,6 +531,13 @@ impl<P: Program> Control<P> {
     fn handle_received(&mut self, received: Received) {
         match received {
             Received::Bundle(bundle) => self.begin_reload(bundle),
+            Received::BundleLost { generation } => {
+                self.tell_refused(generation, Report::new(Level::Emerg, NO_ROOM));
+            }
+            Received::ReopenedLost => {
+                self.log.write(Level::Alert, &format!("log files could not be reopened: {NO_ROOM}, trying again"));
+                self.ask_for_logs_at = Some(Instant::now() + ASK_FOR_LOGS_PAUSE);
+            }
             Received::Reopened(logs) => self.begin_reopening(Reopened::ByMaster(logs)),
             Received::Message(Message::Quit) => self.begin_graceful_stop(),
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
@@ -464,14 +561,16 @@ impl<P: Program> Control<P> {
             (Some(_), _, _) => Some("the worker process is shutting down"),
             (None, Some(_), _) => Some("the worker process is still busy with another configuration"),
             (None, None, false) => Some("the worker process is still starting"),
+            (None, None, true) if self.builders >= BUILDERS_MAX => Some("earlier configurations are still being built"),
             (None, None, true) => None,
         };
         if let Some(why) = busy {
-            return self.refuse(generation, Report::new(Level::Emerg, why));
+            return self.tell_refused(generation, Report::new(Level::Emerg, why));
         }
         bundle.adopt(&self.bundle);
         let program = Arc::clone(&self.program);
-        self.build(generation, move || {
+        let logs = bundle.record.logs.clone();
+        self.build(generation, logs, move || {
             let built = program.build(&bundle.request, &mut bundle.resources())?;
             Ok((*bundle, built))
         });
@@ -481,7 +580,7 @@ impl<P: Program> Control<P> {
         if self.stop.is_some() {
             return;
         }
-        if self.reload.is_some() || !self.started {
+        if self.reload.is_some() || !self.started || self.builders >= BUILDERS_MAX {
             self.reload_wanted = true;
             return;
         }
@@ -492,10 +591,11 @@ impl<P: Program> Control<P> {
         let (program, log) = (Arc::clone(&self.program), Arc::clone(&self.log));
         let request: BuildRequest = self.bundle.request.clone();
         let open = self.bundle.record.listeners.clone();
-        let generation = self.bundle.generation + 1;
-        self.build(generation, move || {
+        self.generation += 1;
+        let generation = self.generation;
+        self.build(generation, Vec::new(), move || {
             let resources = SystemResources::new(Arc::clone(&log)).with_existing(open);
-            let (mut bundle, built) = helper::build(&*program, request, resources)?;
+            let helper::Fresh { mut bundle, built, .. } = helper::build(&*program, request, resources)?;
             built.warnings.log_to(&*log);
             bundle.generation = generation;
             Ok((bundle, built))
@@ -506,6 +606,7 @@ impl<P: Program> Control<P> {
     fn build(
         &mut self,
         generation: u64,
+        logs: Vec<LogHandle>,
         build: impl FnOnce() -> Result<(Bundle, Built<P::Configuration>), Report> + Send + 'static,
     ) {
         let events = Arc::clone(&self.events);
@@ -516,7 +617,10 @@ impl<P: Program> Control<P> {
             });
         });
         match spawned {
-            Ok(_) => self.reload = Some(Reload::Building),
+            Ok(_) => {
+                self.builders += 1;
+                self.reload = Some(Reload::Building { generation, logs, until: Instant::now() + BUILD_TIMEOUT });
+            }
             Err(error) => {
                 let message = format!("pthread_create() failed{}", errno_text(&error));
                 self.refuse(generation, Report::new(Level::Emerg, message));
@@ -530,15 +634,62 @@ impl<P: Program> Control<P> {
                 report.log_to(&*self.log);
                 single.notifier.ready();
             }
-            Origin::Master(_) => self.tell_master(&Message::Refused { generation, report: report.bounded() }),
+            Origin::Master(_) => self.tell_refused(generation, report),
         }
         self.finish_reload();
     }
 
+    fn tell_refused(&mut self, generation: u64, report: Report) {
+        self.tell_master(&Message::Refused { generation, report: report.bounded() });
+    }
+
     fn finish_reload(&mut self) {
         self.reload = None;
-        if std::mem::take(&mut self.reload_wanted) {
+        if std::mem::take(&mut self.reopen_wanted) {
+            self.begin_reopening(Reopened::Here);
+        }
+        self.take_up_wanted_reload();
+    }
+
+    fn take_up_wanted_reload(&mut self) {
+        if self.reload.is_none() && std::mem::take(&mut self.reload_wanted) {
             self.begin_own_reload();
+        }
+    }
+
+    /// A build has ended; true when it is still waited for.
+    fn has_awaited(&mut self, built: u64) -> bool {
+        self.builders -= 1;
+        let awaited = matches!(&self.reload, Some(Reload::Building { generation, .. }) if *generation == built);
+        if !awaited {
+            // A wanted reload may have waited for room among the builders.
+            self.take_up_wanted_reload();
+        }
+        awaited
+    }
+
+    /// Gives up what takes too long.
+    fn check_reload(&mut self) {
+        let now = Instant::now();
+        match self.reload.take() {
+            Some(Reload::Building { generation, until, .. }) if until <= now => {
+                let text = format!("the configuration was not built within {} seconds", BUILD_TIMEOUT.as_secs());
+                self.refuse(generation, Report::new(Level::Emerg, text));
+            }
+            Some(Reload::Growing { bundle, until, .. }) if until <= now => {
+                let text = format!("new event loops were not set up within {} seconds", GROW_TIMEOUT.as_secs());
+                self.give_up_growing(&bundle, text);
+            }
+            Some(Reload::Committing { generation, previous, mut change }) if change.until <= now => {
+                for stuck in self.loops.iter().filter(|each| change.waiting.contains(&each.id)) {
+                    let text = format!("worker {} is stuck, going on without it", stuck.worker);
+                    self.log.write(Level::Alert, &text);
+                }
+                change.waiting.clear();
+                self.reload = Some(Reload::Committing { generation, previous, change });
+                self.continue_committing(None);
+            }
+            other => self.reload = other,
         }
     }
 
@@ -546,7 +697,7 @@ impl<P: Program> Control<P> {
     fn begin_growing(&mut self, bundle: Box<Bundle>, configuration: P::Configuration) {
         if self.stop.is_some() {
             self.reload = None;
-            return;
+            return self.abandon(&bundle);
         }
         let configuration = Arc::new(configuration);
         let serving = self.loops.iter().filter(|each| each.phase == LoopPhase::Serving).count();
@@ -556,11 +707,12 @@ impl<P: Program> Control<P> {
                 Ok(id) => drop(waiting.insert(id)),
                 Err(error) => {
                     let message = format!("pthread_create() failed{}", errno_text(&error));
-                    return self.give_up_growing(bundle.generation, message);
+                    return self.give_up_growing(&bundle, message);
                 }
             }
         }
-        self.reload = Some(Reload::Growing { bundle, configuration, waiting });
+        let until = Instant::now() + GROW_TIMEOUT;
+        self.reload = Some(Reload::Growing { bundle, configuration, waiting, until });
         self.continue_growing(None);
     }
 
@@ -578,75 +730,101 @@ impl<P: Program> Control<P> {
         }
     }
 
-    fn give_up_growing(&mut self, generation: u64, message: String) {
+    /// A master does that itself, when it is refused.
+    fn abandon(&self, bundle: &Bundle) {
+        if let Origin::Single(_) = self.origin {
+            system::remove_rejected_socket_files(bundle, &self.bundle, &*self.log);
+        }
+    }
+
+    fn give_up_growing(&mut self, bundle: &Bundle, message: String) {
         for each in &mut self.loops {
             if matches!(each.phase, LoopPhase::SettingUp | LoopPhase::Idle) {
                 each.handle.order(Order::Stop);
                 each.phase = LoopPhase::Stopping;
             }
         }
-        self.refuse(generation, Report::new(Level::Emerg, message));
+        self.abandon(bundle);
+        self.refuse(bundle.generation, Report::new(Level::Emerg, message));
     }
 
     /// Acknowledges, then changes every loop over.
     fn commit(&mut self, bundle: Box<Bundle>, configuration: Arc<P::Configuration>) {
         let generation = bundle.generation;
-        let workers = worker_count(&bundle.settings);
         if let Some(limit) = bundle.settings.rlimit_nofile
             && self.bundle.settings.rlimit_nofile != Some(limit)
         {
             limit_descriptors(limit, &*self.log);
         }
         self.tell_master(&Message::Prepared { generation });
-        let mut waiting = BTreeSet::new();
-        for each in &mut self.loops {
-            let seat = Seat { worker: each.worker, workers };
-            let configuration = Arc::clone(&configuration);
-            let order = match each.phase {
-                LoopPhase::Serving => Order::Commit { seat, configuration },
-                LoopPhase::Idle => Order::Start { seat, configuration },
-                _ => continue,
-            };
-            each.phase = LoopPhase::Serving;
-            if each.handle.order(order) {
-                waiting.insert(each.id);
-            } else {
-                self.log.write(Level::Alert, &format!("worker {} takes no orders", each.worker));
-            }
-        }
         self.log = self.program.error_log(&bundle.error_log_targets());
         let previous = std::mem::replace(&mut self.bundle, bundle);
         let old = std::mem::replace(&mut self.configuration, configuration);
         let expires = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         self.retired.push(Retired { configuration: old, expires });
-        self.reload = Some(Reload::Committing { generation, previous, waiting });
+        let change = self.change_over(worker_count(&self.bundle.settings));
+        self.reload = Some(Reload::Committing { generation, previous, change });
         self.continue_committing(None);
     }
 
-    fn continue_committing(&mut self, settled: Option<u64>) {
-        let Some(Reload::Committing { waiting, .. }) = &mut self.reload else {
+    /// Gives every loop its seat among `workers`, in order, and the current configuration.
+    fn change_over(&mut self, workers: usize) -> ChangeOver {
+        let number = self.next_change;
+        self.next_change += 1;
+        let mut waiting = BTreeSet::new();
+        let part_of_service = |each: &&mut Loop<_>| matches!(each.phase, LoopPhase::Serving | LoopPhase::Idle);
+        for (worker, each) in self.loops.iter_mut().filter(part_of_service).enumerate() {
+            each.worker = worker;
+            let seat = Seat { worker, workers };
+            let change = Change { number, seat, configuration: Arc::clone(&self.configuration) };
+            let order = if each.phase == LoopPhase::Idle { Order::Start(change) } else { Order::Commit(change) };
+            each.phase = LoopPhase::Serving;
+            if each.handle.order(order) {
+                waiting.insert(each.id);
+            } else {
+                self.log.write(Level::Alert, &format!("worker {worker} takes no orders"));
+            }
+        }
+        ChangeOver { number, workers, waiting, until: Instant::now() + COMMIT_TIMEOUT }
+    }
+
+    /// A loop has carried out this change, or could not.
+    fn continue_committing(&mut self, settled: Option<(u64, u64)>) {
+        let Some(Reload::Committing { change, .. }) = &mut self.reload else {
             return;
         };
-        if let Some(id) = settled {
-            waiting.remove(&id);
-        }
-        if waiting.is_empty()
-            && let Some(Reload::Committing { generation, previous, .. }) = self.reload.take()
+        if let Some((number, id)) = settled
+            && number == change.number
         {
-            self.settle(generation, &previous);
+            change.waiting.remove(&id);
+        }
+        if !change.waiting.is_empty() {
+            return;
+        }
+        let workers = change.workers;
+        let serving = self.loops.iter().filter(|each| each.phase == LoopPhase::Serving).count();
+        if (1..workers).contains(&serving) {
+            // Some could not start; sockets that were theirs need others.
+            let again = self.change_over(serving);
+            if let Some(Reload::Committing { change, .. }) = &mut self.reload {
+                *change = again;
+            }
+            return self.continue_committing(None);
+        }
+        if let Some(Reload::Committing { generation, previous, .. }) = self.reload.take() {
+            self.settle(generation, &previous, workers);
         }
     }
 
     /// Every loop uses the new configuration: lets go of what only the old one had.
-    fn settle(&mut self, generation: u64, previous: &Bundle) {
-        let workers = worker_count(&self.bundle.settings);
+    fn settle(&mut self, generation: u64, previous: &Bundle, workers: usize) {
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         for each in self.loops.iter_mut().filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers) {
             each.handle.order(Order::Drain);
             each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
         let removed = self.bundle.sockets_removed_since(previous);
-        if let Err(error) = listen::detach(removed) {
+        if let Err(error) = listen::detach(&self.null, removed) {
             self.log.write(Level::Alert, &format!("closing removed listening sockets failed{}", errno_text(&error)));
         }
         if let Origin::Single(single) = &self.origin {
@@ -701,6 +879,13 @@ impl<P: Program> Control<P> {
         }
     }
 
+    fn check_lost_logs(&mut self) {
+        if self.ask_for_logs_at.is_some_and(|at| at <= Instant::now()) {
+            self.ask_for_logs_at = None;
+            self.tell_master(&Message::ReopenAgain);
+        }
+    }
+
     /// Every loop has written out what it had, or is stuck: now the files change.
     fn check_reopening(&mut self, reopened: Option<u64>) {
         let Some(reopening) = &mut self.reopening else {
@@ -739,8 +924,12 @@ impl<P: Program> Control<P> {
     fn handle_event(&mut self, event: Event<P::Configuration>) {
         match event {
             Event::Loop(id, event) => self.handle_loop_event(id, event),
-            Event::Built(bundle, built) => self.begin_growing(bundle, built.configuration),
-            Event::NotBuilt { generation, report } => self.refuse(generation, report),
+            Event::Built(bundle, built) if self.has_awaited(bundle.generation) => {
+                self.begin_growing(bundle, built.configuration);
+            }
+            Event::Built(bundle, _) => self.abandon(&bundle),
+            Event::NotBuilt { generation, report } if self.has_awaited(generation) => self.refuse(generation, report),
+            Event::NotBuilt { .. } => {}
             Event::Finished => {
                 if let Some(Stop::Finishing { until }) = &mut self.stop {
                     *until = Instant::now();
@@ -763,13 +952,18 @@ impl<P: Program> Control<P> {
                 }
             }
             LoopEvent::Ready => {}
-            LoopEvent::Started(Ok(())) => self.handle_started(id),
-            LoopEvent::Started(Err(message)) if self.started => {
-                self.log.write(Level::Alert, &message);
-                self.continue_committing(Some(id));
+            LoopEvent::Started { number, result: Ok(()) } if self.started => {
+                self.continue_committing(Some((number, id)));
             }
-            LoopEvent::Started(Err(message)) => self.fail_to_start(message),
-            LoopEvent::Committed => self.continue_committing(Some(id)),
+            LoopEvent::Started { result: Ok(()), .. } => self.handle_started(index),
+            LoopEvent::Started { number, result: Err(message) } if self.started => {
+                self.log.write(Level::Alert, &message);
+                self.loops[index].handle.order(Order::Stop);
+                self.loops[index].phase = LoopPhase::Stopping;
+                self.continue_committing(Some((number, id)));
+            }
+            LoopEvent::Started { result: Err(message), .. } => self.fail_to_start(message),
+            LoopEvent::Committed { number } => self.continue_committing(Some((number, id))),
             LoopEvent::Reopened => self.check_reopening(Some(id)),
             LoopEvent::Draining => self.handle_draining(index),
             LoopEvent::Drained => {
@@ -782,18 +976,18 @@ impl<P: Program> Control<P> {
 
     fn start_loops(&mut self) {
         let workers = self.loops.len();
+        let number = self.next_change;
+        self.next_change += 1;
         for each in &mut self.loops {
             let seat = Seat { worker: each.worker, workers };
-            each.handle.order(Order::Start { seat, configuration: Arc::clone(&self.configuration) });
+            each.handle.order(Order::Start(Change { number, seat, configuration: Arc::clone(&self.configuration) }));
         }
     }
 
-    fn handle_started(&mut self, id: u64) {
-        if self.started {
-            return self.continue_committing(Some(id));
-        }
-        if let Some(each) = self.loops.iter_mut().find(|each| each.id == id && each.phase == LoopPhase::Idle) {
-            each.phase = LoopPhase::Serving;
+    /// At the start.
+    fn handle_started(&mut self, index: usize) {
+        if self.loops[index].phase == LoopPhase::Idle {
+            self.loops[index].phase = LoopPhase::Serving;
         }
         if self.stop.is_none() && self.loops.iter().all(|each| each.phase == LoopPhase::Serving) {
             self.started = true;
@@ -827,7 +1021,7 @@ impl<P: Program> Control<P> {
 
     fn detach_all(&self) {
         let sockets = self.bundle.record.listeners.iter().flat_map(|listener| listener.sockets.iter().cloned());
-        if let Err(error) = listen::detach(sockets) {
+        if let Err(error) = listen::detach(&self.null, sockets) {
             self.log.write(Level::Alert, &format!("closing listening sockets failed{}", errno_text(&error)));
         }
     }
@@ -840,11 +1034,13 @@ impl<P: Program> Control<P> {
             Ok(()) if ended.phase == LoopPhase::Stopping || self.stop.is_some() => return,
             Ok(()) => format!("event loop of worker {} ended unasked", ended.worker),
         };
-        match &self.reload {
-            _ if self.stop.is_some() || ended.phase == LoopPhase::Stopping => self.log.write(Level::Alert, &message),
+        match self.reload.take() {
+            reload if self.stop.is_some() || ended.phase == LoopPhase::Stopping => {
+                self.reload = reload;
+                self.log.write(Level::Alert, &message);
+            }
             Some(Reload::Growing { bundle, .. }) if ended.phase == LoopPhase::SettingUp => {
-                let generation = bundle.generation;
-                self.give_up_growing(generation, message);
+                self.give_up_growing(&bundle, message);
             }
             _ if !self.started => self.fail_to_start(message),
             // The connections of that loop are lost, and its share of the sockets with it: only a new process helps.
@@ -861,10 +1057,10 @@ impl<P: Program> Control<P> {
     fn fail_to_start(&mut self, message: String) {
         self.log.write(Level::Emerg, &message);
         if let Origin::Single(_) = self.origin {
-            eprintln!("{}: [emerg] {message}", self.bundle.request.program);
+            say(&format!("{}: [emerg] {message}\n", self.bundle.request.program));
         }
         let generation = self.bundle.generation;
-        self.tell_master(&Message::Refused { generation, report: Report::new(Level::Emerg, message).bounded() });
+        self.tell_refused(generation, Report::new(Level::Emerg, message));
         self.exit_code = EXIT_FATAL;
         self.begin_fast_stop();
     }
@@ -877,6 +1073,8 @@ impl<P: Program> Control<P> {
             return self.begin_fast_stop();
         }
         self.log.write(Level::Notice, "gracefully shutting down");
+        // If it was not the master who wanted that, it starts a successor at once.
+        self.tell_master(&Message::Leaving);
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }

@@ -43,6 +43,11 @@ impl Server {
 
     /// Starts it without waiting.
     pub fn launch(configuration: &str) -> Server {
+        Server::launch_with(configuration, |_| {})
+    }
+
+    /// Starts it in a process that `prepare` has changed.
+    pub fn launch_with(configuration: &str, prepare: impl FnOnce(&mut Command)) -> Server {
         let directory = new_directory();
         let notify = UnixDatagram::bind(directory.join("notify")).expect("a socket");
         notify.set_read_timeout(Some(DEADLINE)).expect("a timeout");
@@ -52,18 +57,34 @@ impl Server {
         let log = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&log_path).expect("open");
         rustix::fs::chmod(&directory, 0o777.into()).expect("shared with the worker's user");
         write_configuration(&directory, configuration);
-        let child = Command::new(std::env::current_exe().expect("our path"))
+        let mut command = Command::new(std::env::current_exe().expect("our path"));
+        command
             .arg("--toy")
             .arg(directory.join("conf"))
             .env("NOTIFY_SOCKET", directory.join("notify"))
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("started");
+            .stderr(Stdio::piped());
+        prepare(&mut command);
+        let child = command.spawn().expect("started");
         Server { directory, child, log, log_text: String::new(), notify }
     }
 
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// The one process that the master has besides `worker`.
+    pub fn helper(&self, worker: i32) -> i32 {
+        let master = self.pid();
+        let children = fs::read_to_string(format!("/proc/{master}/task/{master}/children")).expect("it runs");
+        let number = |word: &str| word.parse().expect("a number");
+        children.split_whitespace().map(number).find(|pid| *pid != worker).expect("a helper")
+    }
+
+    /// A FIFO in the server's directory, for `waits`.
+    pub fn new_fifo(&self) -> PathBuf {
+        let path = self.directory.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+        path
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -72,10 +93,15 @@ impl Server {
 
     /// Writes another configuration and tells the master; returns when the reload has ended, well or not.
     pub fn reload(&mut self, configuration: &str) {
+        self.begin_reload(configuration);
+        self.wait_notified("READY=1");
+    }
+
+    /// Without waiting for its end.
+    pub fn begin_reload(&mut self, configuration: &str) {
         write_configuration(&self.directory, configuration);
         self.signal(Signal::HUP);
         self.wait_notified("RELOADING=1");
-        self.wait_notified("READY=1");
     }
 
     /// Waits until the service manager has heard a message that begins so.
@@ -98,13 +124,24 @@ impl Server {
 
     /// Waits for a line of the log that contains `text`, and returns it. Earlier lines count.
     pub fn wait_logged(&mut self, text: &str) -> String {
+        self.wait_line(text, |line| line.contains(text))
+    }
+
+    /// Waits for the start of another worker process than this, and returns its number.
+    pub fn wait_started_after(&mut self, pid: i32) -> i32 {
+        let number = |line: &str| line.split_once("start worker process ")?.1.parse::<i32>().ok();
+        let line = self.wait_line("new worker process", |line| number(line).is_some_and(|started| started != pid));
+        number(&line).expect("it was one")
+    }
+
+    fn wait_line(&mut self, wanted: &str, is_it: impl Fn(&str) -> bool) -> String {
         let end = Instant::now() + DEADLINE;
         loop {
             self.read_log();
-            if let Some(line) = self.log_text.lines().find(|line| line.contains(text)) {
+            if let Some(line) = self.log_text.lines().find(|line| is_it(line)) {
                 return line.to_owned();
             }
-            assert!(wait_readable(&self.log, end), "no \"{text}\" in time in the log:\n{}", self.log_text);
+            assert!(wait_readable(&self.log, end), "no \"{wanted}\" in time in the log:\n{}", self.log_text);
         }
     }
 

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ pub struct Configuration {
     trace: Option<LogHandle>,
     addresses: Option<PathBuf>,
     start_fails: bool,
+    start_fails_at: Option<usize>,
 }
 
 impl Program for Toy {
@@ -56,7 +57,7 @@ impl Program for Toy {
     }
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<ToyWorker, String> {
-        if configuration.start_fails {
+        if configuration.start_fails || configuration.start_fails_at == Some(seat.worker) {
             return Err("told to fail".into());
         }
         if let (0, Some(path)) = (seat.worker, &configuration.addresses) {
@@ -79,8 +80,10 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         trace: None,
         addresses: None,
         start_fails: false,
+        start_fails_at: None,
     };
     let mut specs = Vec::new();
+    let mut waits_open = "";
     let text = resources.read(&request.configuration_path).map_err(|error| error.to_string())?;
     let text = String::from_utf8(text).map_err(|error| error.to_string())?;
     for line in text.lines() {
@@ -91,6 +94,8 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "pid" => settings.pid_path = value.into(),
             "daemon" => settings.daemon = true,
             "single" => settings.master_process = false,
+            "rlimit_nofile" => settings.rlimit_nofile = Some(value.parse().expect("a number")),
+            "working_directory" => settings.working_directory = Some(value.into()),
             "shutdown_timeout" => settings.shutdown_timeout = Some(Duration::from_millis(value.parse().expect("ms"))),
             "user" => settings.account = resources.account(value, None).map_err(|error| error.to_string())?,
             "error_log" => {
@@ -117,7 +122,10 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "answer" => configuration.answer = value.into(),
             "addresses" => configuration.addresses = Some(value.into()),
             "start_fails" => configuration.start_fails = true,
+            "start_fails_at" => configuration.start_fails_at = Some(value.parse().expect("a number")),
             "panic" => panic!("told to panic"),
+            "waits" => wait_for_test(value),
+            "waits_open" => waits_open = value,
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }
@@ -128,7 +136,18 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         }
     }
     configuration.listeners = resources.listeners(&specs).map_err(|error| error.to_string())?;
+    if !waits_open.is_empty() {
+        wait_for_test(waits_open);
+    }
     Ok(Built { configuration, warnings: Report::default() })
+}
+
+/// `ROLE FIFO`: in this role, waits until the test has opened that FIFO for writing and closed it again.
+fn wait_for_test(value: &str) {
+    let (waiting, path) = value.split_once(' ').expect("a role and a path");
+    if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == waiting) {
+        let _ = std::fs::read(path);
+    }
 }
 
 struct ToyLog {
@@ -250,6 +269,9 @@ impl Turn {
                     std::thread::park();
                 },
                 b"panic\n" => panic!("told to panic"),
+                b"exhaust\n" => exhaust_descriptors(),
+                b"release\n" => DESCRIPTORS.with_borrow_mut(Vec::clear),
+                b"unlink\n" => cut_link(),
                 // An exchange that lasts: it keeps the configuration that it began with.
                 b"hold\n" => return connection.stream.write_all(b"holding\n").is_ok(),
                 _ => {}
@@ -262,6 +284,27 @@ impl Turn {
             let line = format!("{} {worker} {}\n", std::process::id(), configuration.answer);
             connection.stream.write_all(line.as_bytes()).is_ok()
         });
+    }
+}
+
+thread_local! {
+    static DESCRIPTORS: RefCell<Vec<std::fs::File>> = RefCell::default();
+}
+
+/// Leaves this process no free descriptor.
+fn exhaust_descriptors() {
+    DESCRIPTORS.with_borrow_mut(|held| held.extend(std::iter::from_fn(|| std::fs::File::open("/dev/null").ok())));
+}
+
+/// Ends the worker's link to its master: its only socket of that type.
+fn cut_link() {
+    let names = std::fs::read_dir("/proc/self/fd").expect("a list").flatten();
+    for number in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        // SAFETY: borrowed for calls that fail with EBADF when it is not open.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        if rustix::net::sockopt::socket_type(descriptor) == Ok(rustix::net::SocketType::SEQPACKET) {
+            rustix::net::shutdown(descriptor, rustix::net::Shutdown::Both).expect("it is connected");
+        }
     }
 }
 

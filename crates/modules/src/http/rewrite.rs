@@ -70,7 +70,7 @@ fn add_return(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
 fn status_of(word: &Word) -> Option<u16> {
     units::parse_number(&word.text)
         .and_then(|number| u16::try_from(number).ok())
-        .filter(|status| (200..=999).contains(status))
+        .filter(|status| !(100..200).contains(status) && *status <= 999)
 }
 
 fn is_url(word: &Word) -> bool {

@@ -116,20 +116,11 @@ fn fall_back(request: &Request, fallback: &Fallback) -> Flow {
     match fallback {
         Fallback::Status(status) => Flow::Respond(*status),
         Fallback::Target(target) => {
-            let mut target = target.evaluate(request);
+            let target = target.evaluate(request);
             if let Some(name) = target.strip_prefix(b"@") {
                 return Flow::Named(name.into());
             }
-            // Without a question mark the new URI has no arguments.
-            let args = match memchr::memchr(b'?', &target) {
-                Some(mark) => {
-                    let args = target.split_off(mark + 1);
-                    target.truncate(mark);
-                    args
-                }
-                None => Vec::new(),
-            };
-            Flow::Redirect { uri: target, args: Some(args) }
+            Flow::redirect_to(target)
         }
     }
 }

@@ -33,7 +33,7 @@ use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, socko
 
 use self::buffers::{BUFFER_SIZE, Buffers, GROUP};
 use self::ring::{Completion, Ring};
-use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send};
+use super::epoll::{Accepts, OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send};
 use super::{Control, Driver, End, Fresh, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::{Buffer, Lease};
@@ -202,7 +202,7 @@ struct Listening {
     wants_poll: bool,
     is_poll_in_flight: bool,
     readable: bool,
-    accepts: Share,
+    accepts: Accepts,
     acceptor: Option<Waker>,
 }
 
@@ -492,6 +492,7 @@ impl IoUring {
         listener.is_poll_in_flight = false;
         let acceptor = listener.acceptor.take();
         listener.readable = acceptor.is_some();
+        listener.accepts.note_event();
         if acceptor.is_none() {
             listener.pass_on();
         }
@@ -884,7 +885,7 @@ impl Driver for IoUring {
             wants_poll: false,
             is_poll_in_flight: false,
             readable: false,
-            accepts: Share::default(),
+            accepts: Accepts::default(),
             acceptor: None,
         })
     }
@@ -933,8 +934,8 @@ impl Driver for IoUring {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if listener.readable && listener.accepts.take(self.turn.get(), listener.options.batch.max(1)) {
-            match accept(&listener.socket) {
+        if listener.readable {
+            match listener.accepts.accept(&listener.socket, listener.options, self.turn.get()) {
                 Ok(None) => {}
                 Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
                 Err(error) => return Poll::Ready(Err(error)),
