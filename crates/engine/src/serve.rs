@@ -87,9 +87,10 @@ impl Program for Server {
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
+        let workers = configuration.process.workers;
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
-        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?;
+        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, workers, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
             let message = format!("io_uring is not available {}, epoll is used", OsErrorText(reason));
             configuration.error_log.write(Level::Notice, None, &message);

@@ -303,9 +303,9 @@ impl Builder {
 
     fn open_logs(&mut self, resources: &mut dyn Resources) {
         for request in std::mem::take(&mut self.logs) {
-            if request.span.is_none()
-                && let Some(directory) = request.log.path().parent()
-            {
+            let path = request.log.path();
+            let is_default = path == self.default_error_log_path() || path == self.default_access_log_path();
+            if is_default && let Some(directory) = path.parent() {
                 // A default place that no package has made; if it cannot be had, the
                 // file's own error says so.
                 let _ = resources.directory(directory, None);

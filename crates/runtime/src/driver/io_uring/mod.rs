@@ -432,12 +432,7 @@ impl IoUring {
                         listener.make_entry(key, &mut ring);
                     }
                 }
-                Request::Cancel(operation) => {
-                    let key = Key { index: 0, generation: 0 };
-                    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, key));
-                    // SAFETY: a cancellation names neither a descriptor nor memory.
-                    unsafe { ring.push(&cancel) };
-                }
+                Request::Cancel(operation) => push_cancel(&mut ring, operation),
             }
         }
     }
@@ -495,6 +490,10 @@ impl IoUring {
         listener.accepts.note_event();
         if acceptor.is_none() {
             listener.pass_on();
+        } else if !std::mem::replace(&mut listener.wants_poll, true) {
+            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
+            // nobody waits for them here, the others are told.
+            self.requests.borrow_mut().push(Request::Listener(key));
         }
         drop(listeners);
         acceptor.into_iter().for_each(Waker::wake);
@@ -511,10 +510,7 @@ impl IoUring {
             let mut completions = Vec::new();
             {
                 let mut ring = self.ring.borrow_mut();
-                let key_of_none = Key { index: 0, generation: 0 };
-                let cancel = opcode::AsyncCancel::new(user_data(Op::Recv as u64, key));
-                // SAFETY: a cancellation names neither a descriptor nor memory.
-                unsafe { ring.push(&cancel.build().user_data(user_data(KIND_CANCEL, key_of_none))) };
+                push_cancel(&mut ring, user_data(Op::Recv as u64, key));
                 let _ = ring.enter(Some(Duration::ZERO));
                 ring.take(&mut completions, usize::MAX);
             }
@@ -522,8 +518,8 @@ impl IoUring {
         }
     }
 
-    /// Takes the socket out of a slot, which stays for as long as something is in flight.
-    fn take_socket(&self, key: Key) -> Option<OwnedFd> {
+    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
+    fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key)?;
         let socket = connection.socket.take()?;
@@ -534,13 +530,23 @@ impl IoUring {
         // One that was not submitted yet, or has completed, is nobody's memory but ours.
         let sending = connection.sending.take_if(|_| !in_flight.has(Op::Send));
         let removed = in_flight.is_empty().then(|| connections.remove(key));
-        let mut requests = self.requests.borrow_mut();
-        for op in Op::ALL.into_iter().filter(|op| in_flight.has(*op)) {
-            requests.push(Request::Cancel(user_data(op as u64, key)));
-        }
-        drop((requests, connections));
+        drop(connections);
         drop((wakers, received, sending, removed));
-        Some(socket)
+        Some((socket, in_flight))
+    }
+
+    /// Ends operations of a socket that has been closed. At once, although it takes a call: as long as one is in flight, the
+    /// kernel keeps the connection open, and the peer hears nothing of its end.
+    fn cancel(&self, key: Key, operations: Ops) {
+        if operations.is_empty() {
+            return;
+        }
+        let mut ring = self.ring.borrow_mut();
+        for op in Op::ALL.into_iter().filter(|op| operations.has(*op)) {
+            push_cancel(&mut ring, user_data(op as u64, key));
+        }
+        // If it fails, the cancellations are submitted when the turn ends.
+        let _ = ring.enter(Some(Duration::ZERO));
     }
 
     fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
@@ -643,6 +649,14 @@ impl Connection {
     }
 }
 
+/// Queues the cancellation of the operation with this user data.
+fn push_cancel(ring: &mut Ring, operation: u64) {
+    let none = Key { index: 0, generation: 0 };
+    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, none));
+    // SAFETY: a cancellation names neither a descriptor nor memory.
+    unsafe { ring.push(&cancel) };
+}
+
 /// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
 fn is_temporary(errno: Errno) -> bool {
     matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
@@ -727,7 +741,8 @@ impl Driver for IoUring {
     fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
         self.stop_receiving(key);
         let received = self.connections.borrow_mut().get_mut(key)?.received.take();
-        let socket = self.take_socket(key)?;
+        let (socket, in_flight) = self.take_socket(key)?;
+        self.cancel(key, in_flight);
         let buffer = match received {
             None => Buffer::new(),
             Some(Received::Lease(lease)) => Buffer::from(lease),
@@ -742,8 +757,10 @@ impl Driver for IoUring {
     }
 
     fn close(&self, key: Key) {
-        let socket = self.take_socket(key);
-        drop(socket);
+        if let Some((socket, in_flight)) = self.take_socket(key) {
+            drop(socket);
+            self.cancel(key, in_flight);
+        }
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -901,11 +918,12 @@ impl Driver for IoUring {
         let Some(listener) = listeners.get_mut(key) else {
             return;
         };
-        listener.wants_poll = false;
         listener.readable = false;
         let acceptor = listener.acceptor.take();
         if listener.is_poll_in_flight {
             self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
+        }
+        if std::mem::take(&mut listener.wants_poll) || listener.is_poll_in_flight {
             listener.pass_on();
         }
         drop(listeners);

@@ -23,6 +23,9 @@ const CANCEL_ALL_TIMEOUT: Timespec = Timespec::new().sec(1);
 /// Calls until cancelled operations have ended: each ends a score of them, and a loop has some thousands at most.
 const CANCEL_CALLS_MAX: u32 = 100_000;
 
+/// Calls until everything queued is submitted: one, or a few where an entry in error ends a batch or memory is short.
+const SUBMIT_CALLS_MAX: u32 = 10_000;
+
 /// `IORING_REGISTER_RING_FDS` and `IORING_UNREGISTER_RING_FDS` of io_uring_register(2).
 const REGISTER_RING_FDS: libc::c_uint = 20;
 const UNREGISTER_RING_FDS: libc::c_uint = 21;
@@ -129,18 +132,12 @@ impl Ring {
     /// The descriptor and the memory that `entry` names must be what is meant until it is submitted, and memory that the
     /// kernel reads or writes later must stay in place until its completion.
     pub unsafe fn push(&mut self, entry: &squeue::Entry) {
-        for _ in 0..3 {
+        // SAFETY: the caller's promise.
+        if unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.enter(Some(Duration::ZERO)).unwrap_or_else(|error| panic!("the kernel takes no submissions: {error}"));
             // SAFETY: the caller's promise.
-            if unsafe { self.ring.submission().push(entry) }.is_ok() {
-                return;
-            }
-            // Some kernels take nothing while completions do not fit their queue.
-            let _ = self.enter(Some(Duration::ZERO));
-            let stash = &mut self.stash;
-            stash.extend(self.ring.completion().map(Completion::from));
+            unsafe { self.ring.submission().push(entry) }.expect("the queue is empty");
         }
-        // An operation that is lost here would hang.
-        panic!("the kernel takes no submissions");
     }
 
     /// Whether a call is needed although nobody wants to wait.
@@ -160,7 +157,23 @@ impl Ring {
     }
 
     /// Submits what is queued, lets the kernel do its deferred work, and waits for one completion until `timeout`.
+    ///
+    /// Errors: the kernel's, also when it does not take all that is queued: a descriptor that an entry names may mean
+    /// another socket later, so nothing is left in the queue.
     pub fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        for _ in 0..SUBMIT_CALLS_MAX {
+            self.call(timeout)?;
+            if self.ring.submission().is_empty() {
+                return Ok(());
+            }
+            // Some kernels take nothing while completions do not fit their queue.
+            let stash = &mut self.stash;
+            stash.extend(self.ring.completion().map(Completion::from));
+        }
+        Err(io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn call(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let to_submit = self.ring.submission().len();
         let is_wait = timeout != Some(Duration::ZERO);
         let timespec = timeout.map(|timeout| {
