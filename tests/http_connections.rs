@@ -24,6 +24,7 @@ with_each_driver!(
     busy_connections_make_new_ones_wait,
     a_thousand_idle_connections_do_no_harm,
     descriptors_that_run_out_come_back,
+    a_server_that_stops_does_not_wait_for_those_who_say_nothing,
 );
 
 const HELLO: &str = "location / { return 200 hello; }";
@@ -323,4 +324,14 @@ fn descriptors_that_run_out_come_back(driver: Driver) {
     drop(clients);
     assert_hello(&mut last);
     server.stop();
+}
+
+fn a_server_that_stops_does_not_wait_for_those_who_say_nothing(driver: Driver) {
+    let mut server = one_worker(driver, 1000, HELLO).start();
+    let mut clients: Vec<Client> = (0..10).map(|_| server.connect()).collect();
+    clients.iter_mut().for_each(assert_hello);
+    // Some of these are accepted before the worker hears of the end, some are found in the queue then.
+    clients.extend((0..100).map(|_| server.connect()));
+    server.end(Signal::QUIT);
+    clients.iter_mut().for_each(Client::assert_closed);
 }

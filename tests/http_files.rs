@@ -430,6 +430,8 @@ fn what_cannot_be_served_gets_the_status_that_fits(driver: Driver) {
         }
     }
     assert!(!server.log().contains("/quiet/missing"));
+    // So that an ordinary user can remove it.
+    fs::set_permissions(files.join("closed"), fs::Permissions::from_mode(0o700)).expect("ours");
     server.stop();
 }
 

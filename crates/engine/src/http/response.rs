@@ -89,14 +89,26 @@ impl ResponseHead {
     /// Sets `ETag` from a file's time and length, as nginx makes it:
     /// `"hex(seconds)-hex(length)"`.
     pub fn set_etag(&mut self, modified_seconds: u64, length: u64) {
-        use std::io::Write;
         self.etag.clear();
-        write!(self.etag, "\"{modified_seconds:x}-{length:x}\"").expect("writing to memory cannot fail");
+        self.etag.push(b'"');
+        push_hex(&mut self.etag, modified_seconds);
+        self.etag.push(b'-');
+        push_hex(&mut self.etag, length);
+        self.etag.push(b'"');
     }
 
     /// `Last-Modified` as text.
     pub fn last_modified_text(&self) -> Option<[u8; 29]> {
         self.last_modified.map(http_date::format)
+    }
+}
+
+/// Appends a number in hexadecimal: on the path of every file, without formatting.
+fn push_hex(text: &mut ShortText, number: u64) {
+    let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(1);
+    for digit in (0..digits).rev() {
+        let value = (number >> (digit * 4)) & 0xf;
+        text.push(b"0123456789abcdef"[value as usize]);
     }
 }
 
@@ -120,5 +132,7 @@ mod tests {
         let mut head = ResponseHead::default();
         head.set_etag(0x5f00_0000, 615);
         assert_eq!(&*head.etag, b"\"5f000000-267\"");
+        head.set_etag(0, u64::MAX);
+        assert_eq!(&*head.etag, b"\"0-ffffffffffffffff\"");
     }
 }

@@ -101,6 +101,10 @@ impl Http1 {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
                     if pending.is_none() && self.idle_since.get().is_none() {
+                        // Accepted in the turn in which the worker began to end: nobody will close it later.
+                        if self.worker.is_draining() && self.info.requests.get() == 0 {
+                            return Poll::Ready(Arrival::Closed);
+                        }
                         self.idle_since.set(Some(gale_runtime::now()));
                         self.worker.note_idle();
                     }
