@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use gale_base::os_error::OsErrorText;
 use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId, ThreadPool};
 use parking_lot::Mutex;
 
@@ -87,10 +88,15 @@ impl Program for Server {
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
         let workers = configuration.process.workers;
-        drop(configuration);
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
-        EventLoop::new(LoopOptions { driver, worker, workers, ..LoopOptions::default() })?.run(main);
+        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, workers, ..LoopOptions::default() })?;
+        if let Some(reason) = event_loop.driver_reason() {
+            let message = format!("io_uring is not available {}, epoll is used", OsErrorText(reason));
+            configuration.error_log.write(Level::Notice, None, &message);
+        }
+        drop(configuration);
+        event_loop.run(main);
         Ok(())
     }
 

@@ -10,12 +10,8 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
-    name: "event",
-    directives: DIRECTIVES,
-    conf: Some(ConfType { complete_main, ..ConfType::of::<EventsSettings>() }),
-    ..Module::EMPTY
-};
+pub const MODULE: Module =
+    Module { name: "event", directives: DIRECTIVES, conf: Some(ConfType::of::<EventsSettings>()), ..Module::EMPTY };
 
 const DIRECTIVES: &[Directive] = &[
     Directive {
@@ -87,16 +83,6 @@ const fn inert(name: &'static str, about: &'static str) -> Directive {
         about,
         store: &Inert,
     }
-}
-
-/// io_uring is known by name; until it is built, epoll does its work.
-fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<(), Diagnostic> {
-    let events: &mut EventsSettings = conf.downcast_mut().expect("the event module's settings");
-    if *events.driver.get() == DriverChoice::IoUring {
-        let notice = Diagnostic::notice("io_uring is not built yet, epoll is used").at_opt(events.driver.span());
-        builder.note([notice]);
-    }
-    Ok(())
 }
 
 fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {

@@ -18,6 +18,27 @@ use crate::output::Output;
 use crate::slots::Key;
 
 pub(crate) mod epoll;
+pub(crate) mod io_uring;
+
+/// The sizes of an io_uring. The defaults suit every server; small ones are for tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingOptions {
+    /// Operations queued before a call of their own submits them.
+    pub submissions: u32,
+    /// Completions that the kernel keeps without allocating.
+    pub completions: u32,
+    /// Buffers of 4 KiB for what arrives while nobody reads; a power of two, or 0 for none.
+    pub buffers: u16,
+    /// Pretends that the kernel refuses with this error number.
+    pub refusal: Option<i32>,
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        // Buffers are free again within the turn, so these serve any number of connections.
+        RingOptions { submissions: 512, completions: 4096, buffers: 128, refusal: None }
+    }
+}
 
 /// What is known about a socket that is handed to the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +79,11 @@ pub(crate) trait Driver {
 
     /// Gives the socket back, unregistered; `None` when the key is stale.
     fn detach(&self, key: Key) -> Option<OwnedFd>;
+
+    /// As `detach`, with what has been received ahead of the reader.
+    fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
+        self.detach(key).map(|socket| (socket, Buffer::new()))
+    }
 
     /// Closes a socket.
     fn close(&self, key: Key);

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use crate::buffer;
 use crate::clock::{Clock, ClockChoice};
-use crate::driver::Driver;
 use crate::driver::epoll::Epoll;
+use crate::driver::io_uring::IoUring;
+use crate::driver::{Driver, RingOptions};
 use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
@@ -37,7 +38,7 @@ pub enum DriverChoice {
     Auto,
     /// epoll.
     Epoll,
-    /// io_uring: not built yet, epoll serves instead.
+    /// io_uring; epoll where the kernel refuses it, see [`EventLoop::driver_reason`].
     IoUring,
 }
 
@@ -57,6 +58,8 @@ pub struct LoopOptions {
     /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = this loop's part of a quarter of the memory
     /// that the machine has and the process's cgroups allow; at least 64 MiB for all loops and 4 MiB for each.
     pub leased_bytes_max: Option<usize>,
+    /// The sizes of an io_uring.
+    pub ring: RingOptions,
     /// The seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,
 }
@@ -70,6 +73,7 @@ impl Default for LoopOptions {
             events_max: 512,
             workers: 1,
             leased_bytes_max: None,
+            ring: RingOptions::default(),
             seed: None,
         }
     }
@@ -85,6 +89,7 @@ impl LoopOptions {
 /// An event loop. Stays on the thread that made it.
 pub struct EventLoop {
     environment: Rc<Environment>,
+    driver_reason: Option<io::Error>,
     index: usize,
     calls: Vec<Call>,
     wakes: Vec<u64>,
@@ -100,11 +105,7 @@ impl EventLoop {
             files::probe();
         }
         let inbox = Inbox::new()?;
-        let driver: Box<dyn Driver> = match options.driver {
-            DriverChoice::Auto | DriverChoice::Epoll | DriverChoice::IoUring => {
-                Box::new(Epoll::new(options.events_max.max(1), inbox.eventfd())?)
-            }
-        };
+        let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
         let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(options.workers));
         buffer::set_leased_bytes_max(leased_bytes_max);
         let seed = match options.seed {
@@ -122,7 +123,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
         });
-        Ok(EventLoop { environment, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
+        Ok(EventLoop { environment, driver_reason, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
     }
 
     /// A handle for other threads.
@@ -133,6 +134,11 @@ impl EventLoop {
     /// The driver in use, as `use` in the configuration names it.
     pub fn driver_name(&self) -> &'static str {
         self.environment.driver.name()
+    }
+
+    /// Why epoll serves although io_uring was asked for; `None` when the choice was followed.
+    pub fn driver_reason(&self) -> Option<&io::Error> {
+        self.driver_reason.as_ref()
     }
 
     /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
@@ -230,6 +236,19 @@ impl Drop for EndMain<'_> {
         self.0.executor.set_main_running(false);
         self.0.executor.end_main();
     }
+}
+
+/// The driver that was chosen, or epoll and the reason why not.
+fn set_up_driver(options: &LoopOptions, inbox: &Inbox) -> io::Result<(Box<dyn Driver>, Option<io::Error>)> {
+    let events_max = options.events_max.max(1);
+    let reason = match options.driver {
+        DriverChoice::Auto | DriverChoice::Epoll => None,
+        DriverChoice::IoUring => match IoUring::new(&options.ring, events_max, inbox.eventfd()) {
+            Ok(driver) => return Ok((Box::new(driver), None)),
+            Err(error) => Some(error),
+        },
+    };
+    Ok((Box::new(Epoll::new(events_max, inbox.eventfd())?), reason))
 }
 
 fn random_seed() -> io::Result<u64> {

@@ -61,6 +61,7 @@ mod timer;
 pub use address::SocketAddress;
 pub use buffer::{Buffer, LEASE_CLASSES, Lease, leased_bytes, leases_exhausted, set_leased_bytes_max};
 pub use clock::{ClockChoice, Moment};
+pub use driver::RingOptions;
 pub use environment::{now, random_u64, remote, task_count, wall, wall_seconds, worker};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, abort, spawn, yield_now};

@@ -51,14 +51,24 @@ pub struct Output {
     /// `chunks[head..]` are waiting, none of them empty.
     chunks: SmallVec<[Chunk; 3]>,
     head: usize,
+    /// All that waits, with what is on loan.
     length: usize,
     more_follows: bool,
+    loan: Option<Loan>,
+}
+
+/// What a driver has borrowed from the front of a queue to send it: it still waits, but its chunks are elsewhere.
+#[derive(Clone, Copy)]
+struct Loan {
+    /// Tells the loans of a driver apart.
+    ticket: u32,
+    length: usize,
 }
 
 impl Output {
     /// An empty queue; allocates nothing.
     pub fn new() -> Self {
-        Output { chunks: SmallVec::new(), head: 0, length: 0, more_follows: false }
+        Output { chunks: SmallVec::new(), head: 0, length: 0, more_follows: false, loan: None }
     }
 
     /// How many bytes wait.
@@ -133,6 +143,7 @@ impl Output {
 
     /// Moves everything that waits in `other` behind what waits here.
     pub fn append_output(&mut self, other: &mut Output) {
+        debug_assert!(other.loan.is_none(), "what is being sent cannot be sent elsewhere");
         for chunk in other.chunks.drain(..) {
             self.push(chunk);
         }
@@ -144,6 +155,41 @@ impl Output {
         self.chunks.clear();
         self.head = 0;
         self.length = 0;
+        self.loan = None;
+    }
+
+    /// Lends everything that waits to a driver, which sends it while nobody looks. It still counts as waiting. (What is on
+    /// loan and dropped from here by `clear` is sent all the same: it is too late.)
+    pub(crate) fn lend(&mut self, ticket: u32) -> Output {
+        debug_assert!(self.loan.is_none());
+        let length = self.length;
+        let lent = std::mem::take(self);
+        (self.length, self.more_follows) = (length, lent.more_follows);
+        self.loan = Some(Loan { ticket, length });
+        lent
+    }
+
+    /// Ends the loan of this number: what was not sent waits in front again. False if this queue has no such loan.
+    pub(crate) fn take_back(&mut self, ticket: u32, rest: &mut Output) -> bool {
+        let Some(loan) = self.loan.take_if(|loan| loan.ticket == ticket) else {
+            return false;
+        };
+        self.length = self.length - loan.length + rest.length;
+        if !rest.is_empty() {
+            let newer = std::mem::replace(&mut self.chunks, std::mem::take(&mut rest.chunks));
+            // Nothing is consumed here during a loan, so `newer` has no gap.
+            self.head = rest.head;
+            self.chunks.extend(newer);
+        }
+        rest.clear();
+        true
+    }
+
+    /// Gives up what is on loan to a driver that will not return it.
+    pub(crate) fn forget_loan(&mut self) {
+        if let Some(loan) = self.loan.take() {
+            self.length -= loan.length;
+        }
     }
 
     /// The bytes of the first chunk, empty when nothing waits.
@@ -164,6 +210,7 @@ impl Output {
     /// Removes the first `count` bytes, which must wait here.
     pub fn consume(&mut self, count: usize) {
         assert!(count <= self.length, "consumed more than there was");
+        debug_assert!(self.loan.is_none(), "what is on loan is not here to be consumed");
         self.length -= count;
         let mut count = count;
         while count > 0 {
@@ -235,6 +282,29 @@ mod tests {
         assert_eq!(text(&output), b"atic shared tail");
         output.consume(16);
         assert!(output.is_empty() && output.first().is_empty());
+    }
+
+    #[test]
+    fn what_is_on_loan_waits_and_its_rest_comes_back_in_front() {
+        let mut output = Output::new();
+        output.append(b"lent ").unwrap();
+        output.push_static(b"away ");
+        let mut lent = output.lend(7);
+        assert_eq!((output.len_bytes(), output.chunk_count()), (10, 0));
+        output.append(b"newer").unwrap();
+        lent.consume(7);
+        assert!(!output.take_back(6, &mut Output::new()), "another loan");
+        assert!(output.take_back(7, &mut lent));
+        assert_eq!(text(&output), b"ay newer");
+        assert_eq!(output.len_bytes(), 8);
+        let mut all = output.lend(8);
+        all.consume(8);
+        assert!(output.take_back(8, &mut all) && output.is_empty());
+        output.push_static(b"lost");
+        let _lost = output.lend(9);
+        output.push_static(b"kept");
+        output.forget_loan();
+        assert_eq!((text(&output), output.len_bytes()), (b"kept".to_vec(), 4));
     }
 
     #[test]

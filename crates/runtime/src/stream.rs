@@ -43,9 +43,16 @@ impl Stream {
     }
 
     /// Gives the socket away, for another loop (`from_fd` there) or another owner. Bytes already received are in the
-    /// caller's buffer, all others still in the kernel.
+    /// caller's buffer, all others still in the kernel, unless a receive was waiting: then [`Stream::into_parts`] has
+    /// what it got.
     pub fn into_fd(self) -> OwnedFd {
         self.environment.driver.detach(self.key).expect("an open stream owns its slot")
+    }
+
+    /// As [`Stream::into_fd`], with the bytes that the driver has received ahead of the reader: they come before those in
+    /// the kernel.
+    pub fn into_parts(self) -> (OwnedFd, Buffer) {
+        self.environment.driver.detach_with_received(self.key).expect("an open stream owns its slot")
     }
 
     /// Connects. Dropping the future closes the socket.

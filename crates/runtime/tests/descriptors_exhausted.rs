@@ -2,6 +2,10 @@
 
 mod common;
 
+/// `io_uring.rs` includes this file for the other driver.
+#[allow(dead_code)]
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
 use std::time::Duration;
 
 use common::*;
@@ -10,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
 fn accept_tells_of_exhaustion_waits_without_spinning_and_recovers() {
-    let mut event_loop = EventLoop::new(LoopOptions::simulated_time()).unwrap();
+    let mut event_loop = event_loop(simulated_time());
     let remote = event_loop.remote();
     event_loop.run(async move {
         let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, exclusive: false };

@@ -2,6 +2,8 @@
 
 mod common;
 
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

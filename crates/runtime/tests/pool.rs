@@ -2,6 +2,10 @@
 
 mod common;
 
+/// `io_uring.rs` includes this file for the other driver.
+#[allow(dead_code)]
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
 use std::sync::mpsc;
 use std::time::Duration;
 

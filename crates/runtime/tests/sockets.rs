@@ -2,6 +2,10 @@
 
 mod common;
 
+/// `io_uring.rs` includes this file for the other driver.
+#[allow(dead_code)]
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
 use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -390,7 +394,7 @@ fn asked_without_waiting_a_listener_gives_what_is_there_beyond_its_batch() {
 
 #[test]
 fn a_paused_listener_does_not_spin_and_accepts_later() {
-    let mut event_loop = EventLoop::new(LoopOptions::simulated_time()).unwrap();
+    let mut event_loop = event_loop(simulated_time());
     let remote = event_loop.remote();
     event_loop.run(async move {
         let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
@@ -418,7 +422,7 @@ fn several_loops_share_one_listening_socket() {
             let socket = std::sync::Arc::clone(&socket);
             let (sender, receiver) = std::sync::mpsc::channel();
             let thread = std::thread::spawn(move || {
-                let mut event_loop = EventLoop::new(LoopOptions::default()).unwrap();
+                let mut event_loop = event_loop(options());
                 let remote = event_loop.remote();
                 event_loop.run(async move {
                     let options = AcceptOptions { exclusive: true, batch: 4 };
@@ -454,7 +458,7 @@ fn a_loop_that_is_told_of_a_connection_and_does_not_accept_passes_it_on() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let shared = std::sync::Arc::clone(&socket);
     let first = std::thread::spawn(move || {
-        EventLoop::new(LoopOptions::default()).unwrap().run(async move {
+        event_loop(options()).run(async move {
             let listener = Listener::from_fd(shared, exclusive).unwrap();
             // Asks once and then waits for something else.
             assert!(poll_once(&mut Box::pin(listener.accept())).await.is_pending());
@@ -525,9 +529,9 @@ fn a_connection_that_always_has_data_yields_to_the_others() {
 
 #[test]
 fn at_the_hard_limit_of_leases_a_receive_fails_and_works_again_later() {
-    let options = LoopOptions { leased_bytes_max: Some(4096), ..LoopOptions::simulated_time() };
+    let options = LoopOptions { leased_bytes_max: Some(4096), ..simulated_time() };
     let work = move || {
-        EventLoop::new(options).unwrap().run(async {
+        event_loop(options).run(async {
             let (server, client) = unix_pair();
             send(&client, b"data").await;
             let held = [Lease::new(4096).unwrap(), Lease::new(1).unwrap()];

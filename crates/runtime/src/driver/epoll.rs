@@ -35,14 +35,14 @@ use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
-const OPERATIONS_PER_TURN: u32 = 16;
+pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
 
 /// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
 /// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
-const SEND_MAX: usize = 1 << 20;
+pub(super) const SEND_MAX: usize = 1 << 20;
 
 /// Connections accepted per turn from a socket that no other loop waits for, even if the batch is smaller. Nobody else could
 /// take them earlier, and each saves a wait; their first answers come within a few hundred microseconds.
@@ -80,24 +80,40 @@ struct Listening {
     options: AcceptOptions,
     registered: bool,
     readable: bool,
-    accepts: Share,
-    /// For how many more events the batch will do, and for how many after the next try in vain.
-    cautious_events: u32,
-    caution: u32,
+    accepts: Accepts,
     acceptor: Option<Waker>,
 }
 
-impl Listening {
+/// How much is accepted in a turn.
+#[derive(Default)]
+pub(super) struct Accepts {
+    share: Share,
+    /// For how many more events the batch will do, and for how many after the next try in vain.
+    cautious_events: u32,
+    caution: u32,
+}
+
+impl Accepts {
+    /// Notes that the kernel has told of connections.
+    pub(super) fn note_event(&mut self) {
+        self.cautious_events = self.cautious_events.saturating_sub(1);
+    }
+
     /// The next connection, within this turn's bounds; `None` if there is none or not in this turn.
-    fn accept(&mut self, turn: u32) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        let batch = self.options.batch.max(1);
-        let may_exceed = !self.options.exclusive && self.cautious_events == 0;
+    pub(super) fn accept(
+        &mut self,
+        socket: &OwnedFd,
+        options: AcceptOptions,
+        turn: u32,
+    ) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let batch = options.batch.max(1);
+        let may_exceed = !options.exclusive && self.cautious_events == 0;
         let batch_max = if may_exceed { batch.max(UNSHARED_BATCH) } else { batch };
-        if !self.accepts.take(turn, batch_max) {
+        if !self.share.take(turn, batch_max) {
             return Ok(None);
         }
-        let accepted = accept(&self.socket)?;
-        if self.accepts.used > batch {
+        let accepted = accept(socket)?;
+        if self.share.used > batch {
             self.caution = if accepted.is_some() { 0 } else { (2 * self.caution).clamp(1, CAUTION_MAX) };
             self.cautious_events = self.caution;
         }
@@ -107,14 +123,14 @@ impl Listening {
 
 /// How much of a turn one direction of a socket has used.
 #[derive(Clone, Copy, Default)]
-struct Share {
+pub(super) struct Share {
     turn: u32,
     used: u32,
 }
 
 impl Share {
     /// Takes one of `max` operations in this turn; false when they are used up.
-    fn take(&mut self, turn: u32, max: u32) -> bool {
+    pub(super) fn take(&mut self, turn: u32, max: u32) -> bool {
         if self.turn != turn {
             *self = Share { turn, used: 0 };
         }
@@ -219,7 +235,7 @@ impl Epoll {
         };
         let acceptor = listener.acceptor.take();
         listener.readable = acceptor.is_some();
-        listener.cautious_events = listener.cautious_events.saturating_sub(1);
+        listener.accepts.note_event();
         if acceptor.is_none() {
             self.unregister(listener);
         }
@@ -386,9 +402,7 @@ impl Driver for Epoll {
             options,
             registered: false,
             readable: false,
-            accepts: Share::default(),
-            cautious_events: 0,
-            caution: 0,
+            accepts: Accepts::default(),
             acceptor: None,
         })
     }
@@ -430,7 +444,7 @@ impl Driver for Epoll {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
         if listener.readable {
-            match listener.accept(self.turn.get()) {
+            match listener.accepts.accept(&listener.socket, listener.options, self.turn.get()) {
                 Ok(None) => {}
                 Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
                 Err(error) => return Poll::Ready(Err(error)),
@@ -506,7 +520,7 @@ impl Direction {
 }
 
 /// Stores a waker and returns the one that it displaces: dropping that may run code, so the caller does it last.
-fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+pub(super) fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
     match place {
         Some(old) if old.will_wake(waker) => None,
         _ => place.replace(waker.clone()),
@@ -514,7 +528,7 @@ fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
 }
 
 /// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
-fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
+pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
     let mut flags = SendFlags::NOSIGNAL;
     flags.set(SendFlags::MORE, out.more_follows());
     if out.chunk_count() == 1 {
@@ -537,7 +551,7 @@ fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
 }
 
 /// The next connection; `None` if there is none, or after a row of connections that failed before they were accepted.
-fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
     for _ in 0..ACCEPT_FAILURES_MAX {
         match net::acceptfrom_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
             Ok((socket, peer)) => return Ok(Some((socket, SocketAddress::from_kernel(peer)?))),
@@ -549,7 +563,7 @@ fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
     Ok(None)
 }
 
-fn has_connection(socket: &OwnedFd) -> bool {
+pub(super) fn has_connection(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
 }

@@ -1,4 +1,4 @@
-//! What the tests share: a loop in virtual time, a directory of one's own, pairs of connected sockets.
+//! What the tests share, for the driver that the program names in `DRIVER`: a loop in virtual time, a directory of one's own, pairs of connected sockets.
 #![allow(dead_code, unused_imports)]
 
 use std::future::Future;
@@ -8,14 +8,33 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gale_runtime::*;
 
+/// Real time, and this program's driver.
+pub fn options() -> LoopOptions {
+    LoopOptions { driver: crate::DRIVER, ..LoopOptions::default() }
+}
+
+/// Virtual time, and this program's driver.
+pub fn simulated_time() -> LoopOptions {
+    LoopOptions { driver: crate::DRIVER, ..LoopOptions::simulated_time() }
+}
+
+/// A loop that really has the driver that was asked for, where the kernel gives it.
+pub fn event_loop(options: LoopOptions) -> EventLoop {
+    let event_loop = EventLoop::new(options).unwrap();
+    if let Some(reason) = event_loop.driver_reason() {
+        eprintln!("epoll is tested in place of io_uring: {reason}");
+    }
+    event_loop
+}
+
 /// Runs `main` on a loop of its own in virtual time.
 pub fn run<T>(main: impl Future<Output = T>) -> T {
-    EventLoop::new(LoopOptions::simulated_time()).unwrap().run(main)
+    event_loop(simulated_time()).run(main)
 }
 
 /// Runs `main` on a loop of its own in real time, as peers in other threads need it.
 pub fn run_real<T>(main: impl Future<Output = T>) -> T {
-    EventLoop::new(LoopOptions::default()).unwrap().run(main)
+    event_loop(options()).run(main)
 }
 
 /// A directory that disappears with the value.

@@ -334,6 +334,11 @@ impl Sender {
 
     /// `send_timeout` runs while the client takes nothing.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        // An interim response has no timeout of its own: none is known before the head, and who waits for the client's body
+        // or for the handler has one.
+        if !self.is_started {
+            return Poll::Pending;
+        }
         if !std::mem::replace(&mut self.is_waiting, true) {
             self.timer.set_after(self.send_timeout);
         }

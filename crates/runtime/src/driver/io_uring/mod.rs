@@ -1,0 +1,1007 @@
+//! The io_uring driver: what would wait is queued during the turn and submitted by the call that waits.
+//!
+//! A fresh connection is served like with epoll: receive and send at once, because the data is usually there and a
+//! request per connection gains nothing from a queue. From the first receive on that had to wait the connection uses the
+//! ring: a receive that finds nothing is armed with a provided buffer, and what it gets is copied to a lease when it
+//! completes, so a waiting connection holds no memory of ours and a buffer never outlives its completion. A short answer is
+//! queued: its [`Output`] goes on loan until the completion. What is large, or goes on after a full socket, is tried
+//! directly and waits by a poll, which moves no data before somebody wants it: a slow consumer stops the sender.
+//!
+//! Operations have a shape that leaves little to go wrong. All of them are single-shot and there is at most one of each
+//! [`Op`] per connection. A poll of the task only *notes* what it wants; the entry is made when the turn ends, from what
+//! the slot says then, so nothing is ever submitted for a descriptor that has been closed or given to another. User data
+//! is operation + generation + slot. The slot of a closed connection stays until its last operation has completed, and
+//! with it the memory of a send; a completion whose slot has gone is stale and finds nothing.
+//!
+//! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
+//! and read with the next call; the only multishot operation, the inbox's poll, is armed again when it ends.
+
+mod buffers;
+mod ring;
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use io_uring::squeue::{self, Flags};
+use io_uring::{cqueue, opcode, types};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
+
+use self::buffers::{BUFFER_SIZE, Buffers, GROUP};
+use self::ring::{Completion, Ring};
+use super::epoll::{Accepts, OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send};
+use super::{Control, Driver, End, Fresh, RingOptions};
+use crate::address::SocketAddress;
+use crate::buffer::{Buffer, Lease};
+use crate::environment::Environment;
+use crate::inbox;
+use crate::listener::AcceptOptions;
+use crate::output::{Output, SLICES_MAX};
+use crate::slots::{Key, Slots};
+
+/// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
+/// hold up what is queued behind.
+const QUEUED_SEND_MAX: usize = 32 * 1024;
+
+/// How many unused [`Sending`]s are kept.
+const SENDINGS_KEPT_MAX: usize = 64;
+
+/// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
+const POLL_FIRST: u16 = 1;
+
+/// Calls until a cancelled receive must have completed: one, unless the queue was full.
+const CANCEL_CALLS_MAX: u32 = 16;
+
+/// What may be in flight for a connection, once each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+enum Op {
+    /// A poll for something to read.
+    Readable = 0,
+    /// A receive into a provided buffer. Never together with `Readable`.
+    Recv = 1,
+    /// A poll for room to write.
+    Writable = 2,
+    Send = 3,
+    /// A poll for the peer's leaving.
+    HungUp = 4,
+}
+
+impl Op {
+    const ALL: [Op; 5] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp];
+}
+
+/// User data: slot in the upper half, then 4 bits of kind, then the generation.
+const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
+const KIND_LISTENER: u64 = 8;
+const KIND_INBOX: u64 = 9;
+const KIND_CANCEL: u64 = 10;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL < 16);
+
+fn user_data(kind: u64, key: Key) -> u64 {
+    key.pack() | kind << KIND_SHIFT
+}
+
+fn kind_and_key(user_data: u64) -> (u64, Key) {
+    (user_data >> KIND_SHIFT & 15, Key::unpack(user_data & !(15 << KIND_SHIFT)))
+}
+
+/// A set of [`Op`]s.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Ops(u8);
+
+impl Ops {
+    fn has(self, op: Op) -> bool {
+        self.0 & 1 << op as u8 != 0
+    }
+
+    fn add(&mut self, op: Op) {
+        self.0 |= 1 << op as u8;
+    }
+
+    fn remove(&mut self, op: Op) {
+        self.0 &= !(1 << op as u8);
+    }
+
+    fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+pub(crate) struct IoUring {
+    /// Dropped first: then the kernel has let go of the memory below.
+    ring: RefCell<Ring>,
+    buffers: RefCell<Option<Buffers>>,
+    connections: RefCell<Slots<Connection>>,
+    listeners: RefCell<Slots<Listening>>,
+    /// What to look at when the turn ends.
+    requests: RefCell<Vec<Request>>,
+    completions: RefCell<Vec<Completion>>,
+    /// Not dropped before reuse: they keep the allocations of a send.
+    #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
+    sendings: RefCell<Vec<Box<Sending>>>,
+    tickets: Cell<u32>,
+    inbox: OwnedFd,
+    is_inbox_armed: Cell<bool>,
+    completions_max: usize,
+    turn: Cell<u32>,
+}
+
+enum Request {
+    /// A connection wants operations.
+    Connection(Key),
+    /// A listener wants its poll.
+    Listener(Key),
+    /// The operation of this user data is not wanted any more.
+    Cancel(u64),
+}
+
+struct Connection {
+    /// `None` when closed: the slot waits for what is in flight.
+    socket: Option<OwnedFd>,
+    /// As far as is known, a direct call may succeed.
+    readable: bool,
+    writable: bool,
+    hung_up: bool,
+    /// A receive has completed on the ring: sends are queued.
+    is_on_ring: bool,
+    /// There is a request for it.
+    is_requested: bool,
+    wanted: Ops,
+    in_flight: Ops,
+    reads: Share,
+    writes: Share,
+    received: Option<Received>,
+    receive_error: Option<Errno>,
+    sending: Option<Box<Sending>>,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    closed_waiter: Option<Waker>,
+}
+
+/// What a receive on the ring got, until the reader takes it.
+enum Received {
+    Lease(Lease),
+    /// The bound of leases was reached. At most a buffer per connection.
+    Heap(Vec<u8>),
+}
+
+impl Received {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Received::Lease(lease) => lease,
+            Received::Heap(bytes) => bytes,
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        match self {
+            Received::Lease(lease) => lease.advance(count),
+            Received::Heap(bytes) => drop(bytes.drain(..count)),
+        }
+    }
+}
+
+/// A send on the ring: the bytes, and how the kernel is told of them.
+struct Sending {
+    output: Output,
+    ticket: u32,
+    offered: usize,
+    result: Option<Result<usize, Errno>>,
+    slices: Vec<libc::iovec>,
+    header: libc::msghdr,
+}
+
+struct Listening {
+    socket: Arc<OwnedFd>,
+    options: AcceptOptions,
+    wants_poll: bool,
+    is_poll_in_flight: bool,
+    readable: bool,
+    accepts: Accepts,
+    acceptor: Option<Waker>,
+}
+
+impl IoUring {
+    /// A driver that has been tried out. Errors: why the kernel cannot or must not be used this way.
+    pub fn new(options: &RingOptions, completions_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {
+        let ring = Ring::new(options)?;
+        let buffers = match options.buffers {
+            0 => None,
+            count => match Buffers::register(&ring, count) {
+                Ok(buffers) => Some(buffers),
+                // An older kernel: receives wait by a poll.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let driver = IoUring {
+            ring: RefCell::new(ring),
+            buffers: RefCell::new(buffers),
+            connections: RefCell::new(Slots::new()),
+            listeners: RefCell::new(Slots::new()),
+            requests: RefCell::new(Vec::new()),
+            completions: RefCell::new(Vec::new()),
+            sendings: RefCell::new(Vec::new()),
+            tickets: Cell::new(0),
+            inbox: inbox.try_clone_to_owned()?,
+            is_inbox_armed: Cell::new(false),
+            completions_max,
+            turn: Cell::new(0),
+        };
+        driver.test()?;
+        Ok(driver)
+    }
+
+    /// Sends and receives over a socket pair by every operation that will be used.
+    fn test(&self) -> io::Result<()> {
+        let refused = |what: &str| io::Error::new(io::ErrorKind::Unsupported, format!("its self-test failed: {what}"));
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (near, far) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let (near, far) = (self.attach(near, Fresh::Connected), self.attach(far, Fresh::Connected));
+        self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut output, mut input) = (Output::new(), Buffer::new());
+        let (first, second) = (b"self-", b"test");
+        output.push_static(first);
+        output.push_static(second);
+        let tested = (|| {
+            let is_pending = self.poll_recv(far, &mut cx, &mut input, BUFFER_SIZE).is_pending()
+                && self.poll_send(near, &mut cx, &mut output).is_pending();
+            if !is_pending {
+                return Err(refused("nothing was queued"));
+            }
+            // All of it happens within the first call; the second is for kernels that put it off.
+            for _ in 0..2 {
+                self.wait(Some(Duration::ZERO))?;
+            }
+            match self.poll_send(near, &mut cx, &mut output) {
+                Poll::Ready(Ok(9)) => {}
+                Poll::Ready(Err(error)) => return Err(error),
+                _ => return Err(refused("nothing was sent")),
+            }
+            match self.poll_recv(far, &mut cx, &mut input, BUFFER_SIZE) {
+                Poll::Ready(Ok(_)) if input.readable() == b"self-test" => Ok(()),
+                Poll::Ready(Err(error)) => Err(error),
+                _ => Err(refused("nothing was received")),
+            }
+        })();
+        self.close(near);
+        self.close(far);
+        tested
+    }
+
+    /// Has the entries of a connection made when the turn ends.
+    fn request(&self, key: Key, connection: &mut Connection, op: Op) {
+        connection.wanted.add(op);
+        if !std::mem::replace(&mut connection.is_requested, true) {
+            self.requests.borrow_mut().push(Request::Connection(key));
+        }
+    }
+
+    /// Runs `operation` if it may succeed, until it succeeds or would block; then has the task woken by `op`.
+    ///
+    /// `operation` is called with the table borrowed: it makes system calls and runs nobody's code.
+    fn attempt<T>(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        op: Op,
+        mut operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
+    ) -> Poll<io::Result<T>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let is_read = matches!(op, Op::Readable | Op::Recv);
+        if if is_read { connection.readable } else { connection.writable } {
+            let share = if is_read { &mut connection.reads } else { &mut connection.writes };
+            if !share.take(self.turn.get(), OPERATIONS_PER_TURN) {
+                drop(connections);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            loop {
+                match operation(connection) {
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    result => return Poll::Ready(result.map_err(io::Error::from)),
+                }
+            }
+            *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
+        }
+        self.request(key, connection, op);
+        let displaced = park(if is_read { &mut connection.reader } else { &mut connection.writer }, cx.waker());
+        drop(connections);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    /// What the ring has received, or `None` if the reader has to try for itself.
+    fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if let Some(errno) = connection.receive_error.take() {
+            return Some(Err(errno.into()));
+        }
+        let mut received = connection.received.take()?;
+        let count = received.bytes().len().min(max);
+        if count == received.bytes().len()
+            && into.is_empty()
+            && let Received::Lease(lease) = received
+        {
+            *into = Buffer::from(lease);
+            return Some(Ok(count));
+        }
+        let appended = into.append(&received.bytes()[..count]);
+        if appended.is_ok() {
+            received.advance(count);
+        }
+        if !received.bytes().is_empty() {
+            connection.received = Some(received);
+        }
+        Some(appended.map(|()| count))
+    }
+
+    /// What became of the send in flight: `None` if there is none and `out` is to be sent.
+    fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let Some(sending) = &mut connection.sending else {
+            out.forget_loan();
+            return None;
+        };
+        let Some(result) = sending.result.take() else {
+            let displaced = park(&mut connection.writer, cx.waker());
+            drop(connections);
+            drop(displaced);
+            return Some(Poll::Pending);
+        };
+        let mut sending = connection.sending.take().expect("looked at above");
+        let sent = result.unwrap_or(0);
+        sending.output.consume(sent);
+        // A short send has filled the socket.
+        connection.writable = sent == sending.offered || connection.hung_up;
+        let is_own = out.take_back(sending.ticket, &mut sending.output);
+        drop(connections);
+        self.keep(sending);
+        match result {
+            // Not this queue's send, or nothing of it: now this one.
+            _ if !is_own => out.forget_loan(),
+            Ok(0) => {}
+            Ok(sent) => return Some(Poll::Ready(Ok(sent))),
+            Err(errno) => return Some(Poll::Ready(Err(errno.into()))),
+        }
+        None
+    }
+
+    /// Puts `out` on the ring if it is fit for that.
+    fn queue_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let is_fit = connection.is_on_ring && connection.writable && !connection.hung_up;
+        // What is followed by a file has to be sent before that, which is now.
+        if !is_fit || out.more_follows() || out.len_bytes() > QUEUED_SEND_MAX || out.chunk_count() > SLICES_MAX {
+            return false;
+        }
+        let ticket = self.tickets.get().wrapping_add(1);
+        self.tickets.set(ticket);
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
+        sending.ticket = ticket;
+        sending.offered = out.len_bytes();
+        sending.output = out.lend(ticket);
+        connection.sending = Some(sending);
+        self.request(key, connection, Op::Send);
+        let displaced = park(&mut connection.writer, cx.waker());
+        drop(connections);
+        drop(displaced);
+        true
+    }
+
+    fn keep(&self, mut sending: Box<Sending>) {
+        sending.output = Output::new();
+        sending.result = None;
+        let mut sendings = self.sendings.borrow_mut();
+        if sendings.len() < SENDINGS_KEPT_MAX {
+            sendings.push(sending);
+        }
+    }
+
+    /// Makes the entries of everything that was requested in this turn.
+    fn make_entries(&self) {
+        let mut ring = self.ring.borrow_mut();
+        if !self.is_inbox_armed.replace(true) {
+            let key = Key { index: 0, generation: 0 };
+            let poll = opcode::PollAdd::new(types::Fd(self.inbox.as_raw_fd()), libc::POLLIN as u32).multi(true);
+            // SAFETY: the inbox's descriptor belongs to this driver.
+            unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, key))) };
+        }
+        let mut connections = self.connections.borrow_mut();
+        let mut listeners = self.listeners.borrow_mut();
+        for request in self.requests.borrow_mut().drain(..) {
+            match request {
+                Request::Connection(key) => {
+                    if let Some(connection) = connections.get_mut(key) {
+                        connection.make_entries(key, &mut ring);
+                    }
+                }
+                Request::Listener(key) => {
+                    if let Some(listener) = listeners.get_mut(key) {
+                        listener.make_entry(key, &mut ring);
+                    }
+                }
+                Request::Cancel(operation) => push_cancel(&mut ring, operation),
+            }
+        }
+    }
+
+    fn handle_completion(&self, completion: &Completion) {
+        let (kind, key) = kind_and_key(completion.user_data);
+        match kind {
+            KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
+            KIND_CANCEL => {}
+            KIND_LISTENER => self.handle_listener(key),
+            kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
+        }
+    }
+
+    fn handle_connection(&self, op: Op, key: Key, completion: &Completion) {
+        let mut connections = self.connections.borrow_mut();
+        let mut buffers = self.buffers.borrow_mut();
+        let buffer = cqueue::buffer_select(completion.flags);
+        // A slot outlives its operations, so this is not expected; a buffer goes back nevertheless.
+        if let Some(connection) = connections.get_mut(key) {
+            let length = usize::try_from(completion.result).unwrap_or(0);
+            let bytes = match (buffer, buffers.as_ref()) {
+                (Some(number), Some(buffers)) => buffers.bytes(number, length),
+                _ => &[],
+            };
+            connection.handle(op, completion, bytes);
+        }
+        if let (Some(number), Some(buffers)) = (buffer, buffers.as_mut()) {
+            buffers.give_back(number);
+        }
+        drop(buffers);
+        let Some(connection) = connections.get_mut(key) else {
+            return;
+        };
+        if connection.socket.is_none() {
+            let sending = connection.sending.take_if(|_| !connection.in_flight.has(Op::Send));
+            let removed = connection.in_flight.is_empty().then(|| connections.remove(key));
+            drop(connections);
+            drop((sending, removed));
+            return;
+        }
+        let wakers = connection.take_wakers(op);
+        drop(connections);
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    fn handle_listener(&self, key: Key) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        listener.is_poll_in_flight = false;
+        let acceptor = listener.acceptor.take();
+        listener.readable = acceptor.is_some();
+        listener.accepts.note_event();
+        if acceptor.is_none() {
+            listener.pass_on();
+        } else if !std::mem::replace(&mut listener.wants_poll, true) {
+            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
+            // nobody waits for them here, the others are told.
+            self.requests.borrow_mut().push(Request::Listener(key));
+        }
+        drop(listeners);
+        acceptor.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ends the receive in flight at once, with what it got until then.
+    fn stop_receiving(&self, key: Key) {
+        for _ in 0..CANCEL_CALLS_MAX {
+            let is_receiving =
+                self.connections.borrow_mut().get_mut(key).is_some_and(|connection| connection.in_flight.has(Op::Recv));
+            if !is_receiving {
+                return;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                push_cancel(&mut ring, user_data(Op::Recv as u64, key));
+                let _ = ring.enter(Some(Duration::ZERO));
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
+        }
+    }
+
+    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
+    fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key)?;
+        let socket = connection.socket.take()?;
+        connection.wanted = Ops::default();
+        let wakers = [connection.reader.take(), connection.writer.take(), connection.closed_waiter.take()];
+        let received = connection.received.take();
+        let in_flight = connection.in_flight;
+        // One that was not submitted yet, or has completed, is nobody's memory but ours.
+        let sending = connection.sending.take_if(|_| !in_flight.has(Op::Send));
+        let removed = in_flight.is_empty().then(|| connections.remove(key));
+        drop(connections);
+        drop((wakers, received, sending, removed));
+        Some((socket, in_flight))
+    }
+
+    /// Ends operations of a socket that has been closed. At once, although it takes a call: as long as one is in flight, the
+    /// kernel keeps the connection open, and the peer hears nothing of its end.
+    fn cancel(&self, key: Key, operations: Ops) {
+        if operations.is_empty() {
+            return;
+        }
+        let mut ring = self.ring.borrow_mut();
+        for op in Op::ALL.into_iter().filter(|op| operations.has(*op)) {
+            push_cancel(&mut ring, user_data(op as u64, key));
+        }
+        // If it fails, the cancellations are submitted when the turn ends.
+        let _ = ring.enter(Some(Duration::ZERO));
+    }
+
+    fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        f(connection.socket())
+    }
+}
+
+impl Connection {
+    fn socket(&self) -> &OwnedFd {
+        self.socket.as_ref().expect("an open stream has its socket")
+    }
+
+    /// Submits what is wanted and not in flight already.
+    fn make_entries(&mut self, key: Key, ring: &mut Ring) {
+        self.is_requested = false;
+        let wanted = std::mem::take(&mut self.wanted);
+        let Some(socket) = &self.socket else { return };
+        let descriptor = types::Fd(socket.as_raw_fd());
+        let in_flight = self.in_flight;
+        for op in Op::ALL.into_iter().filter(|op| wanted.has(*op) && !in_flight.has(*op)) {
+            let poll = |events: i32| opcode::PollAdd::new(descriptor, events as u32).build();
+            let entry = match op {
+                Op::Readable => poll(i32::from(libc::POLLIN) | libc::EPOLLRDHUP),
+                Op::Writable => poll(libc::POLLOUT.into()),
+                Op::HungUp => poll(libc::EPOLLRDHUP),
+                Op::Recv => opcode::Recv::new(descriptor, std::ptr::null_mut(), BUFFER_SIZE as u32)
+                    .buf_group(GROUP)
+                    .ioprio(POLL_FIRST)
+                    .build()
+                    .flags(Flags::BUFFER_SELECT),
+                Op::Send => match &mut self.sending {
+                    Some(sending) => sending.entry(descriptor.0),
+                    None => continue,
+                },
+            };
+            self.in_flight.add(op);
+            // SAFETY: the slot owns the descriptor now, and a close can only come after this is submitted: entries are
+            // made when the turn ends, right before the call. The memory of a send stays in the slot until it completes.
+            unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
+        }
+    }
+
+    /// Notes what a completion says.
+    fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8]) {
+        self.in_flight.remove(op);
+        let result = match completion.result {
+            count @ 0.. => Ok(count as usize),
+            negative => Err(Errno::from_raw_os_error(-negative)),
+        };
+        match op {
+            Op::Recv => self.handle_received(result, bytes, cqueue::sock_nonempty(completion.flags)),
+            Op::Send => {
+                if let Some(sending) = &mut self.sending {
+                    sending.result = Some(match result {
+                        // Nothing is wrong with the socket: it is tried directly.
+                        Err(errno) if is_temporary(errno) => Ok(0),
+                        result => result,
+                    });
+                }
+            }
+            Op::Readable | Op::Writable | Op::HungUp => {
+                // A poll that failed says nothing; a direct call will tell.
+                let events = result.unwrap_or(0) as i32;
+                let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
+                self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;
+                self.readable |= op == Op::Readable || self.hung_up;
+                self.writable |= op == Op::Writable || is_broken;
+            }
+        }
+    }
+
+    fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], has_more: bool) {
+        match result {
+            // The end: there to be found again.
+            Ok(0) => (self.readable, self.hung_up) = (true, true),
+            Ok(_) => {
+                self.is_on_ring = true;
+                self.readable = has_more || bytes.len() == BUFFER_SIZE || self.hung_up;
+                let lease = Lease::copy_of(bytes);
+                self.received = Some(lease.map_or_else(|_| Received::Heap(bytes.to_vec()), Received::Lease));
+            }
+            Err(errno) if is_temporary(errno) => self.readable = true,
+            Err(errno) => self.receive_error = Some(errno),
+        }
+    }
+
+    /// Those who have to look after a completion of `op`.
+    fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
+        let is_read = matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
+        let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
+        [
+            is_read.then(|| self.reader.take()).flatten(),
+            (is_write && self.sending.as_ref().is_none_or(|sending| sending.result.is_some()))
+                .then(|| self.writer.take())
+                .flatten(),
+            self.hung_up.then(|| self.closed_waiter.take()).flatten(),
+        ]
+    }
+}
+
+/// Queues the cancellation of the operation with this user data.
+fn push_cancel(ring: &mut Ring, operation: u64) {
+    let none = Key { index: 0, generation: 0 };
+    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, none));
+    // SAFETY: a cancellation names neither a descriptor nor memory.
+    unsafe { ring.push(&cancel) };
+}
+
+/// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
+fn is_temporary(errno: Errno) -> bool {
+    matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
+}
+
+impl Sending {
+    fn new() -> Box<Self> {
+        // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
+        let header = unsafe { std::mem::zeroed() };
+        Box::new(Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header })
+    }
+
+    /// The entry that sends `output`. What it points to stays: the bytes within leases and shared memory, slices and
+    /// header in this box, all of it until the completion.
+    fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
+        if self.output.chunk_count() == 1 {
+            let bytes = self.output.first();
+            let send = opcode::Send::new(types::Fd(descriptor), bytes.as_ptr(), bytes.len() as u32);
+            return send.flags(libc::MSG_NOSIGNAL).build();
+        }
+        self.slices.clear();
+        let slices = self.output.chunks().take(SLICES_MAX);
+        self.slices.extend(
+            slices.map(|chunk| libc::iovec { iov_base: chunk.as_ptr().cast_mut().cast(), iov_len: chunk.len() }),
+        );
+        self.header.msg_iov = self.slices.as_mut_ptr();
+        self.header.msg_iovlen = self.slices.len() as _;
+        opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(libc::MSG_NOSIGNAL as u32).build()
+    }
+}
+
+impl Listening {
+    fn make_entry(&mut self, key: Key, ring: &mut Ring) {
+        if !std::mem::take(&mut self.wants_poll) || self.is_poll_in_flight {
+            return;
+        }
+        let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
+        let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
+        self.is_poll_in_flight = true;
+        // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
+        unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
+    }
+
+    /// Of what waits the kernel may have told this loop alone, which does not listen any more: the others look.
+    fn pass_on(&self) {
+        if self.options.exclusive && has_connection(&self.socket) {
+            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
+        }
+    }
+}
+
+impl Driver for IoUring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
+        self.connections.borrow_mut().insert(Connection {
+            socket: Some(socket),
+            readable: fresh == Fresh::Accepted,
+            writable: fresh != Fresh::Connecting,
+            hung_up: false,
+            is_on_ring: false,
+            is_requested: false,
+            wanted: Ops::default(),
+            in_flight: Ops::default(),
+            reads: Share::default(),
+            writes: Share::default(),
+            received: None,
+            receive_error: None,
+            sending: None,
+            reader: None,
+            writer: None,
+            closed_waiter: None,
+        })
+    }
+
+    fn detach(&self, key: Key) -> Option<OwnedFd> {
+        self.detach_with_received(key).map(|(socket, _)| socket)
+    }
+
+    fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
+        self.stop_receiving(key);
+        let received = self.connections.borrow_mut().get_mut(key)?.received.take();
+        let (socket, in_flight) = self.take_socket(key)?;
+        self.cancel(key, in_flight);
+        let buffer = match received {
+            None => Buffer::new(),
+            Some(Received::Lease(lease)) => Buffer::from(lease),
+            Some(Received::Heap(bytes)) => {
+                let mut buffer = Buffer::new();
+                // At the hard limit of memory for the second time: then the connection is lost.
+                buffer.append(&bytes).ok()?;
+                buffer
+            }
+        };
+        Some((socket, buffer))
+    }
+
+    fn close(&self, key: Key) {
+        if let Some((socket, in_flight)) = self.take_socket(key) {
+            drop(socket);
+            self.cancel(key, in_flight);
+        }
+    }
+
+    fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
+        if let Some(received) = self.take_received(key, into, max) {
+            return Poll::Ready(received);
+        }
+        let op = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            // What the receive in flight gets comes first.
+            if connection.in_flight.has(Op::Recv) {
+                let displaced = park(&mut connection.reader, cx.waker());
+                drop(connections);
+                drop(displaced);
+                return Poll::Pending;
+            }
+            // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
+            connection.wanted.remove(Op::Recv);
+            let fits_buffer = max <= BUFFER_SIZE && self.buffers.borrow().is_some();
+            if fits_buffer && !connection.in_flight.has(Op::Readable) {
+                connection.wanted.remove(Op::Readable);
+                Op::Recv
+            } else {
+                Op::Readable
+            }
+        };
+        let mut refused = None;
+        let result = self.attempt(key, cx, op, |connection| {
+            let spare = match into.spare(max) {
+                Ok(spare) => spare,
+                Err(error) => {
+                    refused = Some(error);
+                    return Ok(0);
+                }
+            };
+            match net::recv(connection.socket(), spare, RecvFlags::empty()) {
+                Ok((received, _)) => {
+                    into.commit(received);
+                    if received < max && !connection.hung_up && received > 0 {
+                        connection.readable = false;
+                    }
+                    Ok(received)
+                }
+                Err(errno) => {
+                    into.commit(0);
+                    Err(errno)
+                }
+            }
+        });
+        match refused {
+            Some(error) => Poll::Ready(Err(error)),
+            None => result,
+        }
+    }
+
+    fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
+        if out.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        if let Some(polled) = self.poll_sending(key, cx, out) {
+            return polled;
+        }
+        if out.is_empty() {
+            // All that it had was on loan to a connection that has gone.
+            return Poll::Ready(Ok(0));
+        }
+        if self.queue_send(key, cx, out) {
+            return Poll::Pending;
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            let (sent, asked) = send(connection.socket().as_fd(), out)?;
+            out.consume(sent);
+            // A short send has filled the socket.
+            connection.writable = sent == asked || connection.hung_up;
+            Ok(sent)
+        })
+    }
+
+    fn poll_sendfile(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        file: BorrowedFd<'_>,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        // A send that nobody waits for any more still comes first.
+        if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
+            return Poll::Pending;
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            rustix::fs::sendfile(connection.socket(), file, Some(offset), length.min(SEND_MAX))
+        })
+    }
+
+    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.attempt(key, cx, Op::Writable, |connection| sockopt::socket_error(connection.socket())?)
+    }
+
+    fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if connection.hung_up {
+            return Poll::Ready(Ok(()));
+        }
+        if !connection.in_flight.has(Op::HungUp) {
+            self.request(key, connection, Op::HungUp);
+        }
+        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        drop(connections);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn control(&self, key: Key, control: Control) -> io::Result<()> {
+        self.with_socket(key, |socket| {
+            match control {
+                Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
+                Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
+                Control::Cork(on) => sockopt::set_tcp_cork(socket, on)?,
+                Control::KeepAlive(on) => sockopt::set_socket_keepalive(socket, on)?,
+                Control::LingerReset => sockopt::set_socket_linger(socket, Some(Duration::ZERO))?,
+            }
+            Ok(())
+        })
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        self.with_socket(key, |socket| match end {
+            End::Local => SocketAddress::from_kernel(Some(net::getsockname(socket)?)),
+            End::Peer => SocketAddress::from_kernel(net::getpeername(socket)?),
+        })
+    }
+
+    fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
+        self.listeners.borrow_mut().insert(Listening {
+            socket,
+            options,
+            wants_poll: false,
+            is_poll_in_flight: false,
+            readable: false,
+            accepts: Accepts::default(),
+            acceptor: None,
+        })
+    }
+
+    fn detach_listener(&self, key: Key) {
+        self.pause_listener(key);
+        let listener = self.listeners.borrow_mut().remove(key);
+        drop(listener);
+    }
+
+    fn pause_listener(&self, key: Key) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        listener.readable = false;
+        let acceptor = listener.acceptor.take();
+        if listener.is_poll_in_flight {
+            self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
+        }
+        if std::mem::take(&mut listener.wants_poll) || listener.is_poll_in_flight {
+            listener.pass_on();
+        }
+        drop(listeners);
+        drop(acceptor);
+    }
+
+    fn rearm_shared_listeners(&self) {
+        let mut wakers = Vec::new();
+        self.listeners.borrow_mut().for_each(|_, listener| {
+            if listener.options.exclusive
+                && let Some(acceptor) = listener.acceptor.take()
+            {
+                listener.readable = true;
+                wakers.push(acceptor);
+            }
+        });
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.listeners.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        accept(&listener.socket)
+    }
+
+    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.listeners.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        if listener.readable {
+            match listener.accepts.accept(&listener.socket, listener.options, self.turn.get()) {
+                Ok(None) => {}
+                Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        listener.readable = false;
+        if !listener.is_poll_in_flight && !std::mem::replace(&mut listener.wants_poll, true) {
+            self.requests.borrow_mut().push(Request::Listener(key));
+        }
+        let displaced = park(&mut listener.acceptor, cx.waker());
+        drop(listeners);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
+        self.make_entries();
+        // Held while wakers run: only this function uses it, and no waker calls it.
+        let mut completions = self.completions.borrow_mut();
+        {
+            let mut ring = self.ring.borrow_mut();
+            let is_look = timeout == Some(Duration::ZERO);
+            // A call does a bounded part of the kernel's work; a look has to see all that has happened.
+            for _ in 0..if is_look { CANCEL_CALLS_MAX } else { 1 } {
+                if ring.has_work() || !(is_look || ring.has_completions()) {
+                    ring.enter(timeout)?;
+                }
+                ring.take(&mut completions, self.completions_max);
+                if !completions.is_empty() || !ring.has_deferred_work() {
+                    break;
+                }
+            }
+        }
+        self.turn.set(self.turn.get().wrapping_add(1));
+        for completion in completions.iter() {
+            self.handle_completion(completion);
+        }
+        let count = completions.len();
+        completions.clear();
+        Ok(count)
+    }
+}
+
+impl Drop for IoUring {
+    fn drop(&mut self) {
+        if !self.ring.borrow_mut().cancel_all() {
+            // A kernel that cannot tell when it is done may still read what is being sent.
+            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What only io_uring has: set-up that may be refused, small queues and buffers, operations that outlive their stream.
+
+mod common;
+
+const DRIVER: DriverChoice = DriverChoice::IoUring;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::*;
+use gale_runtime::*;
+
+/// Whether this kernel has io_uring; tests of its details mean nothing without.
+fn is_there() -> bool {
+    event_loop(simulated_time()).driver_name() == "io_uring"
+}
+
+fn with_ring(ring: RingOptions) -> LoopOptions {
+    LoopOptions { ring, ..simulated_time() }
+}
+
+/// Makes the stream one that uses the ring: a receive has waited and got something.
+async fn warm_up(stream: &Stream, peer: &Stream) {
+    let mut received = Box::pin(receive(stream, 4));
+    assert!(poll_once(&mut received).await.is_pending());
+    send(peer, b"warm").await;
+    assert_eq!(received.await, b"warm");
+}
+
+#[test]
+fn a_refused_ring_is_replaced_by_epoll_which_behaves_the_same() {
+    for errno in [libc::EPERM, libc::ENOSYS, libc::EINVAL, libc::ENOMEM] {
+        let mut event_loop = event_loop(with_ring(RingOptions { refusal: Some(errno), ..RingOptions::default() }));
+        assert_eq!(event_loop.driver_name(), "epoll");
+        assert_eq!(event_loop.driver_reason().unwrap().raw_os_error(), Some(errno));
+        event_loop.run(async {
+            let (server, client) = tcp_pair().await;
+            warm_up(&server, &client).await;
+        });
+    }
+}
+
+#[test]
+fn who_asks_for_epoll_or_for_the_best_gets_no_reason() {
+    for driver in [DriverChoice::Epoll, DriverChoice::Auto] {
+        let event_loop = event_loop(LoopOptions { driver, ..simulated_time() });
+        assert!(event_loop.driver_reason().is_none());
+    }
+}
+
+/// Many clients at once, each with several rounds of question and answer.
+async fn serve_many(clients: u32, rounds: u32) {
+    let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, exclusive: false };
+    let listener = Listener::bind(&any_port(), 1024, options).unwrap();
+    let address = listener.local_address().unwrap();
+    spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            spawn(async move {
+                let (mut input, mut output) = (Buffer::new(), Output::new());
+                while stream.recv(&mut input, 1000).await.unwrap() > 0 {
+                    output.push_lease(input.take_lease().unwrap());
+                    output.push_static(b".");
+                    stream.send_all(&mut output).await.unwrap();
+                }
+            });
+        }
+    });
+    let (sender, done) = std::sync::mpsc::channel();
+    for number in 0..clients {
+        let (address, sender) = (address.clone(), sender.clone());
+        spawn(async move {
+            let client = Stream::connect(&address).await.unwrap();
+            for round in 0..rounds {
+                let text = format!("client {number} round {round}");
+                let mut output = Output::new();
+                output.append(text.as_bytes()).unwrap();
+                client.send_all(&mut output).await.unwrap();
+                assert_eq!(receive(&client, text.len() + 1).await, format!("{text}.").as_bytes());
+            }
+            sender.send(number).unwrap();
+        });
+    }
+    drop(sender);
+    let mut seen = 0;
+    while seen < clients {
+        yield_now().await;
+        seen += done.try_iter().count() as u32;
+    }
+}
+
+#[test]
+fn few_buffers_and_tiny_queues_lose_nothing() {
+    for (submissions, completions, buffers) in [(1, 2, 1), (4, 8, 16), (8, 16, 0), (512, 4096, 4)] {
+        let ring = RingOptions { submissions, completions, buffers, refusal: None };
+        event_loop(with_ring(ring)).run(serve_many(200, 5));
+    }
+}
+
+#[test]
+fn half_finished_requests_hold_no_buffer_of_the_ring() {
+    let ring = RingOptions { buffers: 4, ..RingOptions::default() };
+    event_loop(with_ring(ring)).run(async {
+        let mut slow = Vec::new();
+        for _ in 0..100 {
+            let (server, client) = unix_pair();
+            warm_up(&server, &client).await;
+            let mut input = Buffer::new();
+            assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
+            send(&client, b"GET /").await;
+            slow.push((server, client));
+        }
+        yield_now().await;
+        let (server, client) = unix_pair();
+        for _ in 0..10 {
+            warm_up(&server, &client).await;
+        }
+        for (server, _) in &slow {
+            assert_eq!(receive(server, 5).await, b"GET /");
+        }
+    });
+}
+
+#[test]
+fn slots_are_used_again_while_their_completions_are_still_coming() {
+    event_loop(simulated_time()).run(async {
+        for round in 0..200u32 {
+            let (server, client) = unix_pair();
+            let mut input = Buffer::new();
+            assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
+            assert!(poll_once(&mut Box::pin(server.peer_closed())).await.is_pending());
+            if round % 3 == 0 {
+                yield_now().await;
+            }
+            send(&client, b"stale").await;
+            if round % 2 == 0 {
+                drop(server);
+                drop(client);
+            } else {
+                drop(client);
+                drop(server);
+            }
+            let (server, client) = unix_pair();
+            warm_up(&server, &client).await;
+            assert_eq!(receive_after(&server, &client, b"fresh").await, b"fresh");
+        }
+    });
+}
+
+async fn receive_after(server: &Stream, client: &Stream, bytes: &'static [u8]) -> Vec<u8> {
+    send(client, bytes).await;
+    receive(server, bytes.len()).await
+}
+
+#[test]
+fn a_dropped_send_is_completed_by_the_next_one_in_order() {
+    event_loop(simulated_time()).run(async {
+        let (server, client) = tcp_pair().await;
+        warm_up(&server, &client).await;
+        let mut output = Output::new();
+        output.append(b"first ").unwrap();
+        output.push_bytes(Bytes::from_static(b"second "));
+        assert!(poll_once(&mut Box::pin(server.send(&mut output))).await.is_pending(), "it is queued");
+        assert_eq!(output.len_bytes(), 13, "and still waits");
+        output.push_static(b"third");
+        server.send_all(&mut output).await.unwrap();
+        assert!(output.is_empty());
+        assert_eq!(receive(&client, 18).await, b"first second third");
+    });
+}
+
+#[test]
+fn a_send_whose_queue_has_gone_leaves_the_stream_usable() {
+    event_loop(simulated_time()).run(async {
+        let (server, client) = tcp_pair().await;
+        warm_up(&server, &client).await;
+        let mut output = Output::new();
+        output.push_static(b"abandoned ");
+        assert!(poll_once(&mut Box::pin(server.send(&mut output))).await.is_pending());
+        drop(output);
+        send(&server, b"next").await;
+        assert_eq!(receive(&client, 14).await, b"abandoned next");
+    });
+}
+
+#[test]
+fn a_stream_dropped_with_a_send_in_flight_keeps_the_memory_until_it_ends() {
+    event_loop(simulated_time()).run(async {
+        let before = leased_bytes();
+        let (server, client) = unix_pair();
+        rustix::net::sockopt::set_socket_send_buffer_size(server.as_fd(), 4096).unwrap();
+        warm_up(&server, &client).await;
+        // The peer reads nothing: sooner or later a queued send stays in flight.
+        let mut output = Output::new();
+        loop {
+            output.append(&pattern(16_000)).unwrap();
+            let mut sending = Box::pin(server.send_all(&mut output));
+            if poll_once(&mut sending).await.is_pending() {
+                yield_now().await;
+                yield_now().await;
+                if poll_once(&mut sending).await.is_pending() {
+                    break;
+                }
+            }
+        }
+        drop(server);
+        drop(output);
+        let mut total = 0;
+        let mut input = Buffer::new();
+        loop {
+            // Everything that comes belongs to some pattern; then the end.
+            let count = client.recv(&mut input, 10_000).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            total += count;
+            input.clear();
+        }
+        assert!(total > 0);
+        drop((client, input));
+        yield_now().await;
+        yield_now().await;
+        assert_eq!(leased_bytes(), before);
+    });
+}
+
+#[test]
+fn an_error_of_a_queued_send_gives_the_bytes_back() {
+    event_loop(simulated_time()).run(async {
+        let (server, client) = unix_pair();
+        warm_up(&server, &client).await;
+        drop(client);
+        let mut output = Output::new();
+        output.push_static(b"too late");
+        assert_eq!(server.send_all(&mut output).await.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+        assert_eq!(output.len_bytes(), 8);
+    });
+}
+
+#[test]
+fn a_stream_that_moves_takes_along_what_the_ring_received() {
+    let (descriptor, received, mut client) = event_loop(simulated_time()).run(async {
+        let (near, mut client) = std::os::unix::net::UnixStream::pair().unwrap();
+        let server = Stream::from_fd(near.into()).unwrap();
+        let mut input = Buffer::new();
+        assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
+        yield_now().await;
+        client.write_all(b"ahead ").unwrap();
+        yield_now().await;
+        yield_now().await;
+        client.write_all(b"behind").unwrap();
+        let (descriptor, received) = server.into_parts();
+        (descriptor, received.readable().to_vec(), client)
+    });
+    event_loop(simulated_time()).run(async {
+        let server = Stream::from_fd(descriptor).unwrap();
+        let rest = receive(&server, 12 - received.len()).await;
+        assert_eq!([received, rest].concat(), b"ahead behind");
+        send(&server, b"moved").await;
+    });
+    let mut answer = [0; 5];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"moved");
+}
+
+#[test]
+fn closing_ends_the_connection_although_a_receive_was_armed() {
+    event_loop(simulated_time()).run(async {
+        for _ in 0..20 {
+            let (server, client) = tcp_pair().await;
+            warm_up(&server, &client).await;
+            let mut input = Buffer::new();
+            assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
+            yield_now().await;
+            drop(server);
+            assert_eq!(client.recv(&mut input, 10).await.unwrap(), 0);
+        }
+    });
+}
+
+#[test]
+fn an_ended_loop_has_let_go_of_its_sockets() {
+    let client = event_loop(simulated_time()).run(async {
+        let (near, client) = std::os::unix::net::UnixStream::pair().unwrap();
+        let server = Stream::from_fd(near.into()).unwrap();
+        spawn(async move {
+            let mut input = Buffer::new();
+            let _ = server.recv(&mut input, 100).await;
+        });
+        for _ in 0..3 {
+            yield_now().await;
+        }
+        client
+    });
+    // The socket is closed when the kernel has cancelled the receive: before the loop was gone.
+    client.set_nonblocking(true).unwrap();
+    assert_eq!((&client).read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn a_slow_consumer_stops_the_sender() {
+    event_loop(simulated_time()).run(async {
+        let (server, client) = unix_pair();
+        warm_up(&server, &client).await;
+        let mut input = Buffer::new();
+        assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
+        let mut output = Output::new();
+        output.push_bytes(Bytes::from(vec![7; 64 << 20]));
+        let sent = timeout(Duration::from_secs(1), client.send_all(&mut output)).await;
+        assert_eq!(sent.unwrap_err(), Elapsed);
+        assert!(output.len_bytes() > 60 << 20, "nobody read");
+        assert!(leased_bytes() <= 16 * 1024);
+    });
+}
+
+#[test]
+fn this_kernel_is_used_as_it_should() {
+    if !is_there() {
+        return eprintln!("skipped: no io_uring here");
+    }
+    // More loops on one thread than its table of rings has room for.
+    let loops: Vec<_> = (0..20).map(|_| event_loop(simulated_time())).collect();
+    assert!(loops.iter().all(|event_loop| event_loop.driver_name() == "io_uring"));
+}
