@@ -261,7 +261,8 @@ impl Client {
             Stream::Unix(stream) => PollFd::new(stream, PollFlags::empty()),
         };
         let timeout = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
-        assert_eq!(poll(&mut [polled], Some(&timeout)), Ok(1), "still there");
+        let polled = rustix::io::retry_on_intr(|| poll(&mut [polled.clone()], Some(&timeout)));
+        assert_eq!(polled, Ok(1), "still there");
     }
 
     /// Ends both directions, also for other handles on the connection.
@@ -280,9 +281,15 @@ impl Client {
     #[track_caller]
     fn fill(&mut self) {
         let mut bytes = [0; 65536];
-        let read = match &mut self.stream {
-            Stream::Tcp(stream) => stream.read(&mut bytes),
-            Stream::Unix(stream) => stream.read(&mut bytes),
+        let read = loop {
+            let read = match &mut self.stream {
+                Stream::Tcp(stream) => stream.read(&mut bytes),
+                Stream::Unix(stream) => stream.read(&mut bytes),
+            };
+            // A signal to the test program says nothing about the server.
+            if !read.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {
+                break read;
+            }
         };
         match read {
             Ok(0) => self.at_end = true,

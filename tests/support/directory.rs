@@ -160,7 +160,7 @@ pub(super) fn wait_readable_any(one: &impl AsFd, other: Option<&impl AsFd>, end:
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
     let mut polled = vec![PollFd::new(one, PollFlags::IN)];
     polled.extend(other.map(|other| PollFd::new(other, PollFlags::IN)));
-    rustix::event::poll(&mut polled, Some(&timeout)).is_ok_and(|ready| ready > 0)
+    rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, Some(&timeout))).is_ok_and(|ready| ready > 0)
 }
 
 /// Whether it is readable now.
