@@ -70,6 +70,16 @@ pub(crate) enum End {
     Peer,
 }
 
+impl End {
+    /// The address of this end of a connected socket; a system call.
+    pub fn address_of(self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+        match self {
+            End::Local => SocketAddress::from_kernel(Some(rustix::net::getsockname(socket)?)),
+            End::Peer => SocketAddress::from_kernel(rustix::net::getpeername(socket)?),
+        }
+    }
+}
+
 pub(crate) trait Driver {
     /// As `use` in the configuration names it.
     fn name(&self) -> &'static str;

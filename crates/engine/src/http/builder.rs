@@ -582,7 +582,6 @@ fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
     let core = *core.expect("the http core module is among the modules");
     Scope {
         kind: draft.kind,
-        is_named: draft.shape == LocationShape::Named,
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),
         core,

@@ -91,8 +91,6 @@ pub struct Scope {
     pub kind: ScopeKind,
     /// The location's name as written (`/images/`, `@fallback`), empty otherwise.
     pub name: Box<[u8]>,
-    /// A named location.
-    pub is_named: bool,
     /// The settings that the engine itself needs.
     pub core: CoreSettings,
     /// Where messages about requests in this scope go.

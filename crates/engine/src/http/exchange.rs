@@ -100,8 +100,6 @@ pub struct ResponseOptions<'r> {
     pub files: FileOptions,
     /// `send_timeout`
     pub send_timeout: Duration,
-    /// `reset_timedout_connection`
-    pub reset_timed_out: bool,
 }
 
 /// How the pieces of files in a response are sent.

@@ -323,7 +323,6 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
                 nopush: *core.tcp_nopush.get(),
             },
             send_timeout: *core.send_timeout.get(),
-            reset_timed_out: *core.reset_timedout_connection.get(),
         },
     );
     if length == BodyLength::NoBody {

@@ -57,8 +57,6 @@ pub struct Request {
     pub is_error_page: bool,
     /// The status that the answer will have whatever its location says.
     pub status_override: Option<u16>,
-    /// The body was asked for by a module, which then reads all of it.
-    pub body_is_wanted: bool,
     /// When its first byte was read.
     pub started: Moment,
     /// The URI names a file below the `alias` of a regular expression, which otherwise is
@@ -109,7 +107,6 @@ impl Request {
             is_internal: false,
             is_error_page: false,
             status_override: None,
-            body_is_wanted: false,
             started: Moment::from_nanos(0),
             adds_uri_to_alias: false,
             is_pipelined: false,
@@ -148,7 +145,6 @@ impl Request {
         self.is_pipelined = false;
         self.number_on_connection = 0;
         self.status_override = None;
-        self.body_is_wanted = false;
         self.phase = Phase::PostRead;
         self.next_handler = 0;
         self.uri_was_changed = false;

@@ -77,7 +77,6 @@ impl StoredBody {
 /// Errors: those of the client, and [`BodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
 pub async fn read_body(request: &mut Request) -> Result<StoredBody, BodyError> {
-    request.body_is_wanted = true;
     let request = &*request;
     let (exchange, limits) = (request.exchange(), request.body_limits());
     let mut store = Store::new(request);

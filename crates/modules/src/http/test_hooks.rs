@@ -130,7 +130,6 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
 
 fn echo(request: &mut Request) -> Flow {
     request.response.status = 200;
-    request.body_is_wanted = true;
     Flow::Answer(Body::Stream(Box::new(Echo { exchange: request.exchange(), limits: request.body_limits() })))
 }
 

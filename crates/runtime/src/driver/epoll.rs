@@ -390,10 +390,7 @@ impl Driver for Epoll {
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
         let mut connections = self.connections.borrow_mut();
         let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        match end {
-            End::Local => SocketAddress::from_kernel(Some(net::getsockname(socket)?)),
-            End::Peer => SocketAddress::from_kernel(net::getpeername(socket)?),
-        }
+        end.address_of(socket)
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {

@@ -286,7 +286,6 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
     Scope {
         kind: ScopeKind::Server,
         name: Box::default(),
-        is_named: false,
         core,
         error_log: ErrorLog::new(Vec::new()),
         confs: Vec::new(),

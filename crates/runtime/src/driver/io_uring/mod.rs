@@ -889,10 +889,7 @@ impl Driver for IoUring {
     }
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        self.with_socket(key, |socket| match end {
-            End::Local => SocketAddress::from_kernel(Some(net::getsockname(socket)?)),
-            End::Peer => SocketAddress::from_kernel(net::getpeername(socket)?),
-        })
+        self.with_socket(key, |socket| end.address_of(socket))
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
