@@ -26,6 +26,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::buffer::Lease;
 use crate::mounts;
 use crate::pool::{ThreadPool, default_pool, on_a_loop};
+use crate::simulation::{FileFaults, World};
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
 /// handing over costs more.
@@ -198,6 +199,9 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
 pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
+    if let Some(world) = World::current() {
+        return File::open_simulated(&world, path, flags);
+    }
     let descriptor = match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
         // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
         Err(Errno::AGAIN) if is_regular(path) => {
@@ -215,6 +219,9 @@ fn is_regular(path: &Path) -> bool {
 /// Opens a file if the kernel can do it from memory; `None` = not without waiting: then [`open`] uses the pool. Always
 /// `None` for flags that create or truncate.
 pub fn try_open(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
+    if let Some(world) = World::current() {
+        return (!world.is_cold()).then(|| File::open_simulated(&world, path, flags));
+    }
     if !flags.may_be_answered_from_cache() || !lies_where_nothing_waits(path, flags.no_follow)? {
         return None;
     }
@@ -224,12 +231,15 @@ pub fn try_open(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
     };
     Some(rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
         let metadata = FileMetadata::from_kernel(&stat);
-        File::new(descriptor, metadata, false)
+        File::new(descriptor, metadata, Access::Local)
     }))
 }
 
 /// Looks at what a path names, following links, if the kernel can do it from memory; `None` = not without waiting.
 pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
+    if let Some(world) = World::current() {
+        return (!world.is_cold()).then(|| world.stat(path));
+    }
     if !lies_where_nothing_waits(path, false)? {
         return None;
     }
@@ -287,15 +297,19 @@ async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::R
 
 async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run_while_wanted(move || {
-        let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let stat = rustix::fs::fstat(&descriptor)?;
-        if mounts::any_waiting() {
-            mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
-        }
-        Ok(FileMetadata::from_kernel(&stat))
-    })
-    .await?
+    pool.run_while_wanted(move || stat_blocking(&path)).await?
+}
+
+fn stat_blocking(path: &Path) -> io::Result<FileMetadata> {
+    if let Some(world) = World::current() {
+        return world.stat(path);
+    }
+    let descriptor = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&descriptor)?;
+    if mounts::any_waiting() {
+        mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
+    }
+    Ok(FileMetadata::from_kernel(&stat))
 }
 
 /// An open file: descriptor and what was known when it was opened. Clones are the same file.
@@ -308,19 +322,43 @@ struct Shared {
     /// `None` only while it is being dropped.
     descriptor: Option<OwnedFd>,
     metadata: FileMetadata,
+    access: Access,
+}
+
+/// Where it can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// On the loop, what is in memory.
+    Local,
     /// Its file system may wait for others: nothing is done on the loop.
-    waits: bool,
+    Waits,
+    /// It belongs to a simulated world, and this is wrong with it.
+    Simulated(FileFaults),
+}
+
+impl Access {
+    fn of(waits: bool) -> Access {
+        if waits { Access::Waits } else { Access::Local }
+    }
 }
 
 impl File {
-    fn new(descriptor: OwnedFd, metadata: FileMetadata, waits: bool) -> Self {
-        File { shared: Arc::new(Shared { descriptor: Some(descriptor), metadata, waits }) }
+    fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access) -> Self {
+        File { shared: Arc::new(Shared { descriptor: Some(descriptor), metadata, access }) }
+    }
+
+    fn open_simulated(world: &World, path: &Path, flags: OpenFlags) -> io::Result<File> {
+        let (descriptor, metadata, faults) = world.open(path, flags)?;
+        Ok(File::new(descriptor, metadata, Access::Simulated(faults)))
     }
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let waits = mounts::classify(metadata.device, descriptor.as_fd());
-        Ok(File::new(descriptor, metadata, waits))
+        let access = match World::current() {
+            None => Access::of(mounts::classify(metadata.device, descriptor.as_fd())),
+            Some(world) => Access::Simulated(world.adopt(&descriptor)),
+        };
+        Ok(File::new(descriptor, metadata, access))
     }
 
     /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
@@ -335,7 +373,7 @@ impl File {
 
     /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
     pub fn waits_for_others(&self) -> bool {
-        self.shared.waits
+        self.shared.access == Access::Waits
     }
 
     /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the file. In
@@ -365,8 +403,13 @@ impl File {
 
     /// Fills and shortens the lease; `None` = not without waiting.
     fn read_resident(&self, offset: u64, lease: &mut Lease) -> Option<io::Result<()>> {
-        if self.shared.waits {
-            return None;
+        match self.shared.access {
+            Access::Local => {}
+            Access::Waits => return None,
+            Access::Simulated(faults) => {
+                let read = World::current().map(|world| world.read_resident(self, faults, offset, lease));
+                return read.flatten().map(|result| result.map_err(io::Error::from));
+            }
         }
         loop {
             let slices = &mut [IoSliceMut::new(lease)];
@@ -402,9 +445,18 @@ impl File {
 
     /// Reads until `into` is full or the file ends, where the caller may block.
     pub fn read_blocking(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let faults = match self.shared.access {
+            Access::Simulated(faults) => Some(faults),
+            Access::Local | Access::Waits => None,
+        };
         let mut done = 0;
         while done < into.len() {
-            match rustix::io::pread(self.as_fd(), &mut into[done..], offset + done as u64) {
+            let (rest, at) = (&mut into[done..], offset + done as u64);
+            let read = match faults {
+                None => rustix::io::pread(self.as_fd(), rest, at),
+                Some(faults) => faults.read(self.as_fd(), at, rest),
+            };
+            match read {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -425,7 +477,7 @@ impl AsFd for File {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let costly = self.waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
+        let costly = self.access == Access::Waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
         let descriptor = self.descriptor.take();
         if costly && on_a_loop() {
             // Refused by a full pool, the task is dropped and the descriptor closed here all the same.

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::environment::Environment;
 use crate::inbox::Outside;
 use crate::panics::{self, boundary};
+use crate::simulation::World;
 
 /// nginx's implicit pool: `thread_pool default threads=32 max_queue=65536`.
 const DEFAULT_THREADS: usize = 32;
@@ -131,7 +132,12 @@ impl ThreadPool {
         let completion = Arc::new(Completion { state: Mutex::new(CompletionState::Waiting(None)) });
         let promise = Promise { completion: Some(Arc::clone(&completion)), _outside: Outside::begin() };
         let job = JobOf { task: Some(task), abandoned, result: None, promise };
-        if let Err(error) = self.handle.shared.submit(Box::new(job)) {
+        let shared = &self.handle.shared;
+        let submitted = match World::current() {
+            None => shared.submit(Box::new(job)),
+            Some(world) => world.submit(&shared.name, shared.threads_max, shared.queue_max, Box::new(job)),
+        };
+        if let Err(error) = submitted {
             // In place of the `Stopped` that the dropped job has left.
             *completion.state.lock() = CompletionState::Done(Err(error));
         }
@@ -266,7 +272,7 @@ impl<T> Drop for Promise<T> {
 }
 
 /// A task in the queue. Between running and delivering the thread counts as free, so that who gets the result finds room.
-trait Job: Send {
+pub(crate) trait Job: Send {
     fn run(&mut self);
     fn deliver(self: Box<Self>);
 }
