@@ -86,8 +86,8 @@ pub enum BodyLength {
 pub struct ResponseOptions<'r> {
     /// How the body's end is told.
     pub length: BodyLength,
-    /// What the `Server` field says; empty leaves it out.
-    pub server: &'r [u8],
+    /// The `Server` field with its line end; empty leaves it out.
+    pub server_line: &'r [u8],
     /// Whether the connection may carry another request.
     pub keep_alive: bool,
     /// How long it may be idle before that.

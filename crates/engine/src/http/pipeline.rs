@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use gale_protocol::http1::response;
 use gale_runtime::SocketAddress;
 
 use super::body::{Body, BodyItem};
@@ -306,13 +307,13 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let length = body_length(request, &body);
     let exchange = request.exchange();
     let core = &scope.core;
-    let server = server_field(request, core);
+    let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
     exchange.start(
         &request.response,
         &ResponseOptions {
             length,
-            server: &server,
+            server_line: &server_line,
             keep_alive: request.keeps_alive(),
             keep_alive_idle: keep_alive.idle,
             keep_alive_advertised: keep_alive.advertised,
@@ -383,6 +384,22 @@ pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u
             Some(text) => Cow::Borrowed(text),
             None => Cow::Owned(text.evaluate(request)),
         },
+    }
+}
+
+/// The `Server` field with its line end; empty when there is none.
+fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_LINE_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(crate::SERVER_LINE),
+        ServerTokens::Text(_) => {
+            let value = server_field(request, core);
+            let mut line = Vec::new();
+            if !value.is_empty() {
+                response::write_header(&mut line, b"Server", &value);
+            }
+            Cow::Owned(line)
+        }
     }
 }
 

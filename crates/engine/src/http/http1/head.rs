@@ -4,6 +4,7 @@
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Offence, Status, Version};
 use gale_protocol::uri::Form;
@@ -41,6 +42,8 @@ pub(super) type PendingHead = Option<PendingRequest>;
 pub(super) struct PendingRequest {
     request: Box<Request>,
     limits: Limits,
+    /// How long the rest of the head may take; none when the time runs already.
+    timeout: Option<Duration>,
     first_read_max: usize,
     next_read_max: usize,
 }
@@ -54,11 +57,7 @@ impl Http1 {
             if !input.is_empty() {
                 if pending.is_none() {
                     let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
-                    // On a new connection the time runs since it was accepted.
-                    if self.info.requests.get() > 0 || timer.deadline().is_none() {
-                        timer.set_after(begun.timeout);
-                    }
-                    let head = pending.insert(begun.pending);
+                    let head = pending.insert(begun);
                     head.request.is_pipelined = is_pipelined;
                     head.request.number_on_connection = self.info.requests.get() + 1;
                     // What is logged of a head that breaks off is its own.
@@ -68,9 +67,13 @@ impl Http1 {
                 }
                 let head = pending.as_mut().expect("there is one now");
                 match parser.parse(input.readable(), &head.limits, &mut head.request.parsed) {
-                    Ok(Status::NeedMore) => {}
+                    Ok(Status::NeedMore) => {
+                        if let Some(timeout) = head.timeout.take() {
+                            timer.set_after(timeout);
+                        }
+                    }
+                    // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        timer.clear();
                         let mut request = pending.take().expect("there is one").request;
                         match split_off(input, consumed) {
                             Some(head) => request.head = head,
@@ -83,7 +86,6 @@ impl Http1 {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(offence) => {
-                        timer.clear();
                         let mut request = pending.take().expect("there is one").request;
                         request.head = std::mem::take(input);
                         return Poll::Ready(Arrival::Offence(request, offence));
@@ -91,10 +93,6 @@ impl Http1 {
                 }
             }
             is_pipelined = false;
-            if input.is_empty() && timer.deadline().is_none() {
-                let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
-                timer.set_after(wait);
-            }
             let read_max = match pending {
                 Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
                 Some(head) => head.next_read_max,
@@ -112,10 +110,8 @@ impl Http1 {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
                     if pending.is_none() && self.idle_since.get().is_none() {
-                        // Accepted in the turn in which the worker began to end: nobody will close it later.
-                        if self.worker.is_draining() && self.info.requests.get() == 0 {
-                            timer.set_after(FIRST_REQUEST_GRACE);
-                        }
+                        let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
+                        timer.set_after(wait);
                         self.idle_since.set(Some(gale_runtime::now()));
                         self.worker.note_idle();
                     }
@@ -130,9 +126,13 @@ impl Http1 {
 
     /// How long to wait for the first byte: `client_header_timeout` on a new
     /// connection, `keepalive_timeout` between requests. `None` closes.
-    fn first_wait(&self) -> Option<std::time::Duration> {
+    fn first_wait(&self) -> Option<Duration> {
         if self.info.requests.get() > 0 {
             return Some(self.idle_max.get());
+        }
+        // Accepted in the turn in which the worker began to end: nobody will close it later.
+        if self.worker.is_draining() {
+            return Some(FIRST_REQUEST_GRACE);
         }
         let configuration = self.next_configuration();
         let core = self.place(configuration.http())?.core(configuration.http());
@@ -141,7 +141,7 @@ impl Http1 {
 
     /// Takes a request to read into; its configuration is the one that the exchange
     /// will end with.
-    fn begin_head(self: &Rc<Self>) -> Option<Begun> {
+    fn begin_head(self: &Rc<Self>) -> Option<PendingRequest> {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let place = self.place(http)?;
@@ -155,15 +155,16 @@ impl Http1 {
             ignore_invalid_headers: *core.ignore_invalid_headers.get(),
             underscores_in_headers: *core.underscores_in_headers.get(),
         };
-        let timeout = *core.client_header_timeout.get();
+        // On a new connection that had to be waited for, the time runs since it was accepted.
+        let has_waited = self.info.requests.get() == 0 && self.idle_since.get().is_some();
+        let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
         let mut request = self.worker.take_request();
         self.exchange_generation.set(Some(http.generation));
         request.place = place.0;
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        let pending = PendingRequest { request, limits, first_read_max: small, next_read_max: large.size };
-        Some(Begun { pending, timeout })
+        Some(PendingRequest { request, limits, timeout, first_read_max: small, next_read_max: large.size })
     }
 
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
@@ -290,11 +291,6 @@ const REQUEST_LINE: &str = "request line";
 
 /// What the first read of a request asks for, before the settings are looked at.
 const FIRST_READ: usize = 1024;
-
-struct Begun {
-    pending: PendingRequest,
-    timeout: std::time::Duration,
-}
 
 fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId) {
     request.server = server;

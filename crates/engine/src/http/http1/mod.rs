@@ -209,7 +209,6 @@ impl Http1 {
         if afterwards == Afterwards::KeepAlive && !self.body_is_read() {
             afterwards = Box::pin(self.drain_body(request)).await;
         }
-        self.state.borrow_mut().timer.clear();
         if afterwards == Afterwards::KeepAlive {
             if self.worker.is_draining() {
                 return Afterwards::Close;
@@ -431,7 +430,7 @@ impl Exchange for Http1 {
             && !self.worker.is_draining()
             && self.has_place(&self.worker.configuration());
         self.idle_max.set(options.keep_alive_idle);
-        state.sender.start(head, options, keep_alive, &self.worker.date(), &mut scratch);
+        state.sender.start(head, options, keep_alive, &self.worker, &mut scratch);
     }
 
     fn push(&self, item: BodyItem) {

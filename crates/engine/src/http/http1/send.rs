@@ -18,6 +18,7 @@ use gale_runtime::{File, Lease, Output, Stream, Timer};
 use crate::http::body::{BodyItem, FilePiece};
 use crate::http::exchange::{BodyLength, FileOptions, Gone, ResponseOptions, Sent};
 use crate::http::response::ResponseHead;
+use crate::http::worker::HttpWorker;
 
 /// A body up to this size is copied behind the head.
 const COPIED_MAX: usize = 4 * 1024;
@@ -150,7 +151,7 @@ impl Sender {
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
         may_keep: bool,
-        date: &[u8; 29],
+        worker: &HttpWorker,
         scratch: &mut Vec<u8>,
     ) {
         self.is_started = true;
@@ -170,19 +171,19 @@ impl Sender {
             return;
         }
         scratch.clear();
-        self.write_head(head, options, date, scratch);
+        self.write_head(head, options, worker, scratch);
         self.sent.head_bytes = scratch.len() as u64;
         self.append(scratch);
     }
 
     /// The fields in nginx's order.
-    fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, date: &[u8; 29], out: &mut Vec<u8>) {
+    fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, worker: &HttpWorker, out: &mut Vec<u8>) {
         response::write_status_line(out, head.status);
-        if !options.server.is_empty() && head.field(b"server").is_none() {
-            response::write_header(out, b"Server", options.server);
+        if head.field(b"server").is_none() {
+            out.extend_from_slice(options.server_line);
         }
-        if head.fields.is_empty() || head.field(b"date").is_none() {
-            response::write_own_header(out, b"Date", date);
+        if head.field(b"date").is_none() {
+            worker.append_date_line(out);
         }
         if !head.content_type.is_empty() {
             response::write_header(out, b"Content-Type", &head.content_type);
@@ -197,24 +198,24 @@ impl Sender {
             response::write_header(out, b"Location", &head.location);
         }
         if self.coding == Coding::Chunked {
-            response::write_own_header(out, b"Transfer-Encoding", b"chunked");
+            out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
         match (self.coding, self.keep_alive) {
-            (Coding::Raw, _) => response::write_own_header(out, b"Connection", b"upgrade"),
+            (Coding::Raw, _) => out.extend_from_slice(b"Connection: upgrade\r\n"),
             (_, true) => {
-                response::write_own_header(out, b"Connection", b"keep-alive");
+                out.extend_from_slice(b"Connection: keep-alive\r\n");
                 if let Some(time) = options.keep_alive_advertised {
                     let value = format!("timeout={}", time.as_secs());
                     response::write_header(out, b"Keep-Alive", value.as_bytes());
                 }
             }
-            (_, false) => response::write_own_header(out, b"Connection", b"close"),
+            (_, false) => out.extend_from_slice(b"Connection: close\r\n"),
         }
         if !head.etag.is_empty() {
             response::write_header(out, b"ETag", &head.etag);
         }
         if head.allows_ranges {
-            response::write_own_header(out, b"Accept-Ranges", b"bytes");
+            out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
         }
         for field in &head.fields {
             response::write_header(out, &field.name, &field.value);
