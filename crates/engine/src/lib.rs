@@ -27,4 +27,5 @@ pub const SERVER_WITH_VERSION: &[u8] = concat!("gale/", env!("CARGO_PKG_VERSION"
 pub(crate) const SERVER_LINE: &[u8] = b"Server: gale\r\n";
 
 /// The whole field with `server_tokens on`.
-pub(crate) const SERVER_LINE_WITH_VERSION: &[u8] = concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();
+pub(crate) const SERVER_LINE_WITH_VERSION: &[u8] =
+    concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();

@@ -319,6 +319,15 @@ impl Http1 {
         }
     }
 
+    /// Whether the connection can carry another request, and how long it may be idle before that.
+    fn may_keep(&self, body: &RequestBody, options: &ResponseOptions<'_>) -> bool {
+        self.idle_max.set(options.keep_alive_idle);
+        options.keep_alive
+            && body.may_be_followed()
+            && !self.worker.is_draining()
+            && self.has_place(&self.worker.configuration())
+    }
+
     fn reset(&self) {
         // If it fails, the connection is closed in the usual way.
         let _ = self.stream.set_linger_reset();
@@ -423,14 +432,15 @@ impl Exchange for Http1 {
     }
 
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
-        let mut state = self.state.borrow_mut();
-        let mut scratch = self.worker.scratch.borrow_mut();
-        let keep_alive = options.keep_alive
-            && state.body.may_be_followed()
-            && !self.worker.is_draining()
-            && self.has_place(&self.worker.configuration());
-        self.idle_max.set(options.keep_alive_idle);
-        state.sender.start(head, options, keep_alive, &self.worker, &mut scratch);
+        let state = &mut *self.state.borrow_mut();
+        let may_keep = self.may_keep(&state.body, options);
+        state.sender.start(head, options, may_keep, &self.worker);
+    }
+
+    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+        let state = &mut *self.state.borrow_mut();
+        let may_keep = self.may_keep(&state.body, options);
+        state.sender.respond(head, options, may_keep, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {

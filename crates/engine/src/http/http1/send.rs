@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
 use gale_runtime::{File, Lease, Output, Stream, Timer};
 
@@ -144,7 +145,7 @@ impl Sender {
         }
     }
 
-    /// Writes the head. `may_keep` is whether the connection can carry another
+    /// Queues the head. `may_keep` is whether the connection can carry another
     /// request as far as the request is concerned.
     pub(super) fn start(
         &mut self,
@@ -152,8 +153,64 @@ impl Sender {
         options: &ResponseOptions<'_>,
         may_keep: bool,
         worker: &HttpWorker,
+    ) {
+        let scratch = &mut *worker.scratch.borrow_mut();
+        self.begin_response(head, options, may_keep, worker, scratch);
+        self.append(scratch);
+    }
+
+    /// Sends a whole response, or queues what the socket does not take. A short one is put together in the worker's
+    /// scratch and needs no memory of the connection's.
+    pub(super) fn respond(
+        &mut self,
+        head: &ResponseHead,
+        options: &ResponseOptions<'_>,
+        may_keep: bool,
+        worker: &HttpWorker,
+        stream: &Stream,
+        body: Bytes,
+    ) {
+        let scratch = &mut *worker.scratch.borrow_mut();
+        self.begin_response(head, options, may_keep, worker, scratch);
+        let is_first = self.output.is_empty() && self.queue.is_empty() && self.gone.is_none();
+        let fits = match self.coding {
+            Coding::NoBody => true,
+            Coding::Length(length) => length == body.len() as u64 && body.len() <= COPIED_MAX,
+            Coding::Chunked | Coding::UntilClose | Coding::Raw => false,
+        };
+        if !is_first || !fits {
+            self.append(scratch);
+            if !body.is_empty() {
+                self.push(BodyItem::Bytes(body));
+            }
+            return self.end();
+        }
+        if let Coding::Length(left) = &mut self.coding {
+            *left = 0;
+            scratch.extend_from_slice(&body);
+        }
+        self.is_ended = true;
+        match stream.try_send(scratch) {
+            Ok(sent) => {
+                self.sent.bytes += sent as u64;
+                if sent < scratch.len() {
+                    self.append(&scratch[sent..]);
+                }
+            }
+            Err(_) => self.fail(),
+        }
+    }
+
+    /// Settles how the body is framed, and writes the head to `scratch`.
+    fn begin_response(
+        &mut self,
+        head: &ResponseHead,
+        options: &ResponseOptions<'_>,
+        may_keep: bool,
+        worker: &HttpWorker,
         scratch: &mut Vec<u8>,
     ) {
+        scratch.clear();
         self.is_started = true;
         self.send_timeout = options.send_timeout;
         self.files = Some(options.files);
@@ -170,10 +227,8 @@ impl Sender {
             self.keep_alive = false;
             return;
         }
-        scratch.clear();
         self.write_head(head, options, worker, scratch);
         self.sent.head_bytes = scratch.len() as u64;
-        self.append(scratch);
     }
 
     /// The fields in nginx's order.
