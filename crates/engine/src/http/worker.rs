@@ -20,7 +20,7 @@ use slab::Slab;
 
 use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
-use super::http1::Http1;
+use super::http1::{Http1, Transfer};
 use super::request::Request;
 use crate::configuration::Configuration;
 use crate::log::{AccessBuffers, ErrorLog};
@@ -82,6 +82,8 @@ pub struct HttpWorker {
     is_draining: Cell<bool>,
     #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
+    #[expect(clippy::vec_box, reason = "as the requests")]
+    spare_transfers: RefCell<Vec<Box<Transfer>>>,
     waiting_for_room: RefCell<Vec<Waker>>,
     waiting_for_end: RefCell<Vec<Waker>>,
     /// The second that the line was made for, and the line.
@@ -120,6 +122,7 @@ impl HttpWorker {
             connections_max: Cell::new(connections_max),
             is_draining: Cell::new(false),
             spare_requests: RefCell::default(),
+            spare_transfers: RefCell::default(),
             waiting_for_room: RefCell::default(),
             waiting_for_end: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
@@ -386,6 +389,19 @@ impl HttpWorker {
         let mut spare = self.spare_requests.borrow_mut();
         if spare.len() < SPARE_REQUESTS_MAX {
             spare.push(request);
+        }
+    }
+
+    /// What an HTTP/1 exchange sends and receives with: a spare one, or a new one.
+    pub(super) fn take_transfer(&self) -> Box<Transfer> {
+        self.spare_transfers.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Takes a transfer back of which nothing is left.
+    pub(super) fn give_transfer_back(&self, transfer: Box<Transfer>) {
+        let mut spare = self.spare_transfers.borrow_mut();
+        if spare.len() < SPARE_REQUESTS_MAX {
+            spare.push(transfer);
         }
     }
 

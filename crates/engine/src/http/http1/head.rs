@@ -34,13 +34,13 @@ pub(super) enum Arrival {
     Closed,
 }
 
-/// The head that is being read: kept by the caller, so that a connection that
+/// The request whose head is being read: kept by the caller, so that a connection that
 /// waits for the first byte holds none.
-pub(super) type PendingHead = Option<PendingRequest>;
+pub(super) type PendingHead = Option<Box<Request>>;
 
-/// A head of which something has come.
-pub(super) struct PendingRequest {
-    request: Box<Request>,
+/// How a head is read of which something has come.
+#[derive(Default)]
+pub(super) struct HeadReading {
     limits: Limits,
     /// How long the rest of the head may take; none when the time runs already.
     timeout: Option<Duration>,
@@ -48,33 +48,45 @@ pub(super) struct PendingRequest {
     next_read_max: usize,
 }
 
+impl HeadReading {
+    /// How much is read next when so much is there.
+    fn read_max(&self, length: usize) -> usize {
+        if length < self.first_read_max { self.first_read_max - length } else { self.next_read_max }
+    }
+}
+
 impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { input, parser, timer, sender, body } = &mut *self.state.borrow_mut();
+        let State { input, parser, timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
                 if pending.is_none() {
-                    let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
-                    let head = pending.insert(begun);
-                    head.request.is_pipelined = is_pipelined;
-                    head.request.number_on_connection = self.info.requests.get() + 1;
+                    let transfer = transfer.get_or_insert_with(|| self.worker.take_transfer());
+                    let Some(mut request) = self.begin_head(&mut transfer.head) else {
+                        return Poll::Ready(Arrival::Closed);
+                    };
+                    request.is_pipelined = is_pipelined;
+                    request.number_on_connection = self.info.requests.get() + 1;
+                    *pending = Some(request);
                     // What is logged of a head that breaks off is its own.
-                    sender.begin(Version::default());
-                    *body = RequestBody::default();
+                    transfer.sender.begin(Version::default());
+                    transfer.body = RequestBody::default();
                     self.idle_since.set(None);
                 }
-                let head = pending.as_mut().expect("there is one now");
-                match parser.parse(input.readable(), &head.limits, &mut head.request.parsed) {
+                let (Some(request), Some(transfer)) = (pending.as_mut(), transfer.as_mut()) else {
+                    unreachable!("a head has begun");
+                };
+                match parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
                     Ok(Status::NeedMore) => {
-                        if let Some(timeout) = head.timeout.take() {
+                        if let Some(timeout) = transfer.head.timeout.take() {
                             timer.set_after(timeout);
                         }
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        let mut request = pending.take().expect("there is one").request;
+                        let mut request = pending.take().expect("there is one");
                         match split_off(input, consumed) {
                             Some(head) => request.head = head,
                             None => {
@@ -86,17 +98,16 @@ impl Http1 {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(offence) => {
-                        let mut request = pending.take().expect("there is one").request;
+                        let mut request = pending.take().expect("there is one");
                         request.head = std::mem::take(input);
                         return Poll::Ready(Arrival::Offence(request, offence));
                     }
                 }
             }
             is_pipelined = false;
-            let read_max = match pending {
-                Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
-                Some(head) => head.next_read_max,
-                None => FIRST_READ,
+            let read_max = match transfer {
+                Some(transfer) if pending.is_some() => transfer.head.read_max(input.len()),
+                _ => FIRST_READ,
             };
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
@@ -141,7 +152,7 @@ impl Http1 {
 
     /// Takes a request to read into; its configuration is the one that the exchange
     /// will end with.
-    fn begin_head(self: &Rc<Self>) -> Option<PendingRequest> {
+    fn begin_head(self: &Rc<Self>, reading: &mut HeadReading) -> Option<Box<Request>> {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let place = self.place(http)?;
@@ -164,7 +175,8 @@ impl Http1 {
         request.place = place.0;
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        Some(PendingRequest { request, limits, timeout, first_read_max: small, next_read_max: large.size })
+        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size };
+        Some(request)
     }
 
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
@@ -187,9 +199,10 @@ impl Http1 {
         }
         let core = &http.scope(request.scope).core;
         {
-            let state = &mut *self.state.borrow_mut();
-            state.sender.begin(request.parsed.version);
-            state.body.begin(&request.parsed, request.head.readable());
+            let mut state = self.state.borrow_mut();
+            let transfer = state.transfer();
+            transfer.sender.begin(request.parsed.version);
+            transfer.body.begin(&request.parsed, request.head.readable());
         }
         request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
         let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
@@ -208,7 +221,7 @@ impl Http1 {
                 if request.parsed.method_range.is_empty() {
                     request.become_get();
                 }
-                self.state.borrow_mut().body.never_mind();
+                self.state.borrow_mut().transfer().body.never_mind();
                 pipeline::fail(request, offence.status())
             }
         }
@@ -277,7 +290,7 @@ impl Http1 {
 
 /// What has come of a head that will not be whole.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
-    let mut request = pending.take()?.request;
+    let mut request = pending.take()?;
     request.head = std::mem::take(input);
     Some(request)
 }

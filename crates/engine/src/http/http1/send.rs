@@ -129,6 +129,11 @@ impl Sender {
         self.gone.is_some()
     }
 
+    /// Whether nothing is left of any exchange.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.gone.is_none() && self.output.is_empty() && self.queue.is_empty() && self.reading.is_none()
+    }
+
     pub(super) fn sent(&self) -> Sent {
         self.sent
     }
