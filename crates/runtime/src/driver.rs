@@ -108,6 +108,10 @@ pub(crate) trait Driver {
     /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
+    /// Sends the first of `bytes` if that takes no waiting and no queue, and returns how many. 0 says nothing: what is
+    /// left goes by `poll_send`. Nothing else may be waiting to be sent.
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize>;
+
     /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
     fn poll_sendfile(
         &self,

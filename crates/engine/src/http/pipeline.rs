@@ -12,6 +12,8 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
+use gale_protocol::http1::response;
 use gale_runtime::SocketAddress;
 
 use super::body::{Body, BodyItem};
@@ -297,8 +299,7 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
 }
 
 /// Gives the head to the exchange and returns the body to send, both as the
-/// filters made them. What can be sent at once has been queued when this returns
-/// `None`.
+/// filters made them. When this returns `None`, all of it has been given.
 pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
@@ -306,40 +307,35 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let length = body_length(request, &body);
     let exchange = request.exchange();
     let core = &scope.core;
-    let server = server_field(request, core);
+    let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
-    exchange.start(
-        &request.response,
-        &ResponseOptions {
-            length,
-            server: &server,
-            keep_alive: request.keeps_alive(),
-            keep_alive_idle: keep_alive.idle,
-            keep_alive_advertised: keep_alive.advertised,
-            chunked: *core.chunked_transfer_encoding.get(),
-            files: FileOptions {
-                sendfile: *core.sendfile.get(),
-                chunk_max: *core.sendfile_max_chunk.get(),
-                nopush: *core.tcp_nopush.get(),
-            },
-            send_timeout: *core.send_timeout.get(),
+    let options = ResponseOptions {
+        length,
+        server_line: &server_line,
+        keep_alive: request.keeps_alive(),
+        keep_alive_idle: keep_alive.idle,
+        keep_alive_advertised: keep_alive.advertised,
+        chunked: *core.chunked_transfer_encoding.get(),
+        files: FileOptions {
+            sendfile: *core.sendfile.get(),
+            chunk_max: *core.sendfile_max_chunk.get(),
+            nopush: *core.tcp_nopush.get(),
         },
-    );
-    if length == BodyLength::NoBody {
-        exchange.end();
-        return None;
-    }
+        send_timeout: *core.send_timeout.get(),
+    };
     match body {
-        Body::Empty => exchange.end(),
-        Body::Bytes(bytes) => {
-            exchange.push(BodyItem::Bytes(bytes));
-            exchange.end();
-        }
+        _ if length == BodyLength::NoBody => exchange.respond(&request.response, &options, Bytes::new()),
+        Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
+        Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
         Body::File(piece) => {
+            exchange.start(&request.response, &options);
             exchange.push(BodyItem::File(piece));
             exchange.end();
         }
-        rest @ (Body::Items(_) | Body::Stream(_)) => return Some(rest),
+        rest @ (Body::Items(_) | Body::Stream(_)) => {
+            exchange.start(&request.response, &options);
+            return Some(rest);
+        }
     }
     None
 }
@@ -383,6 +379,22 @@ pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u
             Some(text) => Cow::Borrowed(text),
             None => Cow::Owned(text.evaluate(request)),
         },
+    }
+}
+
+/// The `Server` field with its line end; empty when there is none.
+fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_LINE_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(crate::SERVER_LINE),
+        ServerTokens::Text(_) => {
+            let value = server_field(request, core);
+            let mut line = Vec::new();
+            if !value.is_empty() {
+                response::write_header(&mut line, b"Server", &value);
+            }
+            Cow::Owned(line)
+        }
     }
 }
 

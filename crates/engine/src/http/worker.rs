@@ -20,7 +20,7 @@ use slab::Slab;
 
 use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
-use super::http1::Http1;
+use super::http1::{Http1, Transfer};
 use super::request::Request;
 use crate::configuration::Configuration;
 use crate::log::{AccessBuffers, ErrorLog};
@@ -44,6 +44,11 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
 /// How many idle connections are closed at most to make room for one, as in nginx.
 const REUSED_AT_ONCE: usize = 32;
+
+/// The `Date` field before a date is filled in, and where that goes.
+const DATE_LINE: [u8; DATE_LINE_BYTES] = *b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
+const DATE_VALUE: std::ops::Range<usize> = 6..35;
+const DATE_LINE_BYTES: usize = 37;
 
 /// The configuration as the requests of one worker hold it: counted without
 /// atomics. The thread that supervises the loops holds it, too, and longer, so that
@@ -77,9 +82,12 @@ pub struct HttpWorker {
     is_draining: Cell<bool>,
     #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
+    #[expect(clippy::vec_box, reason = "as the requests")]
+    spare_transfers: RefCell<Vec<Box<Transfer>>>,
     waiting_for_room: RefCell<Vec<Waker>>,
     waiting_for_end: RefCell<Vec<Waker>>,
-    date: Cell<(u64, [u8; 29])>,
+    /// The second that the line was made for, and the line.
+    date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
     /// A response head is put together here before it is queued.
     pub(crate) scratch: RefCell<Vec<u8>>,
     last_complaint: Cell<Option<Moment>>,
@@ -114,9 +122,10 @@ impl HttpWorker {
             connections_max: Cell::new(connections_max),
             is_draining: Cell::new(false),
             spare_requests: RefCell::default(),
+            spare_transfers: RefCell::default(),
             waiting_for_room: RefCell::default(),
             waiting_for_end: RefCell::default(),
-            date: Cell::new((u64::MAX, [0; 29])),
+            date_line: RefCell::new((u64::MAX, DATE_LINE)),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
             has_room_alarm: Cell::new(false),
@@ -341,8 +350,11 @@ impl HttpWorker {
         }
     }
 
+    #[inline]
     fn wake_waiting_for_room(&self) {
-        self.waiting_for_room.take().into_iter().for_each(Waker::wake);
+        if !self.waiting_for_room.borrow().is_empty() {
+            self.waiting_for_room.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     fn start_connection(
@@ -380,16 +392,28 @@ impl HttpWorker {
         }
     }
 
-    /// The `Date` field's value, made once a second.
-    pub fn date(&self) -> [u8; 29] {
-        let now = gale_runtime::wall_seconds();
-        let (made, date) = self.date.get();
-        if made == now {
-            return date;
+    /// What an HTTP/1 exchange sends and receives with: a spare one, or a new one.
+    pub(super) fn take_transfer(&self) -> Box<Transfer> {
+        self.spare_transfers.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Takes a transfer back of which nothing is left.
+    pub(super) fn give_transfer_back(&self, transfer: Box<Transfer>) {
+        let mut spare = self.spare_transfers.borrow_mut();
+        if spare.len() < SPARE_REQUESTS_MAX {
+            spare.push(transfer);
         }
-        let date = http_date::format(now);
-        self.date.set((now, date));
-        date
+    }
+
+    /// Appends the `Date` field with its line end, made once a second.
+    pub(crate) fn append_date_line(&self, out: &mut Vec<u8>) {
+        let now = gale_runtime::wall_seconds();
+        let (made, line) = &mut *self.date_line.borrow_mut();
+        if *made != now {
+            *made = now;
+            line[DATE_VALUE].copy_from_slice(&http_date::format(now));
+        }
+        out.extend_from_slice(line);
     }
 }
 

@@ -14,7 +14,7 @@ use gale_engine::http::request::Request;
 use gale_engine::http::response::ResponseHead;
 use gale_engine::http::settings::IfModifiedSince;
 use gale_engine::module::Module;
-use gale_protocol::http1::KnownHeader;
+use gale_protocol::http1::{KnownHeader, KnownHeaders};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -23,8 +23,16 @@ pub const MODULE: Module = Module {
     ..Module::EMPTY
 };
 
+/// The fields that make a request conditional, but for `If-Range`.
+const CONDITIONS: KnownHeaders = KnownHeaders::of(&[
+    KnownHeader::IfUnmodifiedSince,
+    KnownHeader::IfMatch,
+    KnownHeader::IfModifiedSince,
+    KnownHeader::IfNoneMatch,
+]);
+
 fn check(request: &mut Request, _conf: &(), body: Body) -> Filtered {
-    if request.response.status != 200 {
+    if request.response.status != 200 || !request.parsed.has_any(CONDITIONS) {
         return Filtered::Body(body);
     }
     let conditions = Conditions {

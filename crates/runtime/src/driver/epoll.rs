@@ -341,6 +341,18 @@ impl Driver for Epoll {
         })
     }
 
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if !connection.writable || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let sent = send_now(connection.socket.as_fd(), bytes)?;
+        // A short send has filled the socket; that it has room again will be an edge.
+        connection.writable = sent == bytes.len() || connection.hung_up;
+        Ok(sent)
+    }
+
     fn poll_sendfile(
         &self,
         key: Key,
@@ -545,6 +557,18 @@ pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize
     }
     let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
     Ok((sent, offered))
+}
+
+/// Sends of a few bytes what the socket takes, perhaps nothing.
+pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match net::send(socket, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
 }
 
 /// The next connection; `None` if there is none, or after a row of connections that failed before they were accepted.

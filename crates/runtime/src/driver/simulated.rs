@@ -160,12 +160,12 @@ impl Simulated {
         Ok(received?)
     }
 
-    /// Sends from the front of `out` and tells how much, which is still there.
-    fn send(&self, end: Key, out: &Output) -> Result<usize, Errno> {
+    /// Sends the first of these bytes and tells how many.
+    fn send<'b>(&self, end: Key, chunks: impl Iterator<Item = &'b [u8]>) -> Result<usize, Errno> {
         let fate = &self.world.fate;
         let mut network = self.world.network.borrow_mut();
         let room = network.room(end)?.min(SEND_MAX);
-        let mut bytes: Vec<u8> = out.chunks().flatten().copied().take(room).collect();
+        let mut bytes: Vec<u8> = chunks.flatten().copied().take(room).collect();
         if fate.strikes(|faults| faults.short_writes) {
             bytes.truncate(fate.random.up_to(bytes.len()));
         }
@@ -205,7 +205,7 @@ impl Simulated {
         let output = out.lend(ticket);
         let mut state = SendState::Waits;
         if fate.random.chance(500) {
-            match self.send(end, &output) {
+            match self.send(end, output.chunks()) {
                 Err(Errno::AGAIN) => {}
                 result => state = SendState::Untold(result),
             }
@@ -247,7 +247,7 @@ impl Simulated {
     fn complete_send(&self, socket: &mut Socket) {
         let Some(sending) = &mut socket.sending else { return };
         sending.state = match sending.state {
-            SendState::Waits => match self.send(socket.end, &sending.output) {
+            SendState::Waits => match self.send(socket.end, sending.output.chunks()) {
                 Err(Errno::AGAIN) => SendState::Waits,
                 result => SendState::Complete(result),
             },
@@ -403,12 +403,23 @@ impl Driver for Simulated {
             self.lend(key, end, out);
             return self.park(key, cx, Side::Write);
         }
-        match self.send(end, out) {
+        match self.send(end, out.chunks()) {
             Err(Errno::AGAIN) => self.park(key, cx, Side::Write),
             result => {
                 out.consume(result.unwrap_or(0));
                 Poll::Ready(result.map_err(io::Error::from))
             }
+        }
+    }
+
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+        let (end, is_sending) = self.with(key, |socket| (socket.end, socket.sending.is_some()));
+        if is_sending || bytes.is_empty() || self.world.fate.strikes(|faults| faults.would_block) {
+            return Ok(0);
+        }
+        match self.send(end, std::iter::once(bytes)) {
+            Err(Errno::AGAIN) => Ok(0),
+            result => Ok(result?),
         }
     }
 

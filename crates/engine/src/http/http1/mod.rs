@@ -22,7 +22,7 @@ use gale_protocol::http1::{HeadParser, Offence, response};
 use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
 use self::body::RequestBody;
-use self::head::Arrival;
+use self::head::{Arrival, HeadReading};
 use self::send::Sender;
 use super::body::BodyItem;
 use super::configuration::{HttpConfiguration, ServerId};
@@ -35,8 +35,8 @@ use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
 use crate::process::{Level, ListenAddress};
 
-/// How long a worker on its way out waits for the first request of a connection: it
-/// may be on its way.
+/// How long the first request of a connection is waited for although the worker is on its way out or needs the room: it
+/// may be on its way. (nginx closes such a connection at once to make room.)
 const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
 
 /// A closing connection is read from in pieces of this size.
@@ -65,6 +65,20 @@ struct State {
     parser: HeadParser,
     /// The deadline of whatever is read at the moment.
     timer: Timer,
+    /// There from a request's first byte to its end.
+    transfer: Option<Box<Transfer>>,
+}
+
+impl State {
+    fn transfer(&mut self) -> &mut Transfer {
+        self.transfer.as_mut().expect("an exchange is under way")
+    }
+}
+
+/// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
+#[derive(Default)]
+pub(super) struct Transfer {
+    head: HeadReading,
     body: RequestBody,
     sender: Sender,
 }
@@ -105,8 +119,7 @@ impl Http1 {
                 input: Buffer::new(),
                 parser: HeadParser::new(),
                 timer: Timer::new(),
-                body: RequestBody::default(),
-                sender: Sender::default(),
+                transfer: None,
             }),
             first_configuration: RefCell::new(first),
             exchange_generation: Cell::new(None),
@@ -123,12 +136,11 @@ impl Http1 {
     }
 
     /// When an idle connection may be closed to make room or to let the worker end:
-    /// at once, or when `keepalive_min_timeout` has passed. `None` while it is busy.
+    /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
     pub fn may_close_at(&self) -> Option<Moment> {
         let idle_since = self.idle_since.get()?;
         if self.info.requests.get() == 0 {
-            let grace = if self.worker.is_draining() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
-            return Some(idle_since + grace);
+            return Some(idle_since + FIRST_REQUEST_GRACE);
         }
         let configuration = self.worker.configuration();
         let http = configuration.http();
@@ -209,7 +221,6 @@ impl Http1 {
         if afterwards == Afterwards::KeepAlive && !self.body_is_read() {
             afterwards = Box::pin(self.drain_body(request)).await;
         }
-        self.state.borrow_mut().timer.clear();
         if afterwards == Afterwards::KeepAlive {
             if self.worker.is_draining() {
                 return Afterwards::Close;
@@ -223,6 +234,10 @@ impl Http1 {
     fn end(&self, mut request: Box<Request>) {
         pipeline::log(&mut request);
         self.worker.give_back(request);
+        let transfer = self.state.borrow_mut().transfer.take();
+        if let Some(transfer) = transfer.filter(|transfer| transfer.sender.is_at_rest()) {
+            self.worker.give_transfer_back(transfer);
+        }
     }
 
     /// Decides what comes after the response.
@@ -231,11 +246,12 @@ impl Http1 {
             self.log_file_error(request);
         }
         let core = &request.scope().core;
-        let state = self.state.borrow();
+        let State { input, transfer, .. } = &mut *self.state.borrow_mut();
+        let Transfer { body, sender, .. } = &**transfer.as_ref().expect("an exchange is under way");
         let resets = match sent {
-            Ok(()) if !state.sender.is_aborted() => None,
+            Ok(()) if !sender.is_aborted() => None,
             Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
-            _ => Some(state.sender.is_cut_short()),
+            _ => Some(sender.is_cut_short()),
         };
         if let Some(resets) = resets {
             if resets {
@@ -243,10 +259,10 @@ impl Http1 {
             }
             return Afterwards::Close;
         }
-        if state.sender.keeps_alive() && state.body.may_be_followed() && !self.worker.is_draining() {
+        if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
             return Afterwards::KeepAlive;
         }
-        let is_sending = !state.body.is_read() || !state.input.is_empty();
+        let is_sending = !body.is_read() || !input.is_empty();
         let lingers = match core.lingering_close.get() {
             LingeringClose::Off => false,
             LingeringClose::Always => true,
@@ -260,7 +276,7 @@ impl Http1 {
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
     fn log_file_error(&self, request: &Request) {
-        let error = self.state.borrow_mut().sender.take_file_error();
+        let error = self.state.borrow_mut().transfer().sender.take_file_error();
         match error {
             Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
@@ -320,6 +336,15 @@ impl Http1 {
         }
     }
 
+    /// Whether the connection can carry another request, and how long it may be idle before that.
+    fn may_keep(&self, body: &RequestBody, options: &ResponseOptions<'_>) -> bool {
+        self.idle_max.set(options.keep_alive_idle);
+        options.keep_alive
+            && body.may_be_followed()
+            && !self.worker.is_draining()
+            && self.has_place(&self.worker.configuration())
+    }
+
     fn reset(&self) {
         // If it fails, the connection is closed in the usual way.
         let _ = self.stream.set_linger_reset();
@@ -372,7 +397,7 @@ impl Drop for InFlight<'_> {
         if std::thread::panicking() {
             return;
         }
-        if request.response.status == 0 && !self.connection.state.borrow().sender.is_started() {
+        if request.response.status == 0 && !self.connection.state.borrow_mut().transfer().sender.is_started() {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
         self.connection.end(request);
@@ -417,41 +442,46 @@ impl Exchange for Http1 {
         }
         text.extend_from_slice(b"\r\n");
         let mut state = self.state.borrow_mut();
+        let transfer = state.transfer();
         if status == 100 {
-            state.body.continue_was_sent();
+            transfer.body.continue_was_sent();
         }
-        state.sender.interim(&text);
+        transfer.sender.interim(&text);
     }
 
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
         let mut state = self.state.borrow_mut();
-        let mut scratch = self.worker.scratch.borrow_mut();
-        let keep_alive = options.keep_alive
-            && state.body.may_be_followed()
-            && !self.worker.is_draining()
-            && self.has_place(&self.worker.configuration());
-        self.idle_max.set(options.keep_alive_idle);
-        state.sender.start(head, options, keep_alive, &self.worker.date(), &mut scratch);
+        let Transfer { body, sender, .. } = state.transfer();
+        let may_keep = self.may_keep(body, options);
+        sender.start(head, options, may_keep, &self.worker);
+    }
+
+    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+        let mut state = self.state.borrow_mut();
+        let transfer = state.transfer();
+        let may_keep = self.may_keep(&transfer.body, options);
+        transfer.sender.respond(head, options, may_keep, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {
-        self.state.borrow_mut().sender.push(item);
+        self.state.borrow_mut().transfer().sender.push(item);
     }
 
     fn end(&self) {
-        self.state.borrow_mut().sender.end();
+        self.state.borrow_mut().transfer().sender.end();
     }
 
     fn abort(&self) {
-        self.state.borrow_mut().sender.abort();
+        self.state.borrow_mut().transfer().sender.abort();
     }
 
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.state.borrow_mut().sender.poll_sent(&self.stream, context)
+        self.state.borrow_mut().transfer().sender.poll_sent(&self.stream, context)
     }
 
     fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
-        let State { input, timer, body, sender, .. } = &mut *self.state.borrow_mut();
+        let State { input, timer, transfer, .. } = &mut *self.state.borrow_mut();
+        let Transfer { body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
         if body.wants_continue() && !sender.is_started() {
             body.continue_was_sent();
             sender.interim(b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -464,21 +494,22 @@ impl Exchange for Http1 {
     }
 
     fn body_is_read(&self) -> bool {
-        self.state.borrow().body.is_read()
+        self.state.borrow_mut().transfer().body.is_read()
     }
 
     fn is_complete(&self) -> bool {
-        self.state.borrow().sender.is_complete()
+        self.state.borrow_mut().transfer().sender.is_complete()
     }
 
     fn received(&self) -> u64 {
-        self.state.borrow().body.received()
+        self.state.borrow_mut().transfer().body.received()
     }
 
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
-        state.body.become_tunnel();
-        state.sender.become_tunnel();
+        let transfer = state.transfer();
+        transfer.body.become_tunnel();
+        transfer.sender.become_tunnel();
     }
 
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
@@ -487,6 +518,6 @@ impl Exchange for Http1 {
     }
 
     fn sent(&self) -> Sent {
-        self.state.borrow().sender.sent()
+        self.state.borrow_mut().transfer().sender.sent()
     }
 }

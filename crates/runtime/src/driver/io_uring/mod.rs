@@ -33,7 +33,7 @@ use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, socko
 
 use self::buffers::{BUFFER_SIZE, Buffers, GROUP};
 use self::ring::{Completion, Ring};
-use super::epoll::{Accepts, OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send};
+use super::epoll::{Accepts, OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send, send_now};
 use super::{Control, Driver, End, Fresh, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::{Buffer, Lease};
@@ -837,6 +837,20 @@ impl Driver for IoUring {
             connection.writable = sent == asked || connection.hung_up;
             Ok(sent)
         })
+    }
+
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        // A connection on the ring has its answers queued.
+        let is_fit = !connection.is_on_ring && connection.sending.is_none() && connection.writable;
+        if !is_fit || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let sent = send_now(connection.socket().as_fd(), bytes)?;
+        // A short send has filled the socket.
+        connection.writable = sent == bytes.len() || connection.hung_up;
+        Ok(sent)
     }
 
     fn poll_sendfile(
