@@ -42,7 +42,7 @@ pub(crate) use self::fate::{Event, Fate, Side};
 pub use self::faults::Faults;
 pub use self::files::FileFaults;
 pub(crate) use self::network::{Named, Network, storm};
-pub use self::peer::{Peer, PeerEnd, Reading, Sending, Transcript};
+pub use self::peer::{Expectation, Peer, PeerEnd, Reading, Sending, Transcript};
 pub use self::random::Random;
 pub use self::seeds::each_seed;
 

@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -24,8 +25,11 @@ use crate::timer::sleep;
 /// How much is received at once.
 const RECEIVE_MAX: usize = 16 * 1024;
 
+/// Whether what has been received so far is what a peer waits for.
+pub type Expectation = Rc<dyn Fn(&[u8]) -> bool>;
+
 /// One step of what a peer sends.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum Sending {
     /// These bytes at once.
     Bytes(Bytes),
@@ -33,8 +37,8 @@ pub enum Sending {
     Pieces(Bytes, usize, Duration),
     /// Nothing for a while.
     Pause(Duration),
-    /// Nothing until so many bytes have been received in all, or the connection has ended.
-    Await(usize),
+    /// Nothing until what has been received in all is such, or the connection has ended.
+    Await(Expectation),
     /// The end of what this peer sends; it goes on reading.
     ShutDown,
     /// Closes the connection, whatever has not been read.
@@ -55,7 +59,7 @@ pub enum Reading {
 }
 
 /// A script.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Peer {
     /// What it does one after another. After the last step it reads on until the other end closes the connection.
     pub sends: Vec<Sending>,
@@ -84,12 +88,17 @@ pub enum PeerEnd {
 pub struct Transcript {
     /// All that was received.
     pub received: Vec<u8>,
-    /// How much of all that the script sends has been taken by the connection.
-    pub sent: usize,
+    /// When the last of it was; the beginning if nothing was.
+    pub last_received: Moment,
+    /// How much of all that the script sends was offered to the connection. The last piece may have left in part, and nobody
+    /// can tell how much of it.
+    pub offered: usize,
     /// How it ended.
     pub end: PeerEnd,
     /// When.
     pub ended: Moment,
+    /// When the last step of the script was done; `None` if it never was.
+    pub scripted: Option<Moment>,
     /// The peer's own address.
     pub local: SocketAddress,
 }
@@ -107,8 +116,10 @@ impl Peer {
             stream: &stream,
             random,
             received: RefCell::default(),
-            sent: Cell::new(0),
+            last_received: Cell::new(now()),
+            offered: Cell::new(0),
             end: Cell::new(None),
+            scripted: Cell::new(None),
             is_sending: Cell::new(true),
             is_broken: Cell::new(false),
         };
@@ -137,13 +148,14 @@ impl Peer {
             })
             .await
         };
-        let (received, sent) = (scene.received.take(), scene.sent.get());
+        let (received, last_received) = (scene.received.take(), scene.last_received.get());
+        let (offered, scripted) = (scene.offered.get(), scene.scripted.get());
         if end == PeerEnd::Left && self.sends.iter().any(|step| matches!(step, Sending::Reset)) {
             // If it fails the connection has gone already.
             let _ = stream.set_linger_reset();
         }
         drop(stream);
-        Transcript { received, sent, end, ended: now(), local }
+        Transcript { received, last_received, offered, end, ended: now(), scripted, local }
     }
 }
 
@@ -152,8 +164,10 @@ struct Scene<'p> {
     stream: &'p Stream,
     random: &'p Random,
     received: RefCell<Vec<u8>>,
-    sent: Cell<usize>,
+    last_received: Cell<Moment>,
+    offered: Cell<usize>,
     end: Cell<Option<PeerEnd>>,
+    scripted: Cell<Option<Moment>>,
     is_sending: Cell<bool>,
     /// A send has failed.
     is_broken: Cell<bool>,
@@ -169,10 +183,8 @@ impl Scene<'_> {
                     sleep(*time).await;
                     Ok(())
                 }
-                Sending::Await(length) => {
-                    // The reader is part of the same task: whenever it has got something, this is polled, too.
-                    let is_there = || self.received.borrow().len() >= *length || self.end.get().is_some();
-                    poll_fn(|_| if is_there() { Poll::Ready(()) } else { Poll::Pending }).await;
+                Sending::Await(is_expected) => {
+                    self.wait_for(&**is_expected).await;
                     Ok(())
                 }
                 Sending::ShutDown => self.stream.shutdown_write(),
@@ -183,16 +195,25 @@ impl Scene<'_> {
                 return self.is_broken.set(true);
             }
         }
+        self.scripted.set(Some(now()));
+    }
+
+    async fn wait_for(&self, is_expected: &dyn Fn(&[u8]) -> bool) {
+        let mut looked_at = None;
+        // The reader is part of the same task: whenever it has got something, this is polled, too.
+        poll_fn(|_| {
+            let received = self.received.borrow();
+            let is_new = looked_at.replace(received.len()) != Some(received.len());
+            if self.end.get().is_some() || is_new && is_expected(&received) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     async fn send_bytes(&self, bytes: Bytes) -> io::Result<()> {
+        self.offered.set(self.offered.get() + bytes.len());
         let mut output = Output::new();
         output.push_bytes(bytes);
-        while !output.is_empty() {
-            let sent = self.stream.send(&mut output).await?;
-            self.sent.set(self.sent.get() + sent);
-        }
-        Ok(())
+        self.stream.send_all(&mut output).await
     }
 
     async fn send_pieces(&self, mut bytes: Bytes, max: usize, pause: Duration) -> io::Result<()> {
@@ -226,7 +247,10 @@ impl Scene<'_> {
             match self.stream.recv(&mut input, max).await {
                 Ok(0) => return self.ends(PeerEnd::Closed),
                 Err(_) => return self.ends(PeerEnd::Reset),
-                Ok(_) => self.received.borrow_mut().extend(input.readable()),
+                Ok(_) => {
+                    self.received.borrow_mut().extend(input.readable());
+                    self.last_received.set(now());
+                }
             }
             input.consume(input.len());
         }
