@@ -138,7 +138,7 @@ impl Item {
             .match_indices("HTTP/1.1 ")
             .map(|(at, _)| text[at + 9..at + 12].parse().expect("three digits"))
             .collect();
-        let shown = &text[..text.floor_char_boundary(300)];
+        let shown: String = text.chars().take(300).collect();
         assert_eq!(statuses, self.statuses, "{}: {shown}", self.name);
         let says_close = text.contains("\r\nConnection: close\r\n") || statuses.is_empty();
         let closes = self.after == After::Closed;
