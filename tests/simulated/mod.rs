@@ -135,7 +135,7 @@ impl<T: 'static> Task<T> {
 
     /// Waits for the task; not for ever, because it may have panicked.
     pub async fn take(self) -> T {
-        for _ in 0..100_000 {
+        for _ in 0..200_000 {
             if let Some(result) = self.0.borrow_mut().take() {
                 return result;
             }

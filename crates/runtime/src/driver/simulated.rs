@@ -574,6 +574,7 @@ impl Driver for Simulated {
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         assert!(timeout.is_some(), "the simulated world stands still: tasks wait, and nothing will ever happen");
         self.note_turn();
+        self.world.fate.begin_turn();
         let before = self.world.fate.planned();
         let mut count = 0;
         while let Some(event) = self.world.fate.take_due(before) {

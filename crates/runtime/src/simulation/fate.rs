@@ -15,6 +15,9 @@ use crate::slots::Key;
 /// Something takes this long even where nothing is slow: what follows from an event never happens at the same moment.
 const SHORT: Duration = Duration::from_micros(10);
 
+/// What can happen in a turn of a program that does not run in circles: a turn polls 512 times.
+const NOTES_PER_TURN_MAX: u32 = 1_000_000;
+
 /// What is going to happen.
 pub(crate) enum Event {
     /// Something arrives at an end of a connection.
@@ -54,6 +57,7 @@ pub(crate) struct Fate {
     agenda: RefCell<BTreeMap<(u64, u64), Event>>,
     planned: Cell<u64>,
     trace: RefCell<Trace>,
+    notes_in_turn: Cell<u32>,
 }
 
 impl Fate {
@@ -65,6 +69,7 @@ impl Fate {
             agenda: RefCell::new(BTreeMap::new()),
             planned: Cell::new(0),
             trace: RefCell::new(Trace::new()),
+            notes_in_turn: Cell::new(0),
         }
     }
 
@@ -131,7 +136,14 @@ impl Fate {
         self.planned.get()
     }
 
+    pub fn begin_turn(&self) {
+        self.notes_in_turn.set(0);
+    }
+
     pub fn note(&self, what: &'static str, number: u64, amount: usize) {
+        let notes = self.notes_in_turn.replace(self.notes_in_turn.get() + 1);
+        // Once: destructors note, too.
+        assert_ne!(notes, NOTES_PER_TURN_MAX, "{what} so many times in one turn: a poll runs in circles");
         self.trace.borrow_mut().note(self.now(), what, number, amount as u64);
     }
 
