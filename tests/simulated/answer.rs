@@ -15,6 +15,8 @@ pub struct Received {
     pub complete: usize,
     /// Whether an interim answer stands behind them.
     pub has_interim: bool,
+    /// Whether a part of another one does.
+    pub has_part: bool,
 }
 
 const LAST_CHUNK: &[u8] = b"<last chunk>";
@@ -32,6 +34,7 @@ impl Received {
             let has_body = !heads.get(received.complete).is_some_and(|is_head| *is_head) && status != "304";
             received.bytes.extend(&rest[..head]);
             rest = &rest[head..];
+            received.has_part = true;
             if status.starts_with('1') {
                 received.has_interim = true;
                 continue;
@@ -50,8 +53,9 @@ impl Received {
                 return received;
             }
             received.complete += 1;
-            received.has_interim = false;
+            (received.has_interim, received.has_part) = (false, false);
         }
+        received.has_part |= !rest.is_empty();
         received.bytes.extend(rest);
         received
     }
@@ -101,6 +105,19 @@ impl Answer {
             positions(&bytes, boundary).for_each(|at| mask(at, boundary.len()));
         }
         Answer { bytes, varies }
+    }
+
+    /// As if the server had kept the connection for none of them.
+    pub fn closing(&self) -> Answer {
+        const KEEP: &[u8] = b"\r\nConnection: keep-alive\r\n";
+        let mut answer = self.clone();
+        let places: Vec<usize> = positions(&self.bytes, KEEP).collect();
+        for at in places.into_iter().rev() {
+            let value = at + b"\r\nConnection: ".len()..at + KEEP.len() - b"\r\n".len();
+            answer.varies.splice(value.clone(), [false; b"close".len()]);
+            answer.bytes.splice(value, *b"close");
+        }
+        answer
     }
 
     pub fn append(&mut self, other: &Answer) {

@@ -34,6 +34,16 @@ pub const ADDRESS: &str = "192.0.2.1:80";
 
 /// Runs `main` beside a server with this configuration; `%ADDRESS%` and `%TEMP%` are replaced in it.
 pub fn run<T>(simulation: &Simulation, configuration: &str, main: impl AsyncFnOnce(&mut Serving) -> T) -> T {
+    run_with(simulation, configuration, LoopOptions::default(), main)
+}
+
+/// As [`run`], on a loop with these options.
+pub fn run_with<T>(
+    simulation: &Simulation,
+    configuration: &str,
+    options: LoopOptions,
+    main: impl AsyncFnOnce(&mut Serving) -> T,
+) -> T {
     let server = Server::new(&ORDER);
     let temp = temporary_directory().display().to_string();
     let request = BuildRequest {
@@ -46,7 +56,7 @@ pub fn run<T>(simulation: &Simulation, configuration: &str, main: impl AsyncFnOn
     let mut resources = SimulatedResources { simulation, files: MemoryFiles::default() };
     let built = server.build(&request, &mut resources).unwrap_or_else(|report| panic!("{}", report.render("gale")));
     let configuration = Arc::new(built.configuration);
-    let mut event_loop = EventLoop::simulated(simulation, LoopOptions::default()).expect("a descriptor");
+    let mut event_loop = EventLoop::simulated(simulation, options).expect("a descriptor");
     event_loop.run(async {
         let seat = Seat { worker: 0, workers: 1 };
         let mut serving = server.start(seat, configuration).expect("simulated sockets can be accepted from");

@@ -101,6 +101,12 @@ impl Simulation {
         self.world.listen(address, BACKLOG)
     }
 
+    /// Closes a listening socket under all who have it, as its last owner would: who waits to be accepted is reset (and counts
+    /// as cut), who comes later is refused.
+    pub fn stop_listening(&self, address: &SocketAddress) {
+        self.world.network.borrow_mut().stop_listening(&self.world.fate, address);
+    }
+
     /// Puts a file where [`files::open`](crate::files::open) finds it, and directories above it. Errors: no memory for it.
     pub fn add_file(&self, path: impl AsRef<Path>, content: &[u8]) -> io::Result<()> {
         self.add_broken_file(path, content, FileFaults::default())

@@ -85,6 +85,7 @@ pub(crate) struct Listening {
     backlog: usize,
     queue: VecDeque<Key>,
     slots: Vec<Key>,
+    is_closed: bool,
 }
 
 /// What a descriptor stands for.
@@ -151,11 +152,31 @@ impl Network {
             inet.set_port(self.take_port());
         }
         let mut in_use = false;
-        self.listeners.for_each(|_, listener| in_use |= listener.address == address);
+        self.listeners.for_each(|_, listener| in_use |= !listener.is_closed && listener.address == address);
         if in_use {
             return Err(Errno::ADDRINUSE);
         }
-        Ok(self.listeners.insert(Listening { address, backlog, queue: VecDeque::new(), slots: Vec::new() }))
+        Ok(self.listeners.insert(Listening {
+            address,
+            backlog,
+            queue: VecDeque::new(),
+            slots: Vec::new(),
+            is_closed: false,
+        }))
+    }
+
+    pub fn stop_listening(&mut self, fate: &Fate, address: &SocketAddress) {
+        let Some(key) = self.find_listener(address) else { return };
+        let listener = self.listener(key);
+        listener.is_closed = true;
+        for end in std::mem::take(&mut listener.queue) {
+            self.cut(fate, end);
+            self.close(fate, end);
+        }
+    }
+
+    fn listener(&mut self, key: Key) -> &mut Listening {
+        self.listeners.get_mut(key).expect("listeners stay")
     }
 
     fn take_port(&mut self) -> u16 {
@@ -165,20 +186,21 @@ impl Network {
     }
 
     pub fn listener_address(&mut self, key: Key) -> SocketAddress {
-        self.listeners.get_mut(key).expect("listeners stay").address.clone()
+        self.listener(key).address.clone()
     }
 
     pub fn attach_listener(&mut self, key: Key, slot: Key) {
-        self.listeners.get_mut(key).expect("listeners stay").slots.push(slot);
+        self.listener(key).slots.push(slot);
     }
 
     pub fn detach_listener(&mut self, key: Key, slot: Key) {
-        self.listeners.get_mut(key).expect("listeners stay").slots.retain(|&own| own != slot);
+        self.listener(key).slots.retain(|&own| own != slot);
     }
 
     fn find_listener(&mut self, address: &SocketAddress) -> Option<Key> {
         let (mut exact, mut wildcard) = (None, None);
         self.listeners.for_each(|key, listener| match (&listener.address, address) {
+            _ if listener.is_closed => {}
             (own, wanted) if own == wanted => exact = Some(key),
             (SocketAddress::Inet(own), SocketAddress::Inet(wanted))
                 if own.ip().is_unspecified() && own.port() == wanted.port() =>
@@ -234,8 +256,10 @@ impl Network {
     pub fn handle_incoming(&mut self, fate: &Fate, key: Key, end: Key) {
         let listener = self.listeners.get_mut(key).expect("listeners stay");
         let Some(server) = self.ends.get_mut(end) else { return };
-        if listener.queue.len() >= listener.backlog {
-            self.refuse(fate, end);
+        if listener.is_closed || listener.queue.len() >= listener.backlog {
+            server.send(fate, Arrival::Refused(Errno::CONNREFUSED));
+            server.state = State::Closed;
+            self.forget_closed(end);
             return;
         }
         fate.note("incoming", server.number, listener.queue.len());
@@ -243,19 +267,11 @@ impl Network {
         for &slot in &listener.slots {
             fate.plan(fate.lateness(), Event::ListenerReady { slot });
         }
-        let client = server.other;
         server.send(fate, Arrival::Accepted);
-        debug_assert!(self.ends.get_mut(client).is_some());
-    }
-
-    fn refuse(&mut self, fate: &Fate, end: Key) {
-        let server = self.end(end);
-        server.send(fate, Arrival::Refused(Errno::CONNREFUSED));
-        server.state = State::Closed;
     }
 
     pub fn has_queued(&mut self, key: Key) -> bool {
-        !self.listeners.get_mut(key).expect("listeners stay").queue.is_empty()
+        !self.listener(key).queue.is_empty()
     }
 
     /// The next connection in a listener's queue, with the peer's address.
@@ -267,7 +283,7 @@ impl Network {
             fate.note("accept fails", 0, 0);
             return Err(fate.random.pick(&[Errno::MFILE, Errno::NFILE]).to_owned().into());
         }
-        while let Some(end) = self.listeners.get_mut(key).expect("listeners stay").queue.pop_front() {
+        while let Some(end) = self.listener(key).queue.pop_front() {
             if fate.strikes(|faults| faults.accept_aborts) {
                 self.cut(fate, end);
                 self.close(fate, end);
@@ -394,14 +410,18 @@ impl Network {
         let resets = end.resets_on_close || !end.unread.is_empty() || state == State::Connecting;
         fate.note(if resets { "close by reset" } else { "close" }, end.number, end.unread.len());
         end.unread.clear();
-        let other = end.other;
         if resets && !is_broken {
             self.reset_other(fate, key);
         } else if !is_broken && !std::mem::replace(&mut end.has_shut_down, true) {
             end.send(fate, Arrival::End);
         }
         self.names.retain(|name, _| Some(*name) != identity);
-        // A connection goes with its second end; what is still on its way finds nothing.
+        self.forget_closed(key);
+    }
+
+    /// A connection goes with its second end; what is still on its way finds nothing.
+    fn forget_closed(&mut self, key: Key) {
+        let other = self.end(key).other;
         if self.ends.get_mut(other).is_none_or(|other| other.state == State::Closed) {
             self.ends.remove(other);
             self.ends.remove(key);
