@@ -1,6 +1,7 @@
 //! What is known of a client's connection, whichever protocol it speaks.
 
 use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
 
 use gale_runtime::{Moment, SocketAddress};
 
@@ -13,19 +14,19 @@ pub struct ConnectionInfo {
     /// The client's address.
     pub remote: SocketAddress,
     /// The address of the listening socket that it came in by.
-    pub listening: ListenAddress,
+    pub listening: Rc<ListenAddress>,
     /// When it was accepted.
     pub accepted: Moment,
     /// Requests so far, the current one included: `$connection_requests`.
     pub requests: Cell<u64>,
     /// Our address, once somebody asked.
-    pub(crate) local: OnceCell<SocketAddress>,
+    pub(crate) local: OnceCell<Box<SocketAddress>>,
     remote_text: OnceCell<Box<str>>,
 }
 
 impl ConnectionInfo {
     /// A connection that was just accepted.
-    pub fn new(number: u64, remote: SocketAddress, listening: ListenAddress, accepted: Moment) -> ConnectionInfo {
+    pub fn new(number: u64, remote: SocketAddress, listening: Rc<ListenAddress>, accepted: Moment) -> ConnectionInfo {
         ConnectionInfo {
             number,
             remote,

@@ -229,6 +229,7 @@ impl HttpWorker {
 
     /// Accepts connections from one listening socket until the task is aborted.
     pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress) {
+        let address = Rc::new(address);
         loop {
             if gale_runtime::leases_exhausted() {
                 self.complain("the memory for buffers is exhausted, accepting pauses");
@@ -265,10 +266,11 @@ impl HttpWorker {
         configuration: &Rc<Configured>,
     ) {
         let Ok(listener) = Listener::from_fd(socket, AcceptOptions::default()) else { return };
+        let address = Rc::new(address.clone());
         for count in 1..=QUEUED_MAX {
             // An error ends it, too: the socket is closed in a moment.
             let Ok(Some((stream, remote))) = listener.try_accept() else { return };
-            self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
+            self.start_connection(stream, remote, &address, Some(Rc::clone(configuration)));
             if count % QUEUED_PER_TURN == 0 {
                 gale_runtime::yield_now().await;
             }
@@ -361,18 +363,31 @@ impl HttpWorker {
         self: &Rc<Self>,
         stream: Stream,
         remote: SocketAddress,
-        address: &ListenAddress,
+        address: &Rc<ListenAddress>,
         first: Option<Rc<Configured>>,
     ) {
         let number = CONNECTION_NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let info = ConnectionInfo::new(number, remote, address.clone(), gale_runtime::now());
+        let info = ConnectionInfo::new(number, remote, Rc::clone(address), gale_runtime::now());
         let connection = Rc::new(Http1::new(info, stream, Rc::clone(self), first));
         let entry = Entry { task: None, connection: Rc::downgrade(&connection) };
-        let place = self.connections.borrow_mut().insert(entry);
-        let listed = Listed { worker: Rc::clone(self), place };
-        let task = gale_runtime::spawn(serve(listed, connection));
+        let number = self.connections.borrow_mut().insert(entry);
+        connection.set_listed(number);
+        let task = gale_runtime::spawn(connection.serve());
         // The task has not run yet: it is there to be found.
-        self.connections.borrow_mut()[place].task = Some(task);
+        self.connections.borrow_mut()[number].task = Some(task);
+    }
+
+    /// Takes a connection that has ended off the list.
+    pub(super) fn forget_connection(&self, number: usize) {
+        let is_empty = {
+            let mut connections = self.connections.borrow_mut();
+            connections.remove(number);
+            connections.is_empty()
+        };
+        self.wake_waiting_for_room();
+        if is_empty {
+            self.waiting_for_end.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     /// A request to fill: a spare one, or a new one.
@@ -417,32 +432,6 @@ impl HttpWorker {
     }
 }
 
-/// A connection's task: what an idle connection costs beside its [`Http1`].
-async fn serve(_listed: Listed, connection: Rc<Http1>) {
-    connection.serve().await;
-}
-
-/// A connection's place in its worker's list, given back when it ends, however
-/// it ends.
-struct Listed {
-    worker: Rc<HttpWorker>,
-    place: usize,
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        let is_empty = {
-            let mut connections = self.worker.connections.borrow_mut();
-            connections.remove(self.place);
-            connections.is_empty()
-        };
-        self.worker.wake_waiting_for_room();
-        if is_empty {
-            self.worker.waiting_for_end.take().into_iter().for_each(Waker::wake);
-        }
-    }
-}
-
 /// The machine's name in lower case, as it was when it was first asked for: `$hostname`.
 pub fn hostname() -> &'static [u8] {
     static HOSTNAME: OnceLock<Vec<u8>> = OnceLock::new();
@@ -463,14 +452,14 @@ mod tests {
     use crate::http::pipeline;
 
     /// How many bytes the future of an asynchronous function takes, which need not be called for that.
-    fn future_bytes<A, B, F: Future>(_function: impl FnOnce(A, B) -> F) -> usize {
+    fn future_bytes<A, F: Future>(_function: impl FnOnce(A) -> F) -> usize {
         size_of::<F>()
     }
 
     #[test]
     fn a_connection_is_small_and_an_exchange_is_not_much_larger() {
-        let connection = future_bytes(serve);
-        let exchange = future_bytes(pipeline::finish_and_send);
+        let connection = future_bytes(Http1::serve);
+        let exchange = future_bytes(|(request, step)| pipeline::finish_and_send(request, step));
         let state = size_of::<Http1>();
         println!("futures: connection {connection} bytes, exchange {exchange} bytes; Http1 {state} bytes");
         assert!(connection <= 512, "the connection's future has {connection} bytes");

@@ -75,7 +75,7 @@ struct State {
 impl MockExchange {
     pub(crate) fn new() -> Rc<MockExchange> {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 8000));
-        let listening = ListenAddress::Inet(address);
+        let listening = Rc::new(ListenAddress::Inet(address));
         let connection = ConnectionInfo::new(1, SocketAddress::Inet(address), listening, Moment::from_nanos(0));
         Rc::new(MockExchange { connection, state: RefCell::default() })
     }

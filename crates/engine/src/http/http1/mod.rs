@@ -12,6 +12,7 @@ mod send;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -28,6 +29,7 @@ use super::body::BodyItem;
 use super::configuration::{HttpConfiguration, ServerId};
 use super::connection::ConnectionInfo;
 use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
 use super::request::Request;
 use super::response::ResponseHead;
@@ -50,14 +52,16 @@ pub struct Http1 {
     state: RefCell<State>,
     first_configuration: RefCell<Option<Rc<Configured>>>,
     /// The configuration of the exchange that is under way.
-    exchange_generation: Cell<Option<u64>>,
-    /// Since when it waits for a request of which nothing has come.
-    idle_since: Cell<Option<Moment>>,
+    exchange_generation: Cell<Option<NonZeroU64>>,
+    /// Since when it waits for a request of which nothing has come; never while it does not.
+    idle_since: Cell<Moment>,
     /// How long it may be idle after the last response.
     idle_max: Cell<Duration>,
     nodelay_is_set: Cell<bool>,
-    /// Where the connection belongs in the configuration of that generation.
-    known_place: Cell<Option<(u64, Option<Place>)>>,
+    /// Its number in the worker's list, and one: 0 while it is in none.
+    listed: Cell<Option<NonZeroU32>>,
+    /// Where the connection belongs in the configuration of that generation; none knows the generation 0.
+    known_place: Cell<(u64, Option<Place>)>,
 }
 
 struct State {
@@ -79,6 +83,8 @@ impl State {
 #[derive(Default)]
 pub(super) struct Transfer {
     head: HeadReading,
+    /// What is wrong with the head that has come.
+    offence: Option<Offence>,
     body: RequestBody,
     sender: Sender,
 }
@@ -123,11 +129,17 @@ impl Http1 {
             }),
             first_configuration: RefCell::new(first),
             exchange_generation: Cell::new(None),
-            idle_since: Cell::new(None),
+            idle_since: Cell::new(Moment::NEVER),
             idle_max: Cell::new(Duration::ZERO),
             nodelay_is_set: Cell::new(false),
-            known_place: Cell::new(None),
+            listed: Cell::new(None),
+            known_place: Cell::new((0, None)),
         }
+    }
+
+    /// Says which number the connection has in its worker's list, from which it is taken when it ends, however it ends.
+    pub(super) fn set_listed(&self, number: usize) {
+        self.listed.set(u32::try_from(number + 1).ok().and_then(NonZeroU32::new));
     }
 
     /// The configuration for the next exchange.
@@ -138,7 +150,10 @@ impl Http1 {
     /// When an idle connection may be closed to make room or to let the worker end:
     /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
     pub fn may_close_at(&self) -> Option<Moment> {
-        let idle_since = self.idle_since.get()?;
+        if !self.is_idle() {
+            return None;
+        }
+        let idle_since = self.idle_since.get();
         if self.info.requests.get() == 0 {
             return Some(idle_since + FIRST_REQUEST_GRACE);
         }
@@ -164,12 +179,12 @@ impl Http1 {
 
     /// Whether it waits for a request of which nothing has come.
     pub fn is_idle(&self) -> bool {
-        self.idle_since.get().is_some()
+        self.idle_since.get() != Moment::NEVER
     }
 
     /// The generation of the configuration of the exchange under way, if any.
     pub fn exchange_generation(&self) -> Option<u64> {
-        self.exchange_generation.get()
+        self.exchange_generation.get().map(NonZeroU64::get)
     }
 
     /// Serves the connection to its end.
@@ -177,9 +192,8 @@ impl Http1 {
         loop {
             let mut pending = None;
             let arrival = poll_fn(|context| self.poll_head(context, &mut pending)).await;
-            let afterwards = match arrival {
-                Arrival::Request(request) => self.exchange(request, None).await,
-                Arrival::Offence(request, offence) => self.exchange(request, Some(offence)).await,
+            let request = match arrival {
+                Arrival::Request(request) => request,
                 Arrival::Left(request) => return self.give_up(request, "client prematurely closed connection", 400),
                 Arrival::TimedOut(Some(request)) => {
                     if *request.scope().core.reset_timedout_connection.get() {
@@ -189,6 +203,7 @@ impl Http1 {
                 }
                 Arrival::TimedOut(None) | Arrival::Closed => return,
             };
+            let afterwards = self.exchange(request).await;
             self.exchange_generation.set(None);
             self.first_configuration.take();
             match afterwards {
@@ -199,22 +214,20 @@ impl Http1 {
         }
     }
 
-    /// One request and its response.
-    async fn exchange(self: &Rc<Self>, request: Box<Request>, offence: Option<Offence>) -> Afterwards {
+    /// One request and its response. (Not an `async fn`, whose future would hold its arguments and what they have become.)
+    fn exchange(&self, request: Box<Request>) -> impl Future<Output = Afterwards> {
         let mut in_flight = InFlight { connection: self, request: Some(request) };
-        let request = in_flight.request();
-        match self.begin(request, offence) {
-            Step::Close => return Afterwards::Close,
-            Step::Answer(body) => {
-                if let Some(rest) = pipeline::start_response(request, body) {
-                    Box::pin(pipeline::send_rest(request, rest)).await;
-                }
-            }
-            step => {
-                if !Box::pin(pipeline::finish_and_send(request, step)).await {
-                    return Afterwards::Close;
-                }
-            }
+        async move {
+            let connection = in_flight.connection;
+            connection.serve_request(in_flight.request()).await
+        }
+    }
+
+    async fn serve_request(&self, request: &mut Request) -> Afterwards {
+        if let Some(rest) = self.answer_at_once(request)
+            && !rest.await
+        {
+            return Afterwards::Close;
         }
         let sent = poll_fn(|context| self.poll_sent(context)).await;
         let mut afterwards = self.afterwards(request, sent);
@@ -228,6 +241,22 @@ impl Http1 {
             self.set_nodelay(&request.scope().core);
         }
         afterwards
+    }
+
+    /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its own,
+    /// so that the connection's future has no room for what is only passed through.
+    fn answer_at_once<'r>(&self, request: &'r mut Request) -> Option<LocalBoxFuture<'r, bool>> {
+        match self.begin(request) {
+            Step::Close => Some(Box::pin(std::future::ready(false))),
+            Step::Answer(body) => {
+                let rest = pipeline::start_response(request, body)?;
+                Some(Box::pin(async move {
+                    pipeline::send_rest(request, rest).await;
+                    true
+                }))
+            }
+            step => Some(Box::pin(pipeline::finish_and_send(request, step))),
+        }
     }
 
     /// The end of an exchange: it is logged, and its memory goes back.
@@ -353,27 +382,34 @@ impl Http1 {
     /// The servers behind the connection's address, as the configuration now has it;
     /// `None` when it is not there any more.
     fn place(&self, http: &HttpConfiguration) -> Option<Place> {
-        if let Some((generation, place)) = self.known_place.get()
-            && generation == http.generation
-        {
+        let (generation, place) = self.known_place.get();
+        if generation == http.generation {
             return place;
         }
         let place = self.find_place(http);
-        self.known_place.set(Some((http.generation, place)));
+        self.known_place.set((http.generation, place));
         place
     }
 
     fn find_place(&self, http: &HttpConfiguration) -> Option<Place> {
-        let listening = http.addresses.iter().position(|address| address.address == self.info.listening);
+        let listening = http.addresses.iter().position(|address| address.address == *self.info.listening);
         let shares_socket = listening.is_none_or(|index| http.addresses[index].shares_socket);
         if !shares_socket {
-            return listening.map(Place);
+            return listening.map(Place::new);
         }
         let local = match self.local_address()? {
             SocketAddress::Inet(address) => ListenAddress::Inet(*address),
-            SocketAddress::Unix(_) => return listening.map(Place),
+            SocketAddress::Unix(_) => return listening.map(Place::new),
         };
-        http.addresses.iter().position(|address| address.address == local).or(listening).map(Place)
+        http.addresses.iter().position(|address| address.address == local).or(listening).map(Place::new)
+    }
+}
+
+impl Drop for Http1 {
+    fn drop(&mut self) {
+        if let Some(number) = self.listed.get() {
+            self.worker.forget_connection(number.get() as usize - 1);
+        }
     }
 }
 
@@ -409,11 +445,15 @@ const CLOSED_UNDER_REQUEST: u16 = 499;
 
 /// An address of the configuration, as an index.
 #[derive(Clone, Copy)]
-struct Place(usize);
+struct Place(u32);
 
 impl Place {
+    fn new(index: usize) -> Place {
+        Place(u32::try_from(index).expect("fewer addresses than 2^32"))
+    }
+
     fn default_server(self, http: &HttpConfiguration) -> ServerId {
-        http.addresses[self.0].servers.default
+        http.addresses[self.0 as usize].servers.default
     }
 
     /// The settings before a server has been chosen: those of the default server.
@@ -429,9 +469,9 @@ impl Exchange for Http1 {
 
     fn local_address(&self) -> Option<&SocketAddress> {
         if self.info.local.get().is_none() {
-            let _ = self.info.local.set(self.stream.local_address().ok()?);
+            let _ = self.info.local.set(Box::new(self.stream.local_address().ok()?));
         }
-        self.info.local.get()
+        self.info.local.get().map(|address| &**address)
     }
 
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {
