@@ -72,7 +72,8 @@ struct Connection {
     writes: Share,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    closed_waiter: Option<Waker>,
+    /// Apart, because few wait for that.
+    closed_waiter: Option<Box<Waker>>,
 }
 
 struct Listening {
@@ -222,7 +223,7 @@ impl Epoll {
             writer = connection.writer.take();
         }
         if hung_up {
-            closed_waiter = connection.closed_waiter.take();
+            closed_waiter = connection.closed_waiter.take().map(|waker| *waker);
         }
         drop(connections);
         [reader, writer, closed_waiter].into_iter().flatten().for_each(Waker::wake);
@@ -380,7 +381,10 @@ impl Driver for Epoll {
         if let Err(error) = self.register(key, connection) {
             return Poll::Ready(Err(error));
         }
-        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        let displaced = match &mut connection.closed_waiter {
+            Some(waiter) if waiter.will_wake(cx.waker()) => None,
+            waiter => waiter.replace(Box::new(cx.waker().clone())),
+        };
         drop(connections);
         drop(displaced);
         Poll::Pending

@@ -57,7 +57,7 @@ impl HeadReading {
 impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { input, parser, timer, transfer } = &mut *self.state.borrow_mut();
+        let State { input, timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
@@ -66,9 +66,11 @@ impl Http1 {
                     let Some(mut request) = self.begin_head(&mut transfer.head) else {
                         return Poll::Ready(Arrival::Closed);
                     };
+                    transfer.generation = NonZeroU64::new(request.http().generation);
                     request.is_pipelined = is_pipelined;
                     request.number_on_connection = self.info.requests.get() + 1;
                     *pending = Some(request);
+                    transfer.parser.reset();
                     // What is logged of a head that breaks off is its own.
                     transfer.sender.begin(Version::default());
                     transfer.body = RequestBody::default();
@@ -77,7 +79,7 @@ impl Http1 {
                 let (Some(request), Some(transfer)) = (pending.as_mut(), transfer.as_mut()) else {
                     unreachable!("a head has begun");
                 };
-                match parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
+                match transfer.parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
                     Ok(Status::NeedMore) => {
                         if let Some(timeout) = transfer.head.timeout.take() {
                             timer.set_after(timeout);
@@ -139,7 +141,7 @@ impl Http1 {
     /// connection, `keepalive_timeout` between requests. `None` closes.
     fn first_wait(&self) -> Option<Duration> {
         if self.info.requests.get() > 0 {
-            return Some(self.idle_max.get());
+            return Some(Duration::from_nanos(self.idle_max_nanos.get()));
         }
         // Accepted in the turn in which the worker began to end: nobody will close it later.
         if self.worker.is_draining() {
@@ -171,8 +173,7 @@ impl Http1 {
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
         let mut request = self.worker.take_request();
-        self.exchange_generation.set(NonZeroU64::new(http.generation));
-        request.place = place.0 as usize;
+        request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
         *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size };
