@@ -19,6 +19,7 @@ use crate::slots::Key;
 
 pub(crate) mod epoll;
 pub(crate) mod io_uring;
+mod listening;
 
 /// The sizes of an io_uring. The defaults suit every server; small ones are for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

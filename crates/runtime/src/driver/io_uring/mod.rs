@@ -33,12 +33,11 @@ use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, socko
 
 use self::buffers::{BUFFER_SIZE, Buffers, GROUP};
 use self::ring::{Completion, Ring};
-use super::epoll::{Accepts, OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send};
+use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, Share, park, send};
+use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::{Buffer, Lease};
-use crate::environment::Environment;
-use crate::inbox;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
@@ -117,7 +116,7 @@ pub(crate) struct IoUring {
     ring: RefCell<Ring>,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
-    listeners: RefCell<Slots<Listening>>,
+    listeners: RefCell<Slots<Listening<Polls>>>,
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
@@ -196,14 +195,11 @@ struct Sending {
     header: libc::msghdr,
 }
 
-struct Listening {
-    socket: Arc<OwnedFd>,
-    options: AcceptOptions,
-    wants_poll: bool,
-    is_poll_in_flight: bool,
-    readable: bool,
-    accepts: Accepts,
-    acceptor: Option<Waker>,
+/// How the kernel tells of connections: by a poll at a time.
+#[derive(Default)]
+struct Polls {
+    is_wanted: bool,
+    is_in_flight: bool,
 }
 
 impl IoUring {
@@ -484,13 +480,11 @@ impl IoUring {
         let Some(listener) = listeners.get_mut(key) else {
             return;
         };
-        listener.is_poll_in_flight = false;
-        let acceptor = listener.acceptor.take();
-        listener.readable = acceptor.is_some();
-        listener.accepts.note_event();
+        listener.registration.is_in_flight = false;
+        let acceptor = listener.handle_event();
         if acceptor.is_none() {
             listener.pass_on();
-        } else if !std::mem::replace(&mut listener.wants_poll, true) {
+        } else if !std::mem::replace(&mut listener.registration.is_wanted, true) {
             // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
             // nobody waits for them here, the others are told.
             self.requests.borrow_mut().push(Request::Listener(key));
@@ -688,23 +682,16 @@ impl Sending {
     }
 }
 
-impl Listening {
+impl Listening<Polls> {
     fn make_entry(&mut self, key: Key, ring: &mut Ring) {
-        if !std::mem::take(&mut self.wants_poll) || self.is_poll_in_flight {
+        if !std::mem::take(&mut self.registration.is_wanted) || self.registration.is_in_flight {
             return;
         }
         let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
         let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
-        self.is_poll_in_flight = true;
+        self.registration.is_in_flight = true;
         // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
         unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
-    }
-
-    /// Of what waits the kernel may have told this loop alone, which does not listen any more: the others look.
-    fn pass_on(&self) {
-        if self.options.exclusive && has_connection(&self.socket) {
-            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
-        }
     }
 }
 
@@ -893,15 +880,7 @@ impl Driver for IoUring {
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
-        self.listeners.borrow_mut().insert(Listening {
-            socket,
-            options,
-            wants_poll: false,
-            is_poll_in_flight: false,
-            readable: false,
-            accepts: Accepts::default(),
-            acceptor: None,
-        })
+        self.listeners.borrow_mut().insert(Listening::new(socket, options))
     }
 
     fn detach_listener(&self, key: Key) {
@@ -917,10 +896,10 @@ impl Driver for IoUring {
         };
         listener.readable = false;
         let acceptor = listener.acceptor.take();
-        if listener.is_poll_in_flight {
+        if listener.registration.is_in_flight {
             self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
         }
-        if std::mem::take(&mut listener.wants_poll) || listener.is_poll_in_flight {
+        if std::mem::take(&mut listener.registration.is_wanted) || listener.registration.is_in_flight {
             listener.pass_on();
         }
         drop(listeners);
@@ -949,15 +928,10 @@ impl Driver for IoUring {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if listener.readable {
-            match listener.accepts.accept(&listener.socket, listener.options, self.turn.get()) {
-                Ok(None) => {}
-                Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
-                Err(error) => return Poll::Ready(Err(error)),
-            }
+        if let Some(accepted) = listener.next(self.turn.get()).transpose() {
+            return Poll::Ready(accepted);
         }
-        listener.readable = false;
-        if !listener.is_poll_in_flight && !std::mem::replace(&mut listener.wants_poll, true) {
+        if !listener.registration.is_in_flight && !std::mem::replace(&mut listener.registration.is_wanted, true) {
             self.requests.borrow_mut().push(Request::Listener(key));
         }
         let displaced = park(&mut listener.acceptor, cx.waker());
