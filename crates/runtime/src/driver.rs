@@ -128,6 +128,9 @@ pub(crate) trait Driver {
     /// Takes a listening socket, which other loops may share.
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
 
+    /// Accepts in another way from now on.
+    fn set_accept_options(&self, key: Key, options: AcceptOptions);
+
     /// Forgets a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
@@ -136,6 +139,12 @@ pub(crate) trait Driver {
 
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);
+
+    /// Accepts what waits now on a socket of another loop, which is held up, as if it had come to the listener that this
+    /// loop alone accepts from at the same address; if there is one, and it is waited for.
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let _ = (address, socket);
+    }
 
     /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;

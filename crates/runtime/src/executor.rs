@@ -16,6 +16,7 @@ use crate::environment::Environment;
 use crate::inbox;
 use crate::panics::boundary;
 use crate::slots::{GENERATION_BITS, Key, Slots};
+use crate::stall::{Name, Turns};
 
 /// Bounds a turn to a few hundred microseconds at a microsecond per poll.
 pub(crate) const POLLS_PER_TURN: usize = 512;
@@ -57,7 +58,18 @@ pub async fn yield_now() {
     .await;
 }
 
-type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
+/// A task's future, which knows its type's name: for who asks what a loop is at.
+trait Job: Future<Output = ()> {
+    fn name(&self) -> Name;
+}
+
+impl<F: Future<Output = ()>> Job for F {
+    fn name(&self) -> Name {
+        std::any::type_name::<F>
+    }
+}
+
+type BoxedFuture = Pin<Box<dyn Job>>;
 
 struct Task {
     /// Taken out while it is polled, so that no borrow is held while its code runs. Always `None` for the main future.
@@ -184,13 +196,15 @@ impl Executor {
         self.running.set(if running { self.main.get() } else { None });
     }
 
-    pub fn poll_task(&self, key: Key) {
+    pub fn poll_task(&self, key: Key, turns: &Turns) {
         let taken = self.tasks.borrow_mut().get_mut(key).and_then(|task| {
             task.queued = false;
             task.future.take()
         });
         let Some(mut future) = taken else { return };
         let waker = self.waker(key);
+        // Of what is in the box; the box is a future, too.
+        turns.note(future.as_ref().get_ref().name());
         self.running.set(Some(key));
         let outcome = boundary("task", || future.as_mut().poll(&mut Context::from_waker(&waker)));
         self.running.set(None);

@@ -57,6 +57,7 @@ mod slots;
 pub mod stall;
 mod stream;
 mod timer;
+mod watchdog;
 
 pub use address::SocketAddress;
 pub use buffer::{Buffer, LEASE_CLASSES, Lease, leased_bytes, leases_exhausted, set_leased_bytes_max};

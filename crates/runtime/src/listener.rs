@@ -50,6 +50,7 @@ impl Listener {
         rustix::io::ioctl_fionbio(&*socket, true)?;
         let environment = Environment::current();
         let key = environment.driver.attach_listener(Arc::clone(&socket), options);
+        environment.inbox.watched.note_listener(&socket, own_address(&socket, options));
         Ok(Listener { environment, socket, key })
     }
 
@@ -97,10 +98,22 @@ impl Listener {
         self.environment.driver.pause_listener(self.key);
     }
 
+    /// Accepts in another way from now on: loops come and go.
+    pub fn set_options(&self, options: AcceptOptions) {
+        self.environment.driver.set_accept_options(self.key, options);
+        self.environment.inbox.watched.note_listener(&self.socket, own_address(&self.socket, options));
+    }
+
     /// The address that it listens on.
     pub fn local_address(&self) -> io::Result<SocketAddress> {
         SocketAddress::from_kernel(Some(net::getsockname(&*self.socket)?))
     }
+}
+
+/// Where a socket listens, if only this loop accepts from it.
+pub(crate) fn own_address(socket: &OwnedFd, options: AcceptOptions) -> Option<SocketAddress> {
+    let address = || SocketAddress::from_kernel(Some(net::getsockname(socket).ok()?)).ok();
+    if options.exclusive { None } else { address() }
 }
 
 impl AsFd for Listener {
@@ -112,5 +125,6 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.environment.driver.detach_listener(self.key);
+        self.environment.inbox.watched.forget_listener(&self.socket);
     }
 }

@@ -343,6 +343,21 @@ impl Driver for Epoll {
         self.listeners.borrow_mut().insert(Listening::new(socket, options))
     }
 
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        let acceptor = if listener.set_options(options) && listener.registration {
+            self.unregister(listener);
+            listener.acceptor.take()
+        } else {
+            None
+        };
+        drop(listeners);
+        acceptor.into_iter().for_each(Waker::wake);
+    }
+
     fn detach_listener(&self, key: Key) {
         self.pause_listener(key);
         let listener = self.listeners.borrow_mut().remove(key);
@@ -350,10 +365,14 @@ impl Driver for Epoll {
     }
 
     fn pause_listener(&self, key: Key) {
-        if let Some(listener) = self.listeners.borrow_mut().get_mut(key) {
-            self.unregister(listener);
-            listener.readable = false;
-        }
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        self.unregister(listener);
+        let acceptor = listener.pause();
+        drop(listeners);
+        drop(acceptor);
     }
 
     fn rearm_shared_listeners(&self) {
@@ -368,6 +387,14 @@ impl Driver for Epoll {
                 }
             }
         });
+    }
+
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let mut wakers = Vec::new();
+        self.listeners
+            .borrow_mut()
+            .for_each(|_, listener| wakers.extend(listener.accept_for_another(address, &socket)));
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
@@ -389,7 +416,11 @@ impl Driver for Epoll {
             listener.registration = true;
         }
         let displaced = park(&mut listener.acceptor, cx.waker());
+        let has_more = listener.has_more();
         drop(listeners);
+        if has_more {
+            cx.waker().wake_by_ref();
+        }
         drop(displaced);
         Poll::Pending
     }

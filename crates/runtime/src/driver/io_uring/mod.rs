@@ -883,6 +883,17 @@ impl Driver for IoUring {
         self.listeners.borrow_mut().insert(Listening::new(socket, options))
     }
 
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        // The next poll will be another one; this one's end wakes the acceptor.
+        if listener.set_options(options) && listener.registration.is_in_flight {
+            self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
+        }
+    }
+
     fn detach_listener(&self, key: Key) {
         self.pause_listener(key);
         let listener = self.listeners.borrow_mut().remove(key);
@@ -894,8 +905,7 @@ impl Driver for IoUring {
         let Some(listener) = listeners.get_mut(key) else {
             return;
         };
-        listener.readable = false;
-        let acceptor = listener.acceptor.take();
+        let acceptor = listener.pause();
         if listener.registration.is_in_flight {
             self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
         }
@@ -919,6 +929,14 @@ impl Driver for IoUring {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let mut wakers = Vec::new();
+        self.listeners
+            .borrow_mut()
+            .for_each(|_, listener| wakers.extend(listener.accept_for_another(address, &socket)));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
@@ -935,7 +953,11 @@ impl Driver for IoUring {
             self.requests.borrow_mut().push(Request::Listener(key));
         }
         let displaced = park(&mut listener.acceptor, cx.waker());
+        let has_more = listener.has_more();
         drop(listeners);
+        if has_more {
+            cx.waker().wake_by_ref();
+        }
         drop(displaced);
         Poll::Pending
     }
