@@ -6,7 +6,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -219,7 +218,7 @@ impl HttpWorker {
     }
 
     /// Accepts connections from one listening socket until the task is aborted.
-    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress) {
+    pub async fn accept_from(self: Rc<Self>, listener: Rc<Listener>, address: ListenAddress) {
         loop {
             if gale_runtime::leases_exhausted() {
                 self.complain("the memory for buffers is exhausted, accepting pauses");
@@ -251,11 +250,10 @@ impl HttpWorker {
     /// connections are answered as `configuration` says, which still knew the address.
     pub async fn accept_what_is_queued(
         self: &Rc<Self>,
-        socket: Arc<OwnedFd>,
+        listener: &Listener,
         address: &ListenAddress,
         configuration: &Rc<Configured>,
     ) {
-        let Ok(listener) = Listener::from_fd(socket, AcceptOptions::default()) else { return };
         for count in 1..=QUEUED_MAX {
             // An error ends it, too: the socket is closed in a moment.
             let Ok(Some((stream, remote))) = listener.try_accept() else { return };

@@ -3,11 +3,16 @@
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_store_body;         location    reads the whole body and tells what became of it
 //!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
+//!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
-//! ended, a stored body, an interim response. Nothing may depend on them.
+//! ended, a stored body, an interim response, a stall. Nothing may depend on them.
 
-use std::io;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -45,6 +50,16 @@ pub const MODULE: Module = Module {
             ..HOOK
         },
         Directive {
+            name: "test_stall",
+            takes: Takes::Exactly(1),
+            about: "For tests: blocks the event loop.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| {
+                conf.stalls_by = Some(OsStr::from_bytes(&statement.args[0].text).into());
+                Ok(())
+            }),
+            ..HOOK
+        },
+        Directive {
             name: "test_early_hints",
             about: "For tests: sends a 103 before the answer.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| {
@@ -57,6 +72,7 @@ pub const MODULE: Module = Module {
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[
         (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.sends_early_hints, run: |request, _| hint(request) }),
+        (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.stalls_by.is_some(), run: |_, conf| stall(conf) }),
         (Phase::Content, &Wait { applies: |conf: &Conf| conf.answer.is_some(), first: answer_at_once, then: answer }),
     ],
     ..Module::EMPTY
@@ -78,6 +94,7 @@ const HOOK: Directive = Directive {
 struct Conf {
     answer: Option<Answer>,
     sends_early_hints: bool,
+    stalls_by: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy)]
@@ -105,6 +122,15 @@ fn hint(request: &mut Request) -> Flow {
     let link = (Bytes::from_static(b"Link"), Bytes::from_static(b"</style.css>; rel=preload"));
     request.exchange().interim(103, &[link]);
     Flow::Next
+}
+
+/// Waits for a writer, and then until it has written or gone.
+fn stall(conf: &Conf) -> Flow {
+    let path = conf.stalls_by.as_ref().expect("there whenever the handler is");
+    match File::open(path).and_then(|mut fifo| fifo.read(&mut [0])) {
+        Ok(_) => Flow::Next,
+        Err(_) => Flow::Respond(500),
+    }
 }
 
 fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
