@@ -15,7 +15,8 @@ use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId, ThreadPool};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::worker::{Configured, HttpWorker, accept_options};
+use crate::http::accepting::accept_options;
+use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, ErrorLog, Target, Writers};
 use crate::module::Order;
 use crate::process::{
