@@ -6,9 +6,15 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode};
-use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, with_each_driver};
+use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, http_configuration, with_each_driver};
 
-with_each_driver!(connections_of_a_stalled_worker_are_answered_by_another, a_stall_is_logged_with_its_kind_and_place,);
+with_each_driver!(
+    connections_of_a_stalled_worker_are_answered_by_another,
+    a_stall_is_logged_with_its_kind_and_place,
+    with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn,
+    with_accept_mutex_a_full_worker_hands_over,
+    accept_mutex_comes_and_goes_with_a_reload,
+);
 
 /// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their addresses.
 const MANY: usize = 64;
@@ -47,6 +53,10 @@ impl Stalled {
     }
 }
 
+/// The workers take turns. Nothing may depend on the delay, so it never passes.
+const TURNS: &str = "worker_connections 128;\n    accept_mutex on;\n    accept_mutex_delay 1h;";
+const NO_TURNS: &str = "worker_connections 128;";
+
 fn connections_of_a_stalled_worker_are_answered_by_another(driver: Driver) {
     if !HAS_TEST_HOOKS {
         return;
@@ -77,5 +87,58 @@ fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
     let line = server.wait_logged(" ms so far: blocked, in ");
     assert!(line.contains("[warn]") && line.ends_with("gale_engine::http::worker::serve"), "{line}");
     stalled.end();
+    server.stop();
+}
+
+fn with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let server = Setup::http(driver, &format!("server {{ listen %TCP%; {STALL} }}")).replace(NO_TURNS, TURNS).start();
+    let fifo = make_fifo(&server);
+    for _ in 0..4 {
+        let stalled = Stalled::begin(server.connect_tcp(1), &fifo);
+        for _ in 0..MANY {
+            assert_eq!(server.connect_tcp(1).get("/").text(), "hello");
+        }
+        stalled.end();
+    }
+    server.stop();
+}
+
+fn with_accept_mutex_a_full_worker_hands_over(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let text = "server { listen %TCP%; location / { test_worker; } }";
+    let few = TURNS.replace("128", "8");
+    let server = Setup::http(driver, text).replace(NO_TURNS, &few).start();
+    let mut clients = Vec::new();
+    let mut workers = Vec::new();
+    for _ in 0..16 {
+        let mut client = server.connect_tcp(1);
+        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        let half = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+        workers.push(client.ask(format!("{half}\r\n{half}")).text().to_owned());
+        clients.push(client);
+    }
+    for worker in ["0", "1"] {
+        assert_eq!(workers.iter().filter(|each| *each == worker).count(), 8, "{workers:?}");
+    }
+    server.stop();
+}
+
+fn accept_mutex_comes_and_goes_with_a_reload(driver: Driver) {
+    let text = "server { listen %TCP%; return 200 hello; }";
+    let mut server = Setup::http(driver, text).start();
+    let without = http_configuration(driver, text);
+    let with = without.replace(NO_TURNS, TURNS);
+    let alone = with.replace("worker_processes 2;", "worker_processes 1;");
+    for configuration in [&with, &without, &with, &alone, &with, &alone, &without] {
+        server.reload(configuration);
+        for _ in 0..4 {
+            assert_eq!(server.connect_tcp(1).get("/").text(), "hello");
+        }
+    }
     server.stop();
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
 use gale_runtime::stall::{self, Stall, StallKind};
@@ -15,7 +16,7 @@ use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId, ThreadPool};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::accepting::accept_options;
+use crate::http::accepting::{accept_options, leave_accept_mutex};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, ErrorLog, Target, Writers};
 use crate::module::Order;
@@ -171,6 +172,8 @@ struct Accepting {
     socket: Arc<OwnedFd>,
     listener: Rc<Listener>,
     address: ListenAddress,
+    /// The workers take turns.
+    accept_mutex_delay: Option<Duration>,
     task: TaskId,
 }
 
@@ -203,6 +206,9 @@ impl Serving {
             .partition(|accepting: &Accepting| wanted.iter().any(|each| Arc::ptr_eq(&each.socket, &accepting.socket)));
         self.accepting = kept;
         removed.iter().for_each(Accepting::stop);
+        if self.accepting.is_empty() {
+            leave_accept_mutex();
+        }
         if configuration.http.is_none() {
             // Nothing is served any more: connections end with their current answer.
             if let Some(worker) = self.worker.take() {
@@ -220,15 +226,27 @@ impl Serving {
             }
             None => Rc::clone(self.worker.insert(HttpWorker::new(configured, connections_max))),
         };
+        let events = &configuration.events;
         for Wanted { socket, address, is_shared } in wanted {
-            let options = accept_options(is_shared, *configuration.events.multi_accept.get());
-            if let Some(kept) = self.accepting.iter().find(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
+            let options = accept_options(is_shared, *events.multi_accept.get());
+            let takes_turns = is_shared && *events.accept_mutex.get();
+            let accept_mutex_delay = takes_turns.then(|| *events.accept_mutex_delay.get());
+            let accept = |listener: &Rc<Listener>| {
+                let accepting =
+                    Rc::clone(&worker).accept_from(Rc::clone(listener), address.clone(), accept_mutex_delay);
+                gale_runtime::spawn(accepting)
+            };
+            if let Some(kept) = self.accepting.iter_mut().find(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
                 kept.listener.set_options(options);
+                if kept.accept_mutex_delay != accept_mutex_delay {
+                    kept.stop();
+                    (kept.task, kept.accept_mutex_delay) = (accept(&kept.listener), accept_mutex_delay);
+                }
                 continue;
             }
             let listener = Rc::new(Listener::from_fd(Arc::clone(&socket), options)?);
-            let task = gale_runtime::spawn(Rc::clone(&worker).accept_from(Rc::clone(&listener), address.clone()));
-            self.accepting.push(Accepting { socket, listener, address, task });
+            let task = accept(&listener);
+            self.accepting.push(Accepting { socket, listener, address, accept_mutex_delay, task });
         }
         Ok(removed)
     }
@@ -305,6 +323,7 @@ impl process::Worker for Serving {
 
     fn drain(&mut self) -> Quiet {
         self.accepting.drain(..).for_each(|accepting| accepting.stop());
+        leave_accept_mutex();
         let workers: Vec<Rc<HttpWorker>> = self.workers().cloned().collect();
         workers.iter().for_each(HttpWorker::drain);
         Box::pin(async move {

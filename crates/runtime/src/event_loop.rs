@@ -156,8 +156,10 @@ impl EventLoop {
             self.take_calls_and_wakes();
             self.expire_timers();
             environment.executor.begin_turn();
+            let mut is_at_end = false;
             for _ in 0..POLLS_PER_TURN {
                 match environment.executor.pop() {
+                    None if !is_at_end && environment.executor.end_turn() => is_at_end = true,
                     None => break,
                     Some(Runnable::Task(key)) => environment.executor.poll_task(key, turns),
                     Some(Runnable::Main) => {
@@ -170,6 +172,9 @@ impl EventLoop {
                         }
                     }
                 }
+            }
+            if !is_at_end {
+                environment.executor.end_turn();
             }
             self.wait();
         }

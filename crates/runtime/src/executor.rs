@@ -69,6 +69,34 @@ impl<F: Future<Output = ()>> Job for F {
     }
 }
 
+/// Ready once, when the turn is at its end: before the loop waits, after everything else that could run has run or has had
+/// its share. It makes no turn by itself. Polled again after that, it waits for the end of the next turn.
+#[derive(Default, Debug)]
+pub struct TurnEnd {
+    /// The turn that is being waited for the end of.
+    turn: Option<u64>,
+}
+
+impl TurnEnd {
+    /// Ready when a turn has ended since the last time that it was ready or was first polled.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        Environment::with(|environment| {
+            let executor = &environment.executor;
+            let ended = executor.turns_ended.get();
+            if self.turn.is_some_and(|turn| turn < ended) {
+                self.turn = None;
+                return Poll::Ready(());
+            }
+            self.turn = Some(ended);
+            let mut waiting = executor.waiting_for_turn_end.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+}
+
 type BoxedFuture = Pin<Box<dyn Job>>;
 
 struct Task {
@@ -93,6 +121,9 @@ pub(crate) struct Executor {
     running: Cell<Option<Key>>,
     main: Cell<Option<Key>>,
     closed: Cell<bool>,
+    turns_ended: Cell<u64>,
+    /// A few: tasks that accept.
+    waiting_for_turn_end: RefCell<Vec<Waker>>,
 }
 
 impl Executor {
@@ -106,7 +137,14 @@ impl Executor {
             running: Cell::new(None),
             main: Cell::new(None),
             closed: Cell::new(false),
+            turns_ended: Cell::new(0),
+            waiting_for_turn_end: RefCell::default(),
         }
+    }
+
+    /// The number of the loop, in its wakers.
+    pub fn loop_index(&self) -> usize {
+        self.loop_index
     }
 
     fn spawn(&self, future: BoxedFuture) -> TaskId {
@@ -173,6 +211,17 @@ impl Executor {
         if !next_turn.is_empty() {
             self.ready.borrow_mut().append(&mut next_turn);
         }
+    }
+
+    /// Wakes those that wait for the end of the turn; false if nobody does.
+    pub fn end_turn(&self) -> bool {
+        let waiting = self.waiting_for_turn_end.take();
+        if waiting.is_empty() {
+            return false;
+        }
+        self.turns_ended.set(self.turns_ended.get() + 1);
+        waiting.into_iter().for_each(Waker::wake);
+        true
     }
 
     /// Whether something can run without waiting for an event.

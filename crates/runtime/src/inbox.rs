@@ -230,6 +230,11 @@ pub(crate) fn all() -> Vec<Arc<Inbox>> {
     LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|place| place.read().clone()).collect()
 }
 
+/// The inbox of the loop with this number.
+pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
+    LOOPS[index].read().clone()
+}
+
 /// Enters a loop and returns its number.
 pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
     for (index, place) in LOOPS.iter().enumerate() {
@@ -262,8 +267,7 @@ pub(crate) fn call_all(call: fn()) {
 /// Wakes a task of another loop. A loop that has ended, or its successor under the same number, ignores the word or
 /// sees one spurious wake.
 pub(crate) fn wake_remote(index: usize, word: u64) {
-    let inbox = LOOPS[index].read().clone();
-    if let Some(inbox) = inbox {
+    if let Some(inbox) = of_loop(index) {
         let _ = inbox.send(|queue| {
             if !queue.closed {
                 queue.wakes.push(word);

@@ -112,6 +112,14 @@ fn wake() {
     }
 }
 
+/// Whether the loop with this number is in a turn that is a stall already, or has ended.
+pub(crate) fn is_stalled(index: usize) -> bool {
+    inbox::of_loop(index).is_none_or(|inbox| {
+        let began = inbox.turns.began();
+        began != 0 && monotonic_nanos().saturating_sub(began) > STALL_THRESHOLD.as_nanos() as u64
+    })
+}
+
 /// What the watchdog knows of a loop beside its turns.
 pub(crate) struct Watched {
     pub worker: usize,

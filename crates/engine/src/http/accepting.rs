@@ -2,14 +2,20 @@
 //!
 //! A connection is accepted only if it can be served: while there is no room, the memory for buffers is exhausted or the
 //! process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served.
+//!
+//! With `accept_mutex on` the workers take turns on the sockets that they share: one at a time listens. It gives its turn
+//! back with the first connection and tries again when its loop's turn ends, as the others do at the ends of theirs and
+//! after `accept_mutex_delay`; whoever is short of connections lets some of these pass. (nginx's way:
+//! <https://nginx.org/en/docs/ngx_core_module.html#accept_mutex>)
 
 use std::future::poll_fn;
+use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
-use gale_runtime::{AcceptOptions, Listener, Moment, TaskId};
+use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, Stream, TaskId, Timer, TurnEnd};
 
 use super::worker::{Configured, HttpWorker};
 use crate::process::{Level, ListenAddress};
@@ -30,18 +36,37 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 /// How many idle connections are closed at most to make room for one, as in nginx.
 const REUSED_AT_ONCE: usize = 32;
 
+/// Whose turn it is among the loops of this process.
+static ACCEPT_MUTEX: AcceptMutex = AcceptMutex::new();
+
+/// Leaves accepting to the other workers: this one stops.
+pub fn leave_accept_mutex() {
+    ACCEPT_MUTEX.hand_over();
+}
+
 impl HttpWorker {
-    /// Accepts connections from one listening socket until the task is aborted.
-    pub async fn accept_from(self: Rc<Self>, listener: Rc<Listener>, address: ListenAddress) {
+    /// Accepts connections from one listening socket until the task is aborted. With `accept_mutex_delay` the workers take
+    /// turns.
+    pub async fn accept_from(
+        self: Rc<Self>,
+        listener: Rc<Listener>,
+        address: ListenAddress,
+        accept_mutex_delay: Option<Duration>,
+    ) {
+        let mut turns = accept_mutex_delay.map(|delay| Turns::new(&listener, delay));
         loop {
             if gale_runtime::leases_exhausted() {
                 self.complain("the memory for buffers is exhausted, accepting pauses");
-                listener.pause();
+                self.pause(&listener);
                 gale_runtime::sleep(MEMORY_PAUSE).await;
                 continue;
             }
             poll_fn(|context| self.poll_welcome(context, &listener)).await;
-            match listener.accept().await {
+            let accepted = match &mut turns {
+                None => listener.accept().await,
+                Some(turns) => poll_fn(|context| turns.poll_accept(&self, context)).await,
+            };
+            match accepted {
                 Ok((stream, remote)) => {
                     if !self.has_room() {
                         self.complain_of_connections();
@@ -53,11 +78,23 @@ impl HttpWorker {
                 Err(error) => {
                     let message = format!("accept4() failed {}", OsErrorText(&error));
                     self.configuration().error_log().write(Level::Crit, None, &message);
-                    listener.pause();
+                    self.pause(&listener);
                     gale_runtime::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
+    }
+
+    /// Accepts nothing more for now, and lets another worker take its turn.
+    fn pause(&self, listener: &Listener) {
+        listener.pause();
+        ACCEPT_MUTEX.hand_over();
+    }
+
+    /// How many connections there are above seven eighths of those that there may be. (nginx's accept_disabled)
+    fn connections_above_comfort(&self) -> usize {
+        let max = self.connections_max.get();
+        self.connection_count().saturating_sub(max - max / 8)
     }
 
     /// Accepts what the kernel has queued on a socket that is to be closed. These
@@ -89,7 +126,7 @@ impl HttpWorker {
 
     fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
         self.complain_of_connections();
-        listener.pause();
+        self.pause(listener);
         self.waiting_for_room.borrow_mut().push(context.waker().clone());
         self.wake_when_one_may_close();
         Poll::Pending
@@ -136,6 +173,84 @@ impl HttpWorker {
 
     fn complain_of_connections(&self) {
         self.complain(&format!("{} worker_connections are not enough", self.connections_max.get()));
+    }
+}
+
+/// One listening socket's part in taking turns.
+struct Turns<'a> {
+    listener: &'a Listener,
+    delay: Duration,
+    /// The next time to try if the loop makes no turn before.
+    retry: Timer,
+    turn_end: TurnEnd,
+    /// It listens, or did until the turn was given back.
+    is_listening: bool,
+    /// Something was accepted in this turn.
+    has_accepted: bool,
+    /// How many turns of the loop are still let pass.
+    passes: usize,
+}
+
+impl<'a> Turns<'a> {
+    fn new(listener: &'a Listener, delay: Duration) -> Turns<'a> {
+        Turns {
+            listener,
+            delay,
+            retry: Timer::new(),
+            turn_end: TurnEnd::default(),
+            is_listening: false,
+            has_accepted: false,
+            passes: 0,
+        }
+    }
+
+    fn poll_accept(
+        &mut self,
+        worker: &HttpWorker,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<(Stream, SocketAddress)>> {
+        let is_overdue = self.retry.poll_expired(context).is_ready();
+        let is_at_end = self.turn_end.poll(context).is_ready();
+        if is_at_end {
+            // The next is waited for in any case: what the task of another socket did decides about this one, too.
+            let _ = self.turn_end.poll(context);
+        }
+        let has_turn = ACCEPT_MUTEX.is_held() || (is_at_end || is_overdue) && self.try_take(is_overdue);
+        if has_turn {
+            self.retry.clear();
+            self.is_listening = true;
+            let accepted = self.listener.poll_accept(context);
+            if accepted.is_ready() {
+                self.has_accepted = true;
+            } else if std::mem::take(&mut self.has_accepted) {
+                // Until the end of this turn others may have it.
+                self.passes = worker.connections_above_comfort();
+                if self.passes == 0 {
+                    ACCEPT_MUTEX.release();
+                } else {
+                    ACCEPT_MUTEX.hand_over();
+                }
+            }
+            return accepted;
+        }
+        if is_at_end || is_overdue {
+            if std::mem::take(&mut self.is_listening) {
+                self.listener.pause();
+            }
+            self.retry.set(gale_runtime::now() + self.delay);
+            // Has the task woken by it.
+            let _ = self.retry.poll_expired(context);
+        }
+        Poll::Pending
+    }
+
+    /// What nobody has taken for the whole delay is taken even by a loop that lets turns pass: all of them might.
+    fn try_take(&mut self, is_overdue: bool) -> bool {
+        if self.passes > 0 && !is_overdue {
+            self.passes -= 1;
+            return false;
+        }
+        ACCEPT_MUTEX.try_take()
     }
 }
 

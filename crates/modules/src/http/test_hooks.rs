@@ -2,6 +2,7 @@
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_store_body;         location    reads the whole body and tells what became of it
+//!   test_worker;             location    tells the number of the worker that answers
 //!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
 //!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!
@@ -47,6 +48,12 @@ pub const MODULE: Module = Module {
             name: "test_store_body",
             about: "For tests: reads the whole body of the request and tells what became of it.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::StoreBody)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_worker",
+            about: "For tests: tells the worker's number.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Worker)),
             ..HOOK
         },
         Directive {
@@ -103,6 +110,7 @@ enum Answer {
     PanicWaiting,
     Echo,
     StoreBody,
+    Worker,
 }
 
 fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
@@ -137,6 +145,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     match conf.answer.expect("there whenever the handler is") {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
+        Answer::Worker => Some(tell_worker(request)),
         Answer::PanicWaiting | Answer::StoreBody => None,
     }
 }
@@ -152,6 +161,11 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
             Err(error) => Flow::Respond(error.status()),
         }
     })
+}
+
+fn tell_worker(request: &mut Request) -> Flow {
+    request.response.status = 200;
+    Flow::Answer(Body::Bytes(gale_runtime::worker().to_string().into()))
 }
 
 fn echo(request: &mut Request) -> Flow {
