@@ -4,9 +4,12 @@ mod support;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use rustix::fs::{CWD, FileType, Mode};
-use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, http_configuration, with_each_driver};
+use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, descriptors_of, http_configuration, with_each_driver};
 
 with_each_driver!(
     connections_of_a_stalled_worker_are_answered_by_another,
@@ -14,6 +17,7 @@ with_each_driver!(
     with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn,
     with_accept_mutex_a_full_worker_hands_over,
     accept_mutex_comes_and_goes_with_a_reload,
+    sockets_of_workers_that_go_are_adopted_and_given_back,
 );
 
 /// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their addresses.
@@ -141,4 +145,68 @@ fn accept_mutex_comes_and_goes_with_a_reload(driver: Driver) {
         }
     }
     server.stop();
+}
+
+/// Connects again and again from threads of their own, each connection with one request, until it is told to stop.
+struct Churn {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<usize>>,
+}
+
+impl Churn {
+    fn begin(server: &Server) -> Churn {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let address = server.directory.address(1);
+        let work = move |is_over: Arc<AtomicBool>| {
+            let mut count = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let mut client = Client::tcp(address);
+                let answer = client.ask("GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+                assert_eq!(answer.text(), "hello");
+                client.assert_closed();
+                assert!(!client.was_reset());
+                count += 1;
+            }
+            count
+        };
+        let thread = || {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || work(is_over))
+        };
+        Churn { threads: (0..4).map(|_| thread()).collect(), is_over }
+    }
+
+    /// How many connections there were; every one was answered and closed in order.
+    fn end(self) -> usize {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.into_iter().map(|thread| thread.join().expect("all were answered")).sum()
+    }
+}
+
+fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
+    for listen in ["listen %TCP% reuseport;", "listen %TCP%;"] {
+        let text = format!("server {{ {listen} return 200 hello; }}");
+        let with_workers = |workers: usize| {
+            let text = http_configuration(driver, &text);
+            text.replace("worker_processes 2;", &format!("worker_processes {workers};"))
+        };
+        let mut server = Setup::configuration(&with_workers(4)).start();
+        let worker = server.worker();
+        let descriptors = descriptors_of(worker);
+        let churn = Churn::begin(&server);
+        for _ in 0..3 {
+            for workers in [1, 4, 2, 3, 4] {
+                server.reload(&with_workers(workers));
+                server.connect_tcp(1).get("/");
+            }
+        }
+        assert!(churn.end() > 0);
+        assert_eq!(server.worker(), worker);
+        // Loops that drain have descriptors for a while. A request is logged, which has this looked at again.
+        server.directory.wait_until("time with as few descriptors as at the start", |_| {
+            server.connect_tcp(1).get("/");
+            descriptors_of(worker) <= descriptors
+        });
+        server.stop();
+    }
 }
