@@ -17,27 +17,30 @@
 //! and read with the next call; the only multishot operation, the inbox's poll, is armed again when it ends.
 
 mod buffers;
+mod connection;
+mod operation;
 mod ring;
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use io_uring::squeue::{self, Flags};
 use io_uring::{cqueue, opcode, types};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use self::buffers::{BUFFER_SIZE, Buffers, GROUP};
+use self::buffers::{BUFFER_SIZE, Buffers};
+use self::connection::{Connection, Received, Sending};
+use self::operation::{KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data};
 use self::ring::{Completion, Ring};
 use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, Share, park, send};
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, RingOptions};
 use crate::address::SocketAddress;
-use crate::buffer::{Buffer, Lease};
+use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
@@ -49,67 +52,8 @@ const QUEUED_SEND_MAX: usize = 32 * 1024;
 /// How many unused [`Sending`]s are kept.
 const SENDINGS_KEPT_MAX: usize = 64;
 
-/// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
-const POLL_FIRST: u16 = 1;
-
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
-
-/// What may be in flight for a connection, once each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-enum Op {
-    /// A poll for something to read.
-    Readable = 0,
-    /// A receive into a provided buffer. Never together with `Readable`.
-    Recv = 1,
-    /// A poll for room to write.
-    Writable = 2,
-    Send = 3,
-    /// A poll for the peer's leaving.
-    HungUp = 4,
-}
-
-impl Op {
-    const ALL: [Op; 5] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp];
-}
-
-/// User data: slot in the upper half, then 4 bits of kind, then the generation.
-const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
-const KIND_LISTENER: u64 = 8;
-const KIND_INBOX: u64 = 9;
-const KIND_CANCEL: u64 = 10;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL < 16);
-
-fn user_data(kind: u64, key: Key) -> u64 {
-    key.pack() | kind << KIND_SHIFT
-}
-
-fn kind_and_key(user_data: u64) -> (u64, Key) {
-    (user_data >> KIND_SHIFT & 15, Key::unpack(user_data & !(15 << KIND_SHIFT)))
-}
-
-/// A set of [`Op`]s.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct Ops(u8);
-
-impl Ops {
-    fn has(self, op: Op) -> bool {
-        self.0 & 1 << op as u8 != 0
-    }
-
-    fn add(&mut self, op: Op) {
-        self.0 |= 1 << op as u8;
-    }
-
-    fn remove(&mut self, op: Op) {
-        self.0 &= !(1 << op as u8);
-    }
-
-    fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
 
 pub(crate) struct IoUring {
     /// Dropped first: then the kernel has let go of the memory below.
@@ -137,62 +81,6 @@ enum Request {
     Listener(Key),
     /// The operation of this user data is not wanted any more.
     Cancel(u64),
-}
-
-struct Connection {
-    /// `None` when closed: the slot waits for what is in flight.
-    socket: Option<OwnedFd>,
-    /// As far as is known, a direct call may succeed.
-    readable: bool,
-    writable: bool,
-    hung_up: bool,
-    /// A receive has completed on the ring: sends are queued.
-    is_on_ring: bool,
-    /// There is a request for it.
-    is_requested: bool,
-    wanted: Ops,
-    in_flight: Ops,
-    reads: Share,
-    writes: Share,
-    received: Option<Received>,
-    receive_error: Option<Errno>,
-    sending: Option<Box<Sending>>,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
-    closed_waiter: Option<Waker>,
-}
-
-/// What a receive on the ring got, until the reader takes it.
-enum Received {
-    Lease(Lease),
-    /// The bound of leases was reached. At most a buffer per connection.
-    Heap(Vec<u8>),
-}
-
-impl Received {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Received::Lease(lease) => lease,
-            Received::Heap(bytes) => bytes,
-        }
-    }
-
-    fn advance(&mut self, count: usize) {
-        match self {
-            Received::Lease(lease) => lease.advance(count),
-            Received::Heap(bytes) => drop(bytes.drain(..count)),
-        }
-    }
-}
-
-/// A send on the ring: the bytes, and how the kernel is told of them.
-struct Sending {
-    output: Output,
-    ticket: u32,
-    offered: usize,
-    result: Option<Result<usize, Errno>>,
-    slices: Vec<libc::iovec>,
-    header: libc::msghdr,
 }
 
 /// How the kernel tells of connections: by a poll at a time.
@@ -547,138 +435,6 @@ impl IoUring {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         f(connection.socket())
-    }
-}
-
-impl Connection {
-    fn socket(&self) -> &OwnedFd {
-        self.socket.as_ref().expect("an open stream has its socket")
-    }
-
-    /// Submits what is wanted and not in flight already.
-    fn make_entries(&mut self, key: Key, ring: &mut Ring) {
-        self.is_requested = false;
-        let wanted = std::mem::take(&mut self.wanted);
-        let Some(socket) = &self.socket else { return };
-        let descriptor = types::Fd(socket.as_raw_fd());
-        let in_flight = self.in_flight;
-        for op in Op::ALL.into_iter().filter(|op| wanted.has(*op) && !in_flight.has(*op)) {
-            let poll = |events: i32| opcode::PollAdd::new(descriptor, events as u32).build();
-            let entry = match op {
-                Op::Readable => poll(i32::from(libc::POLLIN) | libc::EPOLLRDHUP),
-                Op::Writable => poll(libc::POLLOUT.into()),
-                Op::HungUp => poll(libc::EPOLLRDHUP),
-                Op::Recv => opcode::Recv::new(descriptor, std::ptr::null_mut(), BUFFER_SIZE as u32)
-                    .buf_group(GROUP)
-                    .ioprio(POLL_FIRST)
-                    .build()
-                    .flags(Flags::BUFFER_SELECT),
-                Op::Send => match &mut self.sending {
-                    Some(sending) => sending.entry(descriptor.0),
-                    None => continue,
-                },
-            };
-            self.in_flight.add(op);
-            // SAFETY: the slot owns the descriptor now, and a close can only come after this is submitted: entries are
-            // made when the turn ends, right before the call. The memory of a send stays in the slot until it completes.
-            unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
-        }
-    }
-
-    /// Notes what a completion says.
-    fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8]) {
-        self.in_flight.remove(op);
-        let result = match completion.result {
-            count @ 0.. => Ok(count as usize),
-            negative => Err(Errno::from_raw_os_error(-negative)),
-        };
-        match op {
-            Op::Recv => self.handle_received(result, bytes, cqueue::sock_nonempty(completion.flags)),
-            Op::Send => {
-                if let Some(sending) = &mut self.sending {
-                    sending.result = Some(match result {
-                        // Nothing is wrong with the socket: it is tried directly.
-                        Err(errno) if is_temporary(errno) => Ok(0),
-                        result => result,
-                    });
-                }
-            }
-            Op::Readable | Op::Writable | Op::HungUp => {
-                // A poll that failed says nothing; a direct call will tell.
-                let events = result.unwrap_or(0) as i32;
-                let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
-                self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;
-                self.readable |= op == Op::Readable || self.hung_up;
-                self.writable |= op == Op::Writable || is_broken;
-            }
-        }
-    }
-
-    fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], has_more: bool) {
-        match result {
-            // The end: there to be found again.
-            Ok(0) => (self.readable, self.hung_up) = (true, true),
-            Ok(_) => {
-                self.is_on_ring = true;
-                self.readable = has_more || bytes.len() == BUFFER_SIZE || self.hung_up;
-                let lease = Lease::copy_of(bytes);
-                self.received = Some(lease.map_or_else(|_| Received::Heap(bytes.to_vec()), Received::Lease));
-            }
-            Err(errno) if is_temporary(errno) => self.readable = true,
-            Err(errno) => self.receive_error = Some(errno),
-        }
-    }
-
-    /// Those who have to look after a completion of `op`.
-    fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
-        let is_read = matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
-        let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
-        [
-            is_read.then(|| self.reader.take()).flatten(),
-            (is_write && self.sending.as_ref().is_none_or(|sending| sending.result.is_some()))
-                .then(|| self.writer.take())
-                .flatten(),
-            self.hung_up.then(|| self.closed_waiter.take()).flatten(),
-        ]
-    }
-}
-
-/// Queues the cancellation of the operation with this user data.
-fn push_cancel(ring: &mut Ring, operation: u64) {
-    let none = Key { index: 0, generation: 0 };
-    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, none));
-    // SAFETY: a cancellation names neither a descriptor nor memory.
-    unsafe { ring.push(&cancel) };
-}
-
-/// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
-fn is_temporary(errno: Errno) -> bool {
-    matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
-}
-
-impl Sending {
-    fn new() -> Box<Self> {
-        // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
-        let header = unsafe { std::mem::zeroed() };
-        Box::new(Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header })
-    }
-
-    /// The entry that sends `output`. What it points to stays: the bytes within leases and shared memory, slices and
-    /// header in this box, all of it until the completion.
-    fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
-        if self.output.chunk_count() == 1 {
-            let bytes = self.output.first();
-            let send = opcode::Send::new(types::Fd(descriptor), bytes.as_ptr(), bytes.len() as u32);
-            return send.flags(libc::MSG_NOSIGNAL).build();
-        }
-        self.slices.clear();
-        let slices = self.output.chunks().take(SLICES_MAX);
-        self.slices.extend(
-            slices.map(|chunk| libc::iovec { iov_base: chunk.as_ptr().cast_mut().cast(), iov_len: chunk.len() }),
-        );
-        self.header.msg_iov = self.slices.as_mut_ptr();
-        self.header.msg_iovlen = self.slices.len() as _;
-        opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(libc::MSG_NOSIGNAL as u32).build()
     }
 }
 
