@@ -2,22 +2,24 @@
 //!
 //! A fresh connection is served like with epoll: receive and send at once, because the data is usually there and a
 //! request per connection gains nothing from a queue. From the first receive on that had to wait the connection uses the
-//! ring: a receive that finds nothing is armed with a provided buffer, and what it gets is copied to a lease when it
-//! completes, so a waiting connection holds no memory of ours and a buffer never outlives its completion. A short answer is
-//! queued: its [`Output`] goes on loan until the completion. What is large, or goes on after a full socket, is tried
-//! directly and waits by a poll, which moves no data before somebody wants it: a slow consumer stops the sender.
+//! ring: a receive is armed with provided buffers, and what it gets is copied to a lease when it completes, so a waiting
+//! connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept alive one
+//! multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the completion. What
+//! is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no data before somebody
+//! wants it: a slow consumer stops the sender. A multishot receive whose data nobody reads is ended. (`connection.rs`)
 //!
-//! Operations have a shape that leaves little to go wrong. All of them are single-shot and there is at most one of each
-//! [`Op`] per connection. A poll of the task only *notes* what it wants; the entry is made when the turn ends, from what
-//! the slot says then, so nothing is ever submitted for a descriptor that has been closed or given to another. User data
-//! is operation + generation + slot. The slot of a closed connection stays until its last operation has completed, and
-//! with it the memory of a send; a completion whose slot has gone is stale and finds nothing.
+//! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll of
+//! the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so nothing is
+//! ever submitted for a descriptor that has been closed or given to another. User data is operation + generation + slot.
+//! The slot of a closed connection stays until its last operation has completed, and with it the memory of a send; a
+//! completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
-//! and read with the next call; the only multishot operation, the inbox's poll, is armed again when it ends.
+//! and read with the next call; a multishot operation that the kernel ends is armed again.
 
 mod buffers;
 mod connection;
+mod idle;
 mod operation;
 mod ring;
 
@@ -32,13 +34,14 @@ use io_uring::{cqueue, opcode, types};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use self::buffers::{BUFFER_SIZE, Buffers};
-use self::connection::{Connection, Received, Sending};
+use self::buffers::Buffers;
+use self::connection::{Connection, Multishot, Receive, Sending, Terms};
+use self::idle::Sweep;
 use self::operation::{KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data};
 use self::ring::{Completion, Ring};
-use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, Share, park, send};
+use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send};
 use super::listening::{Listening, accept};
-use super::{Control, Driver, End, Fresh, RingOptions};
+use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
@@ -51,6 +54,9 @@ const QUEUED_SEND_MAX: usize = 32 * 1024;
 
 /// How many unused [`Sending`]s are kept.
 const SENDINGS_KEPT_MAX: usize = 64;
+
+/// What the self-test wants to receive: fits every buffer.
+const TEST_BYTES_MAX: usize = 16;
 
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
@@ -70,6 +76,9 @@ pub(crate) struct IoUring {
     tickets: Cell<u32>,
     inbox: OwnedFd,
     is_inbox_armed: Cell<bool>,
+    multishot: Cell<Multishot>,
+    sweep: Sweep,
+    buffers_missed: Cell<u64>,
     completions_max: usize,
     turn: Cell<u32>,
 }
@@ -96,7 +105,8 @@ impl IoUring {
         let ring = Ring::new(options)?;
         let buffers = match options.buffers {
             0 => None,
-            count => match Buffers::register(&ring, count) {
+            _ if !options.allows(5, 19) => None,
+            count => match Buffers::register(&ring, count, options.buffer_bytes) {
                 Ok(buffers) => Some(buffers),
                 // An older kernel: receives wait by a poll.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
@@ -114,6 +124,13 @@ impl IoUring {
             tickets: Cell::new(0),
             inbox: inbox.try_clone_to_owned()?,
             is_inbox_armed: Cell::new(false),
+            multishot: Cell::new(match options.multishot {
+                true if options.allows(6, 17) => Multishot::Limited,
+                true if options.allows(6, 0) => Multishot::Unlimited,
+                _ => Multishot::Never,
+            }),
+            sweep: Sweep::new(options.idle_after),
+            buffers_missed: Cell::new(0),
             completions_max,
             turn: Cell::new(0),
         };
@@ -127,14 +144,18 @@ impl IoUring {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (near, far) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let (near, far) = (self.attach(near, Fresh::Connected), self.attach(far, Fresh::Connected));
-        self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut output, mut input) = (Output::new(), Buffer::new());
-        let (first, second) = (b"self-", b"test");
-        output.push_static(first);
-        output.push_static(second);
-        let tested = (|| {
-            let is_pending = self.poll_recv(far, &mut cx, &mut input, BUFFER_SIZE).is_pending()
+        {
+            let mut connections = self.connections.borrow_mut();
+            connections.get_mut(near).expect("just attached").is_on_ring = true;
+            connections.get_mut(far).expect("just attached").has_received = true;
+        }
+        // A round for each kind of receive, as the kernel may not know the better ones.
+        let tested = (0..3).try_for_each(|_| {
+            let mut cx = Context::from_waker(Waker::noop());
+            let (mut output, mut input) = (Output::new(), Buffer::new());
+            output.push_static(b"self-");
+            output.push_static(b"test");
+            let is_pending = self.poll_recv(far, &mut cx, &mut input, TEST_BYTES_MAX).is_pending()
                 && self.poll_send(near, &mut cx, &mut output).is_pending();
             if !is_pending {
                 return Err(refused("nothing was queued"));
@@ -148,20 +169,25 @@ impl IoUring {
                 Poll::Ready(Err(error)) => return Err(error),
                 _ => return Err(refused("nothing was sent")),
             }
-            match self.poll_recv(far, &mut cx, &mut input, BUFFER_SIZE) {
+            match self.poll_recv(far, &mut cx, &mut input, TEST_BYTES_MAX) {
                 Poll::Ready(Ok(_)) if input.readable() == b"self-test" => Ok(()),
                 Poll::Ready(Err(error)) => Err(error),
                 _ => Err(refused("nothing was received")),
             }
-        })();
+        });
         self.close(near);
         self.close(far);
         tested
     }
 
-    /// Has the entries of a connection made when the turn ends.
+    /// Has the entry of this operation made when the turn ends.
     fn request(&self, key: Key, connection: &mut Connection, op: Op) {
         connection.wanted.add(op);
+        self.request_wanted(key, connection);
+    }
+
+    /// Has the entries of all that a connection wants made when the turn ends.
+    fn request_wanted(&self, key: Key, connection: &mut Connection) {
         if !std::mem::replace(&mut connection.is_requested, true) {
             self.requests.borrow_mut().push(Request::Connection(key));
         }
@@ -207,24 +233,18 @@ impl IoUring {
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if let Some(errno) = connection.receive_error.take() {
-            return Some(Err(errno.into()));
+        let received = &mut connection.received;
+        let count = received.len().min(max);
+        if count == 0 {
+            return connection.receive_error.take().map(|errno| Err(errno.into()));
         }
-        let mut received = connection.received.take()?;
-        let count = received.bytes().len().min(max);
-        if count == received.bytes().len()
-            && into.is_empty()
-            && let Received::Lease(lease) = received
-        {
-            *into = Buffer::from(lease);
+        if count == received.len() && into.is_empty() {
+            *into = std::mem::take(received);
             return Some(Ok(count));
         }
-        let appended = into.append(&received.bytes()[..count]);
+        let appended = into.append(&received.readable()[..count]);
         if appended.is_ok() {
-            received.advance(count);
-        }
-        if !received.bytes().is_empty() {
-            connection.received = Some(received);
+            received.consume(count);
         }
         Some(appended.map(|()| count))
     }
@@ -293,6 +313,17 @@ impl IoUring {
         }
     }
 
+    /// Turns to idle connections; returns how long to wait.
+    fn sweep(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let mut connections = self.connections.borrow_mut();
+        let may_arm = !self.requests.borrow().is_empty();
+        let limit = self.sweep.run(may_arm, &mut connections, |key, connection| self.request_wanted(key, connection));
+        match (timeout, limit) {
+            (Some(timeout), Some(limit)) => Some(timeout.min(limit)),
+            (timeout, limit) => timeout.or(limit),
+        }
+    }
+
     /// Makes the entries of everything that was requested in this turn.
     fn make_entries(&self) {
         let mut ring = self.ring.borrow_mut();
@@ -302,13 +333,20 @@ impl IoUring {
             // SAFETY: the inbox's descriptor belongs to this driver.
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, key))) };
         }
+        let terms = self.terms();
         let mut connections = self.connections.borrow_mut();
         let mut listeners = self.listeners.borrow_mut();
         for request in self.requests.borrow_mut().drain(..) {
             match request {
                 Request::Connection(key) => {
                     if let Some(connection) = connections.get_mut(key) {
-                        connection.make_entries(key, &mut ring);
+                        let was_armed = connection.in_flight.has(Op::Recv);
+                        connection.make_entries(key, &mut ring, terms);
+                        let is_armed = connection.in_flight.has(Op::Recv);
+                        if is_armed && !was_armed {
+                            self.sweep.armed.update(|armed| armed + 1);
+                            ring.counters.receives += 1;
+                        }
                     }
                 }
                 Request::Listener(key) => {
@@ -319,6 +357,11 @@ impl IoUring {
                 Request::Cancel(operation) => push_cancel(&mut ring, operation),
             }
         }
+    }
+
+    fn terms(&self) -> Terms {
+        let buffer_bytes = self.buffers.borrow().as_ref().map_or(0, Buffers::size);
+        Terms { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
     }
 
     fn handle_completion(&self, completion: &Completion) {
@@ -332,17 +375,29 @@ impl IoUring {
     }
 
     fn handle_connection(&self, op: Op, key: Key, completion: &Completion) {
+        let terms = self.terms();
         let mut connections = self.connections.borrow_mut();
         let mut buffers = self.buffers.borrow_mut();
         let buffer = cqueue::buffer_select(completion.flags);
+        if op == Op::Recv && !cqueue::more(completion.flags) {
+            self.sweep.armed.update(|armed| armed - 1);
+            self.buffers_missed.update(|count| count + u64::from(completion.result == -libc::ENOBUFS));
+        }
         // A slot outlives its operations, so this is not expected; a buffer goes back nevertheless.
         if let Some(connection) = connections.get_mut(key) {
+            if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
+                // An older kernel.
+                self.multishot.set(match terms.multishot {
+                    Multishot::Limited => Multishot::Unlimited,
+                    _ => Multishot::Never,
+                });
+            }
             let length = usize::try_from(completion.result).unwrap_or(0);
             let bytes = match (buffer, buffers.as_ref()) {
                 (Some(number), Some(buffers)) => buffers.bytes(number, length),
                 _ => &[],
             };
-            connection.handle(op, completion, bytes);
+            connection.handle(op, completion, bytes, terms);
         }
         if let (Some(number), Some(buffers)) = (buffer, buffers.as_mut()) {
             buffers.give_back(number);
@@ -359,6 +414,9 @@ impl IoUring {
             return;
         }
         let wakers = connection.take_wakers(op);
+        if !connection.wanted.is_empty() {
+            self.request_wanted(key, connection);
+        }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
@@ -381,23 +439,40 @@ impl IoUring {
         acceptor.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends the receive in flight at once, with what it got until then.
-    fn stop_receiving(&self, key: Key) {
+    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
+    /// and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
+    fn settle(&self, key: Key) -> io::Result<()> {
         for _ in 0..CANCEL_CALLS_MAX {
-            let is_receiving =
-                self.connections.borrow_mut().get_mut(key).is_some_and(|connection| connection.in_flight.has(Op::Recv));
-            if !is_receiving {
-                return;
-            }
             let mut completions = Vec::new();
             {
+                let mut connections = self.connections.borrow_mut();
+                let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
+                let is_send_wanted = connection.wanted.has(Op::Send);
+                connection.wanted = Ops::default();
+                if is_send_wanted {
+                    connection.wanted.add(Op::Send);
+                }
+                if connection.in_flight.has(Op::Recv) {
+                    connection.receive = Receive::Ending;
+                    connection.wanted.add(Op::EndRecv);
+                }
+                if connection.wanted.is_empty()
+                    && !connection.in_flight.has(Op::Recv)
+                    && !connection.in_flight.has(Op::Send)
+                {
+                    return match &connection.sending {
+                        Some(sending) if sending.result != Some(Ok(sending.offered)) => Err(send_under_way()),
+                        _ => Ok(()),
+                    };
+                }
                 let mut ring = self.ring.borrow_mut();
-                push_cancel(&mut ring, user_data(Op::Recv as u64, key));
-                let _ = ring.enter(Some(Duration::ZERO));
+                connection.make_entries(key, &mut ring, self.terms());
+                ring.enter(Some(Duration::ZERO))?;
                 ring.take(&mut completions, usize::MAX);
             }
             completions.iter().for_each(|completion| self.handle_completion(completion));
         }
+        Err(send_under_way())
     }
 
     /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
@@ -407,7 +482,7 @@ impl IoUring {
         let socket = connection.socket.take()?;
         connection.wanted = Ops::default();
         let wakers = [connection.reader.take(), connection.writer.take(), connection.closed_waiter.take()];
-        let received = connection.received.take();
+        let received = std::mem::take(&mut connection.received);
         let in_flight = connection.in_flight;
         // One that was not submitted yet, or has completed, is nobody's memory but ours.
         let sending = connection.sending.take_if(|_| !in_flight.has(Op::Send));
@@ -417,18 +492,11 @@ impl IoUring {
         Some((socket, in_flight))
     }
 
-    /// Ends operations of a socket that has been closed. At once, although it takes a call: as long as one is in flight, the
-    /// kernel keeps the connection open, and the peer hears nothing of its end.
+    /// Ends operations of a socket that has been closed, when the turn ends: until then the kernel keeps the connection
+    /// open, and the peer hears nothing of its end.
     fn cancel(&self, key: Key, operations: Ops) {
-        if operations.is_empty() {
-            return;
-        }
-        let mut ring = self.ring.borrow_mut();
-        for op in Op::ALL.into_iter().filter(|op| operations.has(*op)) {
-            push_cancel(&mut ring, user_data(op as u64, key));
-        }
-        // If it fails, the cancellations are submitted when the turn ends.
-        let _ = ring.enter(Some(Duration::ZERO));
+        let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
+        self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
     fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
@@ -457,46 +525,31 @@ impl Driver for IoUring {
     }
 
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
-        self.connections.borrow_mut().insert(Connection {
-            socket: Some(socket),
-            readable: fresh == Fresh::Accepted,
-            writable: fresh != Fresh::Connecting,
-            hung_up: false,
-            is_on_ring: false,
-            is_requested: false,
-            wanted: Ops::default(),
-            in_flight: Ops::default(),
-            reads: Share::default(),
-            writes: Share::default(),
-            received: None,
-            receive_error: None,
-            sending: None,
-            reader: None,
-            writer: None,
-            closed_waiter: None,
-        })
+        self.connections.borrow_mut().insert(Connection::new(socket, fresh))
     }
 
     fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.detach_with_received(key).map(|(socket, _)| socket)
+        self.release(key).ok().map(|released| released.socket)
     }
 
-    fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
-        self.stop_receiving(key);
-        let received = self.connections.borrow_mut().get_mut(key)?.received.take();
-        let (socket, in_flight) = self.take_socket(key)?;
-        self.cancel(key, in_flight);
-        let buffer = match received {
-            None => Buffer::new(),
-            Some(Received::Lease(lease)) => Buffer::from(lease),
-            Some(Received::Heap(bytes)) => {
-                let mut buffer = Buffer::new();
-                // At the hard limit of memory for the second time: then the connection is lost.
-                buffer.append(&bytes).ok()?;
-                buffer
-            }
+    fn release(&self, key: Key) -> io::Result<Released> {
+        if let Err(error) = self.settle(key) {
+            self.close(key);
+            return Err(error);
+        }
+        let (received, error) = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
+            (std::mem::take(&mut connection.received), connection.receive_error.take())
         };
-        Some((socket, buffer))
+        let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
+        self.cancel(key, in_flight);
+        Ok(Released { socket, received, error })
+    }
+
+    fn ring_counters(&self) -> RingCounters {
+        let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
+        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
     }
 
     fn close(&self, key: Key) {
@@ -511,10 +564,18 @@ impl Driver for IoUring {
             return Poll::Ready(received);
         }
         let op = {
+            let buffer_bytes = self.terms().buffer_bytes;
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             // What the receive in flight gets comes first.
             if connection.in_flight.has(Op::Recv) {
+                // A body or a tunnel: received piece by piece into its destination, when somebody wants it.
+                if max > buffer_bytes
+                    && connection.receive == Receive::Multishot
+                    && connection.end_receive(Receive::Ending)
+                {
+                    self.request_wanted(key, connection);
+                }
                 let displaced = park(&mut connection.reader, cx.waker());
                 drop(connections);
                 drop(displaced);
@@ -522,8 +583,7 @@ impl Driver for IoUring {
             }
             // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
             connection.wanted.remove(Op::Recv);
-            let fits_buffer = max <= BUFFER_SIZE && self.buffers.borrow().is_some();
-            if fits_buffer && !connection.in_flight.has(Op::Readable) {
+            if max <= buffer_bytes && !connection.in_flight.has(Op::Readable) {
                 connection.wanted.remove(Op::Readable);
                 Op::Recv
             } else {
@@ -542,6 +602,7 @@ impl Driver for IoUring {
             match net::recv(connection.socket(), spare, RecvFlags::empty()) {
                 Ok((received, _)) => {
                     into.commit(received);
+                    connection.has_received |= received > 0;
                     if received < max && !connection.hung_up && received > 0 {
                         connection.readable = false;
                     }
@@ -697,6 +758,7 @@ impl Driver for IoUring {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
+        let timeout = self.sweep(timeout);
         self.make_entries();
         // Held while wakers run: only this function uses it, and no waker calls it.
         let mut completions = self.completions.borrow_mut();
@@ -724,11 +786,16 @@ impl Driver for IoUring {
     }
 }
 
+fn send_under_way() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "data is still being sent")
+}
+
 impl Drop for IoUring {
     fn drop(&mut self) {
         if !self.ring.borrow_mut().cancel_all() {
-            // A kernel that cannot tell when it is done may still read what is being sent.
+            // A kernel that cannot tell when it is done may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
+            std::mem::forget(self.buffers.borrow_mut().take());
         }
     }
 }

@@ -13,17 +13,20 @@ use crate::slots::Key;
 pub(super) enum Op {
     /// A poll for something to read.
     Readable = 0,
-    /// A receive into a provided buffer. Never together with `Readable`.
+    /// A receive into provided buffers: one, or with multishot one after another. Never together with `Readable`.
     Recv = 1,
     /// A poll for room to write.
     Writable = 2,
     Send = 3,
     /// A poll for the peer's leaving.
     HungUp = 4,
+    /// The cancellation of `Recv`. Is wanted, but never in flight.
+    EndRecv = 5,
 }
 
 impl Op {
-    pub(super) const ALL: [Op; 5] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp];
+    /// In the order in which they are submitted.
+    pub(super) const ALL: [Op; 6] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp, Op::EndRecv];
 }
 
 /// User data: slot in the upper half, then 4 bits of kind, then the generation.
