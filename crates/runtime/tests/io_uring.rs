@@ -13,6 +13,8 @@ mod files;
 mod pool;
 #[path = "sockets.rs"]
 mod sockets;
+#[path = "takeover.rs"]
+mod takeover;
 
 /// The kernels that brought something that the ring uses, each without what came later.
 const KERNELS: &[&str] = &["5.13", "5.15", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15"];
