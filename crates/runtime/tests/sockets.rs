@@ -1,6 +1,6 @@
 //! Sockets on the real kernel: order and bytes, waiting, closing, slots.
 
-mod common;
+pub(crate) mod common;
 
 /// `io_uring.rs` includes this file for the other driver.
 #[allow(dead_code)]
@@ -309,7 +309,7 @@ fn a_stale_event_does_not_reach_the_slots_next_owner() {
 
 #[test]
 fn a_stream_moves_to_another_loop_with_its_data() {
-    let (descriptor, mut client) = run(async {
+    let (detached, mut client) = run(async {
         let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
         let address = listener.local_address().unwrap().inet().unwrap();
         let mut client = std::net::TcpStream::connect(address).unwrap();
@@ -320,11 +320,11 @@ fn a_stream_moves_to_another_loop_with_its_data() {
             assert!(poll_once(&mut waiting).await.is_pending());
         }
         client.write_all(b"between").unwrap();
-        (server.into_fd(), client)
+        (server.detach().unwrap(), client)
     });
     let other = std::thread::spawn(move || {
         run_real(async move {
-            let server = Stream::from_fd(descriptor).unwrap();
+            let server = detached.attach();
             assert_eq!(receive(&server, 7).await, b"between");
             send(&server, b"arrived").await;
         })
