@@ -20,6 +20,7 @@
 mod buffers;
 mod connection;
 mod idle;
+mod listeners;
 mod operation;
 mod ring;
 
@@ -37,10 +38,10 @@ use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, socko
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, Receive, Sending, Terms};
 use self::idle::Sweep;
+use self::listeners::Listeners;
 use self::operation::{KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data};
 use self::ring::{Completion, Ring};
 use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send};
-use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -66,7 +67,7 @@ pub(crate) struct IoUring {
     ring: RefCell<Ring>,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
-    listeners: RefCell<Slots<Listening<Polls>>>,
+    listeners: Listeners,
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
@@ -86,17 +87,8 @@ pub(crate) struct IoUring {
 enum Request {
     /// A connection wants operations.
     Connection(Key),
-    /// A listener wants its poll.
-    Listener(Key),
     /// The operation of this user data is not wanted any more.
     Cancel(u64),
-}
-
-/// How the kernel tells of connections: by a poll at a time.
-#[derive(Default)]
-struct Polls {
-    is_wanted: bool,
-    is_in_flight: bool,
 }
 
 impl IoUring {
@@ -117,7 +109,7 @@ impl IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
-            listeners: RefCell::new(Slots::new()),
+            listeners: Listeners::new(),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
@@ -335,7 +327,7 @@ impl IoUring {
         }
         let terms = self.terms();
         let mut connections = self.connections.borrow_mut();
-        let mut listeners = self.listeners.borrow_mut();
+        self.listeners.make_entries(&mut ring);
         for request in self.requests.borrow_mut().drain(..) {
             match request {
                 Request::Connection(key) => {
@@ -347,11 +339,6 @@ impl IoUring {
                             self.sweep.armed.update(|armed| armed + 1);
                             ring.counters.receives += 1;
                         }
-                    }
-                }
-                Request::Listener(key) => {
-                    if let Some(listener) = listeners.get_mut(key) {
-                        listener.make_entry(key, &mut ring);
                     }
                 }
                 Request::Cancel(operation) => push_cancel(&mut ring, operation),
@@ -369,7 +356,7 @@ impl IoUring {
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
             KIND_CANCEL => {}
-            KIND_LISTENER => self.handle_listener(key),
+            KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
     }
@@ -419,24 +406,6 @@ impl IoUring {
         }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
-    }
-
-    fn handle_listener(&self, key: Key) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        listener.registration.is_in_flight = false;
-        let acceptor = listener.handle_event();
-        if acceptor.is_none() {
-            listener.pass_on();
-        } else if !std::mem::replace(&mut listener.registration.is_wanted, true) {
-            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
-            // nobody waits for them here, the others are told.
-            self.requests.borrow_mut().push(Request::Listener(key));
-        }
-        drop(listeners);
-        acceptor.into_iter().for_each(Waker::wake);
     }
 
     /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
@@ -503,19 +472,6 @@ impl IoUring {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         f(connection.socket())
-    }
-}
-
-impl Listening<Polls> {
-    fn make_entry(&mut self, key: Key, ring: &mut Ring) {
-        if !std::mem::take(&mut self.registration.is_wanted) || self.registration.is_in_flight {
-            return;
-        }
-        let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
-        let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
-        self.registration.is_in_flight = true;
-        // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
-        unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
     }
 }
 
@@ -697,86 +653,35 @@ impl Driver for IoUring {
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
-        self.listeners.borrow_mut().insert(Listening::new(socket, options))
+        self.listeners.attach(socket, options)
     }
 
     fn set_accept_options(&self, key: Key, options: AcceptOptions) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        // The next poll will be another one; this one's end wakes the acceptor.
-        if listener.set_options(options) && listener.registration.is_in_flight {
-            self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
-        }
+        self.listeners.set_options(key, options);
     }
 
     fn detach_listener(&self, key: Key) {
-        self.pause_listener(key);
-        let listener = self.listeners.borrow_mut().remove(key);
-        drop(listener);
+        self.listeners.detach(key);
     }
 
     fn pause_listener(&self, key: Key) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        let acceptor = listener.pause();
-        if listener.registration.is_in_flight {
-            self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
-        }
-        if std::mem::take(&mut listener.registration.is_wanted) || listener.registration.is_in_flight {
-            listener.pass_on();
-        }
-        drop(listeners);
-        drop(acceptor);
+        self.listeners.pause(key);
     }
 
     fn rearm_shared_listeners(&self) {
-        let mut wakers = Vec::new();
-        self.listeners.borrow_mut().for_each(|_, listener| {
-            if listener.options.exclusive
-                && let Some(acceptor) = listener.acceptor.take()
-            {
-                listener.readable = true;
-                wakers.push(acceptor);
-            }
-        });
-        wakers.into_iter().for_each(Waker::wake);
+        self.listeners.rearm_shared();
     }
 
     fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
-        let mut wakers = Vec::new();
-        self.listeners
-            .borrow_mut()
-            .for_each(|_, listener| wakers.extend(listener.accept_for_another(address, &socket)));
-        wakers.into_iter().for_each(Waker::wake);
+        self.listeners.accept_for_another(address, &socket);
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        accept(&listener.socket)
+        self.listeners.try_accept(key)
     }
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if let Some(accepted) = listener.next(self.turn.get()).transpose() {
-            return Poll::Ready(accepted);
-        }
-        if !listener.registration.is_in_flight && !std::mem::replace(&mut listener.registration.is_wanted, true) {
-            self.requests.borrow_mut().push(Request::Listener(key));
-        }
-        let displaced = park(&mut listener.acceptor, cx.waker());
-        let has_more = listener.has_more();
-        drop(listeners);
-        if has_more {
-            cx.waker().wake_by_ref();
-        }
-        drop(displaced);
-        Poll::Pending
+        self.listeners.poll_accept(key, cx, self.turn.get())
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {

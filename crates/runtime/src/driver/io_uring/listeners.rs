@@ -1,0 +1,172 @@
+//! Listening sockets on the ring: the kernel tells of connections by a poll at a time, and they are accepted directly.
+//!
+//! As with connections, what is wanted is only noted, and becomes an entry when the turn ends.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use io_uring::{opcode, types};
+
+use super::operation::{KIND_LISTENER, push_cancel, user_data};
+use super::ring::Ring;
+use crate::address::SocketAddress;
+use crate::driver::epoll::park;
+use crate::driver::listening::{Listening, accept};
+use crate::listener::AcceptOptions;
+use crate::slots::{Key, Slots};
+
+pub(super) struct Listeners {
+    table: RefCell<Slots<Listening<Polls>>>,
+    /// What to look at when the turn ends.
+    requests: RefCell<Vec<Request>>,
+}
+
+enum Request {
+    /// A listener wants its poll.
+    Arm(Key),
+    /// And this one does not any more.
+    Cancel(Key),
+}
+
+/// How the kernel tells of connections: by a poll at a time.
+#[derive(Default)]
+struct Polls {
+    is_wanted: bool,
+    is_in_flight: bool,
+}
+
+impl Listeners {
+    pub fn new() -> Self {
+        Listeners { table: RefCell::new(Slots::new()), requests: RefCell::default() }
+    }
+
+    /// Makes the entries of everything that was requested in this turn.
+    pub fn make_entries(&self, ring: &mut Ring) {
+        let mut table = self.table.borrow_mut();
+        for request in self.requests.borrow_mut().drain(..) {
+            match request {
+                Request::Arm(key) => {
+                    if let Some(listener) = table.get_mut(key) {
+                        listener.make_entry(key, ring);
+                    }
+                }
+                Request::Cancel(key) => push_cancel(ring, user_data(KIND_LISTENER, key)),
+            }
+        }
+    }
+
+    pub fn handle_completion(&self, key: Key) {
+        let mut listeners = self.table.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        listener.registration.is_in_flight = false;
+        let acceptor = listener.handle_event();
+        if acceptor.is_none() {
+            listener.pass_on();
+        } else if !std::mem::replace(&mut listener.registration.is_wanted, true) {
+            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
+            // nobody waits for them here, the others are told.
+            self.requests.borrow_mut().push(Request::Arm(key));
+        }
+        drop(listeners);
+        acceptor.into_iter().for_each(Waker::wake);
+    }
+
+    pub fn attach(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
+        self.table.borrow_mut().insert(Listening::new(socket, options))
+    }
+
+    pub fn set_options(&self, key: Key, options: AcceptOptions) {
+        let mut listeners = self.table.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        // The next poll will be another one; this one's end wakes the acceptor.
+        if listener.set_options(options) && listener.registration.is_in_flight {
+            self.requests.borrow_mut().push(Request::Cancel(key));
+        }
+    }
+
+    pub fn detach(&self, key: Key) {
+        self.pause(key);
+        let listener = self.table.borrow_mut().remove(key);
+        drop(listener);
+    }
+
+    pub fn pause(&self, key: Key) {
+        let mut listeners = self.table.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        let acceptor = listener.pause();
+        if listener.registration.is_in_flight {
+            self.requests.borrow_mut().push(Request::Cancel(key));
+        }
+        if std::mem::take(&mut listener.registration.is_wanted) || listener.registration.is_in_flight {
+            listener.pass_on();
+        }
+        drop(listeners);
+        drop(acceptor);
+    }
+
+    pub fn rearm_shared(&self) {
+        let mut wakers = Vec::new();
+        self.table.borrow_mut().for_each(|_, listener| {
+            if listener.options.exclusive
+                && let Some(acceptor) = listener.acceptor.take()
+            {
+                listener.readable = true;
+                wakers.push(acceptor);
+            }
+        });
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub fn accept_for_another(&self, address: &SocketAddress, socket: &Arc<OwnedFd>) {
+        let mut wakers = Vec::new();
+        self.table.borrow_mut().for_each(|_, listener| wakers.extend(listener.accept_for_another(address, socket)));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.table.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        accept(&listener.socket)
+    }
+
+    pub fn poll_accept(&self, key: Key, cx: &mut Context<'_>, turn: u32) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
+        let mut listeners = self.table.borrow_mut();
+        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
+        if let Some(accepted) = listener.next(turn).transpose() {
+            return Poll::Ready(accepted);
+        }
+        if !listener.registration.is_in_flight && !std::mem::replace(&mut listener.registration.is_wanted, true) {
+            self.requests.borrow_mut().push(Request::Arm(key));
+        }
+        let displaced = park(&mut listener.acceptor, cx.waker());
+        let has_more = listener.has_more();
+        drop(listeners);
+        if has_more {
+            cx.waker().wake_by_ref();
+        }
+        drop(displaced);
+        Poll::Pending
+    }
+}
+
+impl Listening<Polls> {
+    fn make_entry(&mut self, key: Key, ring: &mut Ring) {
+        if !std::mem::take(&mut self.registration.is_wanted) || self.registration.is_in_flight {
+            return;
+        }
+        let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
+        let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
+        self.registration.is_in_flight = true;
+        // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
+        unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
+    }
+}
