@@ -199,6 +199,12 @@ pub(crate) trait Driver {
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
+    /// As `pause_listener`, at once; returns what the kernel has accepted and nobody has taken.
+    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
+        self.pause_listener(key);
+        Vec::new()
+    }
+
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);
 

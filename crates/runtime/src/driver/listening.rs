@@ -74,7 +74,7 @@ impl<R> Listening<R> {
         }
         self.readable = false;
         while let Some(socket) = self.others.last() {
-            if !self.accepts.may_accept_for_another(turn) {
+            if !self.accepts.may_accept_more(turn) {
                 break;
             }
             match accept(socket) {
@@ -91,13 +91,18 @@ impl<R> Listening<R> {
 
     /// Accepts in another way from now on. True if whoever waits has to have the socket registered anew.
     pub fn set_options(&mut self, options: AcceptOptions) -> bool {
-        let is_other = self.options.exclusive != options.exclusive;
+        let is_other = self.options.exclusive != options.exclusive || self.options.ahead != options.ahead;
         self.options = options;
         if is_other {
             self.own_address = own_address(&self.socket, options);
             self.others.clear();
         }
         is_other
+    }
+
+    /// Whether one more may be taken in this turn of those that were accepted ahead.
+    pub fn may_take_accepted(&mut self, turn: u32) -> bool {
+        self.accepts.may_accept_more(turn)
     }
 
     /// Whether there is more than this turn may take, of which the kernel will not tell.
@@ -156,7 +161,7 @@ impl Accepts {
         self.cautious_events = self.cautious_events.saturating_sub(1);
     }
 
-    fn may_accept_for_another(&mut self, turn: u32) -> bool {
+    fn may_accept_more(&mut self, turn: u32) -> bool {
         self.share.take(turn, UNSHARED_BATCH)
     }
 
@@ -191,7 +196,7 @@ pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<Accepted>> {
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
-fn concerns_one_connection(errno: Errno) -> bool {
+pub(super) fn concerns_one_connection(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::INTR

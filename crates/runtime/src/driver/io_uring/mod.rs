@@ -39,7 +39,9 @@ use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, Receive, Sending, Terms};
 use self::idle::Sweep;
 use self::listeners::Listeners;
-use self::operation::{KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data};
+use self::operation::{
+    KIND_ACCEPT, KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
+};
 use self::ring::{Completion, Ring};
 use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
@@ -109,7 +111,7 @@ impl IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
-            listeners: Listeners::new(),
+            listeners: Listeners::new(options.allows(5, 19)),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
@@ -356,6 +358,7 @@ impl IoUring {
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
             KIND_CANCEL => {}
+            KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
@@ -668,6 +671,25 @@ impl Driver for IoUring {
         self.listeners.pause(key);
     }
 
+    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
+        self.listeners.pause(key);
+        for _ in 0..CANCEL_CALLS_MAX {
+            if !self.listeners.is_accepting(key) {
+                break;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                self.listeners.make_entries(&mut ring);
+                // If it fails, the cancellation is submitted when the turn ends.
+                let _ = ring.enter(Some(Duration::ZERO));
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
+        }
+        self.listeners.take_accepted(key)
+    }
+
     fn rearm_shared_listeners(&self) {
         self.listeners.rearm_shared();
     }
@@ -719,7 +741,12 @@ fn send_under_way() -> io::Error {
 
 impl Drop for IoUring {
     fn drop(&mut self) {
-        if !self.ring.borrow_mut().cancel_all() {
+        let close_accepted = |completion: &Completion| {
+            if kind_and_key(completion.user_data).0 == KIND_ACCEPT {
+                drop(listeners::take_accepted(completion));
+            }
+        };
+        if !self.ring.borrow_mut().cancel_all(close_accepted) {
             // A kernel that cannot tell when it is done may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
             std::mem::forget(self.buffers.borrow_mut().take());

@@ -34,7 +34,8 @@ const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
 pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
 pub(super) const KIND_CANCEL: u64 = 10;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL < 16);
+pub(super) const KIND_ACCEPT: u64 = 11;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_ACCEPT < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {
     key.pack() | kind << KIND_SHIFT

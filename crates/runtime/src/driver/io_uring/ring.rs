@@ -248,7 +248,7 @@ impl Ring {
     }
 
     /// Cancels all operations and waits until the kernel has let go of their memory; false if it has not (before 6.0).
-    pub fn cancel_all(&mut self) -> bool {
+    pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
         let cancelled = match self.cancels_at_once {
             true => self.ring.submitter().register_sync_cancel(Some(CANCEL_ALL_TIMEOUT), CancelBuilder::any()),
             false => Err(io::ErrorKind::Unsupported.into()),
@@ -258,7 +258,7 @@ impl Ring {
         for _ in 0..CANCEL_CALLS_MAX {
             let _ = self.enter(Some(Duration::ZERO));
             self.take(&mut completions, usize::MAX);
-            completions.clear();
+            completions.drain(..).for_each(|completion| handle(&completion));
             if !self.has_deferred_work() {
                 break;
             }
