@@ -61,6 +61,11 @@ fn class_of(size: usize) -> Option<usize> {
     (class < LEASE_CLASSES.len()).then_some(class)
 }
 
+/// The bytes that a block of at least this size has.
+fn charge_of(size: usize) -> usize {
+    class_of(size).map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class])
+}
+
 /// One block of memory and the account that it is charged to.
 struct Block {
     memory: Box<[u8]>,
@@ -71,18 +76,21 @@ struct Block {
 impl Block {
     fn take(size: usize) -> io::Result<Block> {
         POOL.with(|pool| {
-            let class = class_of(size);
-            let charged = class.map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class]);
-            let leased = pool.leased.get() + charged;
             let hard_limit = pool.leased_max.get().saturating_add(pool.leased_max.get() / 4);
-            if leased > hard_limit {
+            if pool.leased.get() + charge_of(size) > hard_limit {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
-            let kept = class.and_then(|class| pool.free.borrow_mut()[class].pop());
-            let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
-            pool.leased.set(leased);
-            Ok(Block { memory, charged, pool: Rc::clone(pool) })
+            Ok(Block::take_from(pool, size))
         })
+    }
+
+    /// Without a look at the limit.
+    fn take_from(pool: &Rc<Pool>, size: usize) -> Block {
+        let charged = charge_of(size);
+        let kept = class_of(size).and_then(|class| pool.free.borrow_mut()[class].pop());
+        let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
+        pool.leased.set(pool.leased.get() + charged);
+        Block { memory, charged, pool: Rc::clone(pool) }
     }
 }
 
@@ -287,6 +295,18 @@ impl Buffer {
     /// Exactly `size` writable bytes behind the readable ones, moving or growing the memory if need be; what is written
     /// there becomes readable with [`Buffer::commit`]. Errors: `OutOfMemory` at the hard limit.
     pub fn spare(&mut self, size: usize) -> io::Result<&mut [u8]> {
+        self.make_room(size, Block::take)
+    }
+
+    /// Appends a copy of `bytes`, above the limits if need be, where the caller has a bound of its own: they are charged,
+    /// so nobody else gets more until they are gone.
+    pub(crate) fn append_past_limit(&mut self, bytes: &[u8]) {
+        let room = self.make_room(bytes.len(), |size| Ok(POOL.with(|pool| Block::take_from(pool, size))));
+        room.expect("the size is in bounds").copy_from_slice(bytes);
+        self.commit(bytes.len());
+    }
+
+    fn make_room(&mut self, size: usize, take: impl FnOnce(usize) -> io::Result<Block>) -> io::Result<&mut [u8]> {
         let length = self.len();
         let wanted = length.checked_add(size).filter(|&wanted| wanted <= u32::MAX as usize / 2);
         let wanted = wanted.ok_or(io::ErrorKind::OutOfMemory)?;
@@ -297,7 +317,7 @@ impl Buffer {
                 (self.start, self.end) = (0, length as u32);
             }
             held => {
-                let mut block = Block::take(wanted)?;
+                let mut block = take(wanted)?;
                 if let Some(old) = held {
                     block.memory[..length].copy_from_slice(&old.memory[self.start as usize..self.end as usize]);
                 }
@@ -402,6 +422,9 @@ mod tests {
             drop((four, last));
             assert_eq!((leased_bytes(), leases_exhausted()), (0, false));
             buffer.append(b"x").unwrap();
+            buffer.append_past_limit(&[b'y'; 10_000]);
+            assert_eq!((buffer.len(), leased_bytes()), (10_001, 16 * 1024));
+            assert_eq!(Lease::new(1).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
         };
         std::thread::spawn(work).join().unwrap();
     }

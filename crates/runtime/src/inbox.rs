@@ -29,6 +29,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::environment::Environment;
 use crate::executor::LOOPS_MAX;
 use crate::stall::Turns;
+use crate::watchdog::Watched;
 
 /// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.
 const CALLS_MAX: usize = 4096;
@@ -110,10 +111,12 @@ pub(crate) struct Inbox {
     /// How many [`Outside`] there are.
     pub outside: AtomicUsize,
     pub turns: Turns,
+    pub watched: Watched,
 }
 
 impl Inbox {
-    pub fn new() -> io::Result<Arc<Inbox>> {
+    /// For a loop of the calling thread, which is this worker.
+    pub fn new(worker: usize) -> io::Result<Arc<Inbox>> {
         Ok(Arc::new(Inbox {
             queue: Mutex::new(Queue::default()),
             pending: AtomicBool::new(false),
@@ -121,6 +124,7 @@ impl Inbox {
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             outside: AtomicUsize::new(0),
             turns: Turns::new(),
+            watched: Watched::new(worker),
         }))
     }
 
@@ -213,6 +217,24 @@ static LOOPS: [RwLock<Option<Arc<Inbox>>>; LOOPS_MAX] = [const { RwLock::new(Non
 /// One more than the highest number that a loop has had.
 static LOOPS_END: AtomicUsize = AtomicUsize::new(0);
 
+/// Changes with every loop that begins or ends.
+static VERSION: AtomicUsize = AtomicUsize::new(0);
+
+/// Two equal numbers mean that the loops are the same.
+pub(crate) fn version() -> usize {
+    VERSION.load(SeqCst)
+}
+
+/// The inboxes of all loops.
+pub(crate) fn all() -> Vec<Arc<Inbox>> {
+    LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|place| place.read().clone()).collect()
+}
+
+/// The inbox of the loop with this number.
+pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
+    LOOPS[index].read().clone()
+}
+
 /// Enters a loop and returns its number.
 pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
     for (index, place) in LOOPS.iter().enumerate() {
@@ -222,6 +244,7 @@ pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
         if place.is_none() {
             *place = Some(Arc::clone(inbox));
             LOOPS_END.fetch_max(index + 1, SeqCst);
+            VERSION.fetch_add(1, SeqCst);
             return Ok(index);
         }
     }
@@ -230,24 +253,21 @@ pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
 
 pub(crate) fn unregister(index: usize) {
     let inbox = LOOPS[index].write().take();
+    VERSION.fetch_add(1, SeqCst);
     drop(inbox);
 }
 
 /// Has `call` executed on every loop. One whose inbox is full is left out: it is stuck anyhow.
 pub(crate) fn call_all(call: fn()) {
-    for place in &LOOPS[..LOOPS_END.load(SeqCst)] {
-        let inbox = place.read().clone();
-        if let Some(inbox) = inbox {
-            let _ = Remote::new(inbox).run(Box::new(call));
-        }
+    for inbox in all() {
+        let _ = Remote::new(inbox).run(Box::new(call));
     }
 }
 
 /// Wakes a task of another loop. A loop that has ended, or its successor under the same number, ignores the word or
 /// sees one spurious wake.
 pub(crate) fn wake_remote(index: usize, word: u64) {
-    let inbox = LOOPS[index].read().clone();
-    if let Some(inbox) = inbox {
+    if let Some(inbox) = of_loop(index) {
         let _ = inbox.send(|queue| {
             if !queue.closed {
                 queue.wakes.push(word);
@@ -268,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_is_written_once_per_sleep_and_never_to_a_loop_that_is_awake() {
-        let inbox = Inbox::new().unwrap();
+        let inbox = Inbox::new(0).unwrap();
         let remote = Remote::new(Arc::clone(&inbox));
         remote.run(Box::new(|| ())).unwrap();
         assert!(!readable(&inbox));
@@ -285,7 +305,7 @@ mod tests {
 
     #[test]
     fn calls_are_bounded_and_refused_after_the_end() {
-        let inbox = Inbox::new().unwrap();
+        let inbox = Inbox::new(0).unwrap();
         let remote = Remote::new(Arc::clone(&inbox));
         for _ in 0..CALLS_MAX {
             remote.run(Box::new(|| ())).unwrap();

@@ -3,6 +3,8 @@
 //! Tasks, sockets and timers are named by a key (index and generation) that may travel through the kernel or another
 //! thread. A key of a removed value finds nothing, even when its index serves a new value. Never shrinks.
 
+use std::ops::Range;
+
 /// The bits of a generation; it wraps within them so that a key packs into a waker's data word.
 pub(crate) const GENERATION_BITS: u32 = 28;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
@@ -128,6 +130,20 @@ impl<T> Slots<T> {
         }
     }
 
+    /// One more than the highest index that was ever in use.
+    pub fn end(&self) -> u32 {
+        self.length as u32
+    }
+
+    /// The values at these indices, as far as there are any: for looking at a large table piece by piece.
+    pub fn for_each_in(&mut self, indices: Range<u32>, mut f: impl FnMut(Key, &mut T)) {
+        for index in indices.start..indices.end.min(self.end()) {
+            if let Some(Entry { generation, content: Content::Occupied(value) }) = self.entry(index) {
+                f(Key { index, generation: *generation }, value);
+            }
+        }
+    }
+
     /// The key of the first value at or behind an index. For emptying a table whose values run code on drop.
     pub fn first_from(&self, index: u32) -> Option<Key> {
         let chunks = self.chunks.get(index as usize >> CHUNK_BITS..)?;
@@ -173,6 +189,23 @@ mod tests {
         let expected: Vec<usize> = (0..count).filter(|value| ![0, 3, CHUNK, CHUNK + 1].contains(value)).collect();
         assert_eq!((found, slots.len()), (expected, 0));
         assert_eq!(slots.first_from(100 * CHUNK as u32), None);
+    }
+
+    #[test]
+    fn a_table_is_looked_at_piece_by_piece() {
+        let mut slots = Slots::new();
+        let keys: Vec<Key> = (0..5).map(|value| slots.insert(value)).collect();
+        slots.remove(keys[3]);
+        let mut pieces = Vec::new();
+        for begin in [0, 2, 4, 6] {
+            let mut piece = Vec::new();
+            slots.for_each_in(begin..begin + 2, |key, value| {
+                assert_eq!(key, keys[*value]);
+                piece.push(*value);
+            });
+            pieces.push(piece);
+        }
+        assert_eq!((pieces, slots.end()), (vec![vec![0, 1], vec![2], vec![4], vec![]], 5));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! HTTP above the codecs: the request, its way through the phases, and the
 //! response. Nothing in here but `http1` knows which version the client speaks.
 
+pub mod accepting;
 pub mod addresses;
 pub mod body;
 pub mod builder;

@@ -2,12 +2,18 @@
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_store_body;         location    reads the whole body and tells what became of it
+//!   test_worker;             location    tells the number of the worker that answers
 //!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
+//!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
-//! ended, a stored body, an interim response. Nothing may depend on them.
+//! ended, a stored body, an interim response, a stall. Nothing may depend on them.
 
-use std::io;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -45,6 +51,22 @@ pub const MODULE: Module = Module {
             ..HOOK
         },
         Directive {
+            name: "test_worker",
+            about: "For tests: tells the worker's number.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Worker)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_stall",
+            takes: Takes::Exactly(1),
+            about: "For tests: blocks the event loop.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| {
+                conf.stalls_by = Some(OsStr::from_bytes(&statement.args[0].text).into());
+                Ok(())
+            }),
+            ..HOOK
+        },
+        Directive {
             name: "test_early_hints",
             about: "For tests: sends a 103 before the answer.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| {
@@ -57,6 +79,7 @@ pub const MODULE: Module = Module {
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[
         (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.sends_early_hints, run: |request, _| hint(request) }),
+        (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.stalls_by.is_some(), run: |_, conf| stall(conf) }),
         (Phase::Content, &Wait { applies: |conf: &Conf| conf.answer.is_some(), first: answer_at_once, then: answer }),
     ],
     ..Module::EMPTY
@@ -78,6 +101,7 @@ const HOOK: Directive = Directive {
 struct Conf {
     answer: Option<Answer>,
     sends_early_hints: bool,
+    stalls_by: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy)]
@@ -86,6 +110,7 @@ enum Answer {
     PanicWaiting,
     Echo,
     StoreBody,
+    Worker,
 }
 
 fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
@@ -107,10 +132,20 @@ fn hint(request: &mut Request) -> Flow {
     Flow::Next
 }
 
+/// Waits for a writer, and then until it has written or gone.
+fn stall(conf: &Conf) -> Flow {
+    let path = conf.stalls_by.as_ref().expect("there whenever the handler is");
+    match File::open(path).and_then(|mut fifo| fifo.read(&mut [0])) {
+        Ok(_) => Flow::Next,
+        Err(_) => Flow::Respond(500),
+    }
+}
+
 fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     match conf.answer.expect("there whenever the handler is") {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
+        Answer::Worker => Some(tell_worker(request)),
         Answer::PanicWaiting | Answer::StoreBody => None,
     }
 }
@@ -126,6 +161,11 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
             Err(error) => Flow::Respond(error.status()),
         }
     })
+}
+
+fn tell_worker(request: &mut Request) -> Flow {
+    request.response.status = 200;
+    Flow::Answer(Body::Bytes(gale_runtime::worker().to_string().into()))
 }
 
 fn echo(request: &mut Request) -> Flow {
