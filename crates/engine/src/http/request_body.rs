@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
 use gale_base::os_error::OsErrorText;
-use gale_runtime::{File, default_pool};
+use gale_runtime::{Device, File, default_pool};
 
 use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
@@ -274,7 +274,7 @@ impl Drop for TempFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             // Closing gives the blocks of a file without a name free, which takes time.
-            let _detached = default_pool().run(move || drop(file));
+            default_pool().dispose(Device::NONE, file);
         }
     }
 }
