@@ -2,10 +2,16 @@
 //!
 //! A name without variables is checked when the configuration is read; one with variables when it is needed, and then a
 //! pool that is not there is an error of that request alone.
+//!
+//! And how a request waits for a pool: no longer than its client does.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 
 use bstr::BStr;
 use gale_config::{Diagnostic, Word};
-use gale_runtime::ThreadPool;
+use gale_runtime::{PoolError, PoolTask, ThreadPool};
 
 use super::request::Request;
 use super::template::Template;
@@ -45,4 +51,17 @@ impl PoolName {
         }
         pool.cloned()
     }
+}
+
+/// Waits for a task of a thread pool as long as the client does. `None` when it has left first (a client that has ended its
+/// own direction counts as one, as it does for nginx's proxied requests): the task is cancelled if it has not begun. The
+/// answer is `Flow::Respond(CLIENT_LEFT)` then.
+pub async fn while_client_stays<T>(request: &Request, task: PoolTask<T>) -> Option<Result<T, PoolError>> {
+    let exchange = request.exchange();
+    let mut task = pin!(task);
+    poll_fn(|context| match task.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => exchange.poll_gone(context).map(|()| None),
+    })
+    .await
 }

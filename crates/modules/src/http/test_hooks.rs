@@ -24,11 +24,11 @@ use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::exchange::{BodyLimits, Exchange};
-use gale_engine::http::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::request_body::{StoredBody, read_body};
 use gale_engine::http::template::Template;
-use gale_engine::http::thread_pool::PoolName;
+use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 use gale_runtime::{Device, PoolCounters};
@@ -186,16 +186,18 @@ async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
     let args = request.args.to_vec();
     let waited = pool.run_for(device, move || -> io::Result<()> {
         let mut stream = UnixStream::connect(socket)?;
-        stream.write_all(&args)?;
-        // Closed or reset, both let it go.
+        // Closed or reset, now or later: that lets it go.
+        let _ = stream.write_all(&args);
         let _ = stream.read(&mut [0]);
         if args == b"panic" {
             panic!("a test wanted it in a pool");
         }
         Ok(())
     });
-    let waited = waited.await.unwrap_or_else(|error| Err(error.into()));
-    match waited {
+    let Some(waited) = while_client_stays(request, waited).await else {
+        return Flow::Respond(CLIENT_LEFT);
+    };
+    match waited.unwrap_or_else(|error| Err(error.into())) {
         Ok(()) => text(request, "done".to_owned()),
         Err(error) => {
             request.log(Level::Error, format_args!("{error}"));
