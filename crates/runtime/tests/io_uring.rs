@@ -13,3 +13,5 @@ mod files;
 mod pool;
 #[path = "sockets.rs"]
 mod sockets;
+#[path = "wakeups.rs"]
+mod wakeups;
