@@ -55,7 +55,8 @@ pub fn stop_pools(wait: Duration) -> bool {
     let pools = all();
     pools.iter().for_each(|shared| shared.begin_end());
     // Every one of them is told to drop what waits, whatever the others do.
-    pools.iter().fold(true, |have_ended, shared| shared.end(deadline) && have_ended)
+    let have_ended: Vec<bool> = pools.iter().map(|shared| shared.end(deadline)).collect();
+    !have_ended.contains(&false)
 }
 
 pub(super) fn enter(shared: &Arc<Shared>) {
