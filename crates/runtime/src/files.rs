@@ -276,8 +276,8 @@ fn check_nothing_waits(path: &Path, no_follow: bool) -> Result<(), Device> {
     if mounts::may_wait(device) == Some(false) { Ok(()) } else { Err(Device::number(device)) }
 }
 
-/// What walking along a path will wait for, as far as can be told without walking.
-fn likely_device(path: &Path) -> Device {
+/// What walking along a path will wait for, as far as its text tells: the device mounted above it. For tasks in a pool.
+pub fn likely_device(path: &Path) -> Device {
     mounts::device_of_path(path).map_or(Device::NONE, Device::number)
 }
 

@@ -102,6 +102,17 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
         pool.run(|| ()).await.unwrap();
         drop(task);
         assert_eq!(dropped.recv(), Ok(thread));
+        // Also in a pool that ends, as long as it has a thread.
+        let ending = ThreadPool::new("ending", 2, 10);
+        let (running, release) = block(&ending);
+        let result = tells();
+        let task = ending.run(move || result);
+        ending.run(|| ()).await.unwrap();
+        drop(ending);
+        drop(task);
+        drop(release);
+        running.await.unwrap();
+        assert_ne!(dropped.recv(), Ok(std::thread::current().id()));
         // And whatever is handed over for it, even to a full pool.
         let pool = ThreadPool::new("full", 1, 0);
         let (running, release) = block(&pool);

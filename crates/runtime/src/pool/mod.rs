@@ -30,9 +30,9 @@ use task::{Ended, Job, Outcome, Place, Standing, Task};
 pub use registry::{default_pool, named_pool, pools, stop_pools};
 pub use task::PoolTask;
 
-/// How long a thread without work stays. Starting one takes some 50 µs, so a thread that is needed only every ten seconds
-/// costs nothing that can be measured; and what a burst has started (some 20 KiB for each thread) is not kept much longer
-/// than the burst lasts.
+/// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every ten
+/// seconds costs nothing that can be measured; and what a burst has started (26 KiB for each thread, of user and kernel) is
+/// not kept much longer than the burst lasts.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// Tasks that were given up and wait to be dropped, beyond the bound of the queue. They are gone when a thread comes to
@@ -375,11 +375,12 @@ fn wake_all(signals: Vec<Arc<Condvar>>) {
 
 impl Shared {
     fn submit(self: &Arc<Self>, device: Device, job: Arc<dyn Job>) -> Result<(), PoolError> {
+        let counts = job.place().standing() == Standing::Counts;
         let mut state = self.state.lock();
-        if state.is_ending {
+        // What only clears away is taken as long as there is a thread for it.
+        if state.is_ending && (counts || state.threads == 0) {
             return Err(PoolError::Stopped);
         }
-        let counts = job.place().standing() == Standing::Counts;
         if counts && let Err(waiting) = state.queue.admit(device) {
             state.refused += 1;
             return Err(PoolError::Overflow { pool: Arc::clone(&self.name), waiting });
