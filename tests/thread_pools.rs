@@ -9,13 +9,17 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
-use support::{Client, DEADLINE, Driver, HAS_TEST_HOOKS, Server, Setup, http_configuration, with_each_driver};
+use support::{
+    Client, DEADLINE, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, http_configuration, is_root, with_each_driver,
+};
 
 with_each_driver!(
     without_a_queue_as_many_run_as_there_are_threads_for_each_worker,
@@ -24,6 +28,7 @@ with_each_driver!(
     a_client_that_leaves_takes_its_task_along,
     a_panic_in_a_pool_costs_one_request,
     a_device_that_hangs_leaves_half_of_its_pool,
+    a_file_system_that_never_answers_holds_up_nobody_else,
     a_reload_changes_adds_and_removes_pools,
     reloads_under_load_lose_no_task,
     a_task_that_hangs_does_not_hold_up_the_end,
@@ -275,6 +280,135 @@ fn a_device_that_hangs_leaves_half_of_its_pool(driver: Driver) {
     drop(tasks);
     (0..2).for_each(|_| drop(gate.task()));
     hanging.iter_mut().for_each(assert_done);
+    server.stop();
+}
+
+/// Whether this is a process with mounts of its own. If not, the test is run once more in one that is: what it mounts
+/// changes how every other server on the machine opens files.
+#[track_caller]
+fn has_own_mounts(test: &str) -> bool {
+    const MARK: &str = "GALE_TEST_HAS_OWN_MOUNTS";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    if !HAS_TEST_HOOKS || !is_root() {
+        eprintln!("skipped: only root can mount file systems");
+        return false;
+    }
+    let program = std::env::current_exe().expect("a test program");
+    let mut command = Command::new("unshare");
+    command.arg("--mount").arg(program).args(["--exact", test, "--nocapture"]).env(MARK, "yes");
+    match command.output() {
+        Ok(output) if output.status.success() => {
+            assert!(
+                String::from_utf8_lossy(&output.stdout).contains("1 passed"),
+                "there is no test {test}: {output:?}"
+            );
+        }
+        // The status of a failed test program.
+        Ok(output) if output.status.code() == Some(101) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
+        other => eprintln!("skipped: no mounts of one's own here: {other:?}"),
+    }
+    false
+}
+
+/// A file system that is mounted and has nobody behind it: whoever looks into it waits until this is dropped.
+struct DeadFileSystem {
+    directory: Directory,
+    connection: Option<fs::File>,
+}
+
+impl DeadFileSystem {
+    /// None where it cannot be mounted: in a container that forbids it.
+    fn mount() -> Option<DeadFileSystem> {
+        let connection = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        let directory = Directory::new();
+        let point = directory.path().join("dead");
+        fs::create_dir(&point).expect("ours");
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,allow_other",
+            std::os::fd::AsRawFd::as_raw_fd(&connection)
+        );
+        let options = std::ffi::CString::new(options).expect("without NUL");
+        rustix::mount::mount("gale-test", &point, "fuse", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))
+            .ok()?;
+        Some(DeadFileSystem { directory, connection: Some(connection) })
+    }
+
+    fn point(&self) -> PathBuf {
+        self.directory.path().join("dead")
+    }
+
+    /// From now on whoever looks into it gets an error.
+    fn end(&mut self) {
+        self.connection = None;
+    }
+}
+
+impl Drop for DeadFileSystem {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.point(), UnmountFlags::DETACH);
+    }
+}
+
+fn a_file_system_that_never_answers_holds_up_nobody_else(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_file_system_that_never_answers_holds_up_nobody_else", driver.name())) {
+        return;
+    }
+    let Some(mut dead) = DeadFileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let text = format!(
+        "location /dead/ {{ root {}; }} location /alive/ {{ root %DIR%; }} location = /store {{ test_store_body; }}
+         client_body_buffer_size 1k;",
+        dead.directory.path().display(),
+    );
+    let pools = "thread_pool default threads=4; thread_pool one threads=1;";
+    let configuration = configuration(driver, pools).replace(LOCATIONS, &format!("{LOCATIONS}{text}"));
+    let server = Setup::configuration(&configuration).file("alive/file", "alive").start();
+    let gate = Gate::new(&server);
+    // Twice as many as there are threads.
+    let mut stuck: Vec<Client> = (0..8).map(|number| ask(&server, &format!("/dead/{number}"))).collect();
+    server.directory.wait_until("file system that does not answer", |_| {
+        state_of(&server, "default").is_some_and(|state| state.contains("running=4 waiting=4"))
+    });
+    for _ in 0..10 {
+        assert_eq!(server.get("/alive/file").text(), "alive");
+        let mut client = server.connect();
+        let body = "x".repeat(5000);
+        let stored =
+            client.ask(format!("POST /store HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{body}"));
+        assert!(stored.text().starts_with("5000 file "), "{stored:?}");
+        let mut other = ask(&server, "/any?pool=default");
+        drop(gate.task());
+        assert_done(&mut other);
+    }
+    assert_state(&server, "default", &["running=4", "waiting=4"]);
+    // A part of the clients gives up, the others learn how it ends.
+    drop(stuck.drain(..4));
+    dead.end();
+    for client in &mut stuck {
+        assert_eq!(client.response().status, 500);
+    }
+    server.stop();
+}
+
+#[test]
+fn nor_does_it_hold_up_the_end_of_the_server() {
+    if !has_own_mounts("nor_does_it_hold_up_the_end_of_the_server") {
+        return;
+    }
+    let Some(dead) = DeadFileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let text = format!("location /dead/ {{ root {}; }}", dead.directory.path().display());
+    let text =
+        configuration(Driver::Epoll, "thread_pool one threads=1;").replace(LOCATIONS, &format!("{LOCATIONS}{text}"));
+    let server = Setup::configuration(&text).start();
+    let _stuck = ask(&server, "/dead/file");
+    server.directory.wait_until("file system that does not answer", |_| {
+        state_of(&server, "default").is_some_and(|state| state.contains("running=1"))
+    });
     server.stop();
 }
 
