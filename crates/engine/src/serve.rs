@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
 use gale_runtime::stall::{self, Stall, StallKind};
-use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId, ThreadPool};
+use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
@@ -24,6 +24,10 @@ use crate::process::{
     self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LoopMain, ProcessSettings, Program, Quiet, Report,
     Resources, Seat,
 };
+
+/// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
+/// finished, so that a task that hangs leaves the time to the logs.
+const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The web server.
 pub struct Server {
@@ -105,7 +109,7 @@ impl Program for Server {
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_to(&configuration);
-        set_up_pools(&configuration);
+        configuration.thread_pools.apply();
         let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
             .take_over(seat, &configuration)
@@ -114,19 +118,9 @@ impl Program for Server {
     }
 
     fn finish(&self) {
+        // Before the logs, in which the last tasks may have something to say.
+        gale_runtime::stop_pools(POOLS_STOP_TIMEOUT);
         log::finish();
-    }
-}
-
-/// The implicit pool, as `thread_pool default` says. Limits count for each event loop,
-/// as in nginx; the pool serves all of them.
-fn set_up_pools(configuration: &Configuration) {
-    let settings = &configuration.default_pool;
-    let workers = configuration.process.workers;
-    let (threads, queue) = (settings.threads.saturating_mul(workers), settings.max_queue.saturating_mul(workers));
-    static LAST: Mutex<Option<(usize, usize)>> = Mutex::new(None);
-    if LAST.lock().replace((threads, queue)) != Some((threads, queue)) {
-        gale_runtime::set_default_pool(ThreadPool::new(&settings.name, threads, queue));
     }
 }
 
@@ -296,7 +290,7 @@ impl process::Worker for Serving {
 
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         report_to(&configuration);
-        set_up_pools(&configuration);
+        configuration.thread_pools.apply();
         self.retired.retain(|worker| worker.connection_count() > 0);
         let old = self.worker.as_ref().map(|worker| worker.configuration());
         let worker = self.worker.clone();

@@ -1,27 +1,17 @@
 //! The inbox: how other threads reach a loop. Calls (bounded) and wakes of its tasks.
 //!
-//! # The protocol
-//!
-//! ```text
-//!   sender                               loop, before it waits
-//!   1  push under the lock               a  sleeping = true
-//!   2  pending = true                    b  if pending: sleeping = false, do not wait
-//!   3  if sleeping.swap(false):          c  wait (the eventfd is one of the events)
-//!   4      write the eventfd             d  sleeping = false; if pending.swap(false): take all under the lock
-//! ```
-//!
-//! All four accesses of the flags are sequentially consistent. If the loop's `b` does not see the sender's `2`, then `b`
-//! comes before `2` in that order, so `a` comes before `3`, which therefore sees `sleeping` and writes. The write is
-//! an edge for epoll whenever it happens, also before the wait begins, so it is never lost; nobody reads the eventfd. Only
-//! one of several senders finds `sleeping` set, so there is one write per sleep. In `d` the flag is cleared before the
-//! queue is taken: what is pushed later sets it again.
+//! Who is to be woken, and when, is the doorbell's business (`inbox/doorbell.rs`). The bell is an eventfd, which the driver has
+//! among its events. The write is an edge for epoll whenever it happens, also before the wait begins, so it is never lost;
+//! nobody reads the eventfd.
+
+mod doorbell;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, Ordering::SeqCst};
 
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,6 +20,7 @@ use crate::environment::Environment;
 use crate::executor::LOOPS_MAX;
 use crate::stall::Turns;
 use crate::watchdog::Watched;
+use doorbell::Doorbell;
 
 /// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.
 const CALLS_MAX: usize = 4096;
@@ -105,8 +96,7 @@ struct Queue {
 
 pub(crate) struct Inbox {
     queue: Mutex<Queue>,
-    pending: AtomicBool,
-    sleeping: AtomicBool,
+    doorbell: Doorbell,
     eventfd: OwnedFd,
     /// How many [`Outside`] there are.
     pub outside: AtomicUsize,
@@ -119,8 +109,7 @@ impl Inbox {
     pub fn new(worker: usize) -> io::Result<Arc<Inbox>> {
         Ok(Arc::new(Inbox {
             queue: Mutex::new(Queue::default()),
-            pending: AtomicBool::new(false),
-            sleeping: AtomicBool::new(false),
+            doorbell: Doorbell::new(),
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             outside: AtomicUsize::new(0),
             turns: Turns::new(),
@@ -134,8 +123,7 @@ impl Inbox {
 
     fn send(&self, push: impl FnOnce(&mut Queue) -> Result<(), RemoteError>) -> Result<(), RemoteError> {
         push(&mut self.queue.lock())?;
-        self.pending.store(true, SeqCst);
-        if self.sleeping.swap(false, SeqCst) {
+        if self.doorbell.announce() {
             // It fails only when the counter is at its maximum, which is an event as well.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
@@ -144,25 +132,20 @@ impl Inbox {
 
     /// Announces that the loop is about to wait; false if something has arrived and it must not.
     pub fn may_sleep(&self) -> bool {
-        self.sleeping.store(true, SeqCst);
-        if self.pending.load(SeqCst) {
-            self.sleeping.store(false, SeqCst);
-            return false;
-        }
-        true
+        self.doorbell.may_sleep()
     }
 
     pub fn is_pending(&self) -> bool {
-        self.pending.load(SeqCst)
+        self.doorbell.is_pending()
     }
 
     pub fn awake(&self) {
-        self.sleeping.store(false, SeqCst);
+        self.doorbell.awake();
     }
 
     /// Takes at most `calls_max` calls and all wakes; both vectors come empty.
     pub fn take(&self, calls_max: usize, calls: &mut Vec<Call>, wakes: &mut Vec<u64>) {
-        if !self.pending.load(SeqCst) || !self.pending.swap(false, SeqCst) {
+        if !self.doorbell.answer() {
             return;
         }
         let mut queue = self.queue.lock();
@@ -170,7 +153,7 @@ impl Inbox {
         let count = queue.calls.len().min(calls_max);
         calls.extend(queue.calls.drain(..count));
         if !queue.calls.is_empty() {
-            self.pending.store(true, SeqCst);
+            self.doorbell.answer_again();
         }
     }
 

@@ -73,6 +73,8 @@ pub use inbox::{Call, Remote, RemoteError};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH};
 pub use output::Output;
 pub use panics::{Panic, panic_count, set_panic_reporter};
-pub use pool::{PoolCounters, PoolError, PoolTask, ThreadPool, default_pool, set_default_pool};
+pub use pool::{
+    Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
+};
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};

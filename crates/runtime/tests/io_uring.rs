@@ -17,6 +17,8 @@ mod sockets;
 mod stall;
 #[path = "takeover.rs"]
 mod takeover;
+#[path = "wakeups.rs"]
+mod wakeups;
 
 /// The kernels that brought something that the ring uses, each without what came later.
 const KERNELS: &[&str] = &["5.13", "5.15", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15"];

@@ -23,5 +23,6 @@ pub mod response;
 pub mod server_name;
 pub mod settings;
 pub mod template;
+pub mod thread_pool;
 pub mod variables;
 pub mod worker;

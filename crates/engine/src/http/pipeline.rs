@@ -22,7 +22,7 @@ use super::error_page;
 use super::exchange::{BodyLength, FileOptions, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
-use super::phases::{Decision, Flow, Phase};
+use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
 use super::settings::{CoreSettings, ServerTokens};
 use crate::process::Level;
@@ -209,8 +209,8 @@ fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time)),
         Flow::Answer(body) => answer(request, body),
-        Flow::Respond(444) => {
-            request.response.status = 444;
+        Flow::Respond(status @ (444 | CLIENT_LEFT)) => {
+            request.response.status = status;
             Some(Step::Close)
         }
         Flow::Respond(status) => match error_page::respond(request, status) {

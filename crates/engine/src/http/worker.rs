@@ -20,7 +20,7 @@ use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
 use super::http1::{Http1, Transfer};
 use super::request::Request;
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::process::{Level, ListenAddress};
 
@@ -46,6 +46,11 @@ impl Configured {
     /// Where messages go that belong to no request.
     pub fn error_log(&self) -> &ErrorLog {
         &self.0.error_log
+    }
+
+    /// The thread pools.
+    pub fn thread_pools(&self) -> &ThreadPools {
+        &self.0.thread_pools
     }
 
     /// The http block.

@@ -308,7 +308,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     let configuration = Configured::new(Arc::new(Configuration {
         process: ProcessSettings::default(),
         events: EventsSettings::default(),
-        default_pool: Default::default(),
+        thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         http: Some(http),
     }));
