@@ -22,26 +22,80 @@ use crate::slots::Key;
 
 pub(crate) mod epoll;
 pub(crate) mod io_uring;
+mod listening;
 pub(crate) mod simulated;
 
-/// The sizes of an io_uring. The defaults suit every server; small ones are for tests.
+/// How an io_uring is set up. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`; other
+/// values are for tests and measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingOptions {
     /// Operations queued before a call of their own submits them.
     pub submissions: u32,
     /// Completions that the kernel keeps without allocating.
     pub completions: u32,
-    /// Buffers of 4 KiB for what arrives while nobody reads; a power of two, or 0 for none.
+    /// Buffers for what arrives while nobody reads; a power of two, or 0 for none: then connections wait by polls.
     pub buffers: u16,
+    /// The bytes of each buffer. Holds nearly every request head; who wants more at once waits by a poll and receives into
+    /// memory of its own.
+    pub buffer_bytes: u32,
+    /// One receive serves all requests of a connection that is kept alive, instead of one each.
+    pub multishot: bool,
+    /// A receive that has got nothing for this long, at most twice as long, gives way to a poll, which costs the kernel
+    /// less memory. `None` = never.
+    pub idle_after: Option<Duration>,
+    /// Uses nothing that came with kernels after this one (major, minor).
+    pub kernel_max: Option<(u16, u16)>,
     /// Pretends that the kernel refuses with this error number.
     pub refusal: Option<i32>,
 }
 
 impl Default for RingOptions {
     fn default() -> Self {
-        // Buffers are free again within the turn, so these serve any number of connections.
-        RingOptions { submissions: 512, completions: 4096, buffers: 128, refusal: None }
+        RingOptions {
+            submissions: 512,
+            completions: 4096,
+            // They are free again within the turn, so these serve any number of connections.
+            buffers: 128,
+            buffer_bytes: 4096,
+            multishot: true,
+            idle_after: Some(Duration::from_secs(2)),
+            kernel_max: None,
+            refusal: None,
+        }
     }
+}
+
+impl RingOptions {
+    /// Whether what came with this kernel may be used. (Whether it can be is for the kernel to say.)
+    pub(crate) fn allows(&self, major: u16, minor: u16) -> bool {
+        self.kernel_max.is_none_or(|max| (major, minor) <= max)
+    }
+}
+
+/// What the io_uring of a loop has done since it was set up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingCounters {
+    /// System calls that submit, wait, or both.
+    pub calls: u64,
+    /// Operations submitted.
+    pub operations: u64,
+    /// Of these, receives; a multishot one serves any number of requests.
+    pub receives: u64,
+    /// Receives that found no buffer.
+    pub buffers_missed: u64,
+    /// Times that completions did not fit their queue and the kernel kept them.
+    pub overflows: u64,
+    /// Receives of idle connections that gave way to a poll.
+    pub idle: u64,
+}
+
+/// A socket that has left its driver.
+pub(crate) struct Released {
+    pub socket: OwnedFd,
+    /// What comes before the bytes in the kernel.
+    pub received: Buffer,
+    /// What comes after `received`: the kernel tells an error only once.
+    pub error: Option<Errno>,
 }
 
 /// What is known about a socket that is handed to the driver.
@@ -94,9 +148,16 @@ pub(crate) trait Driver {
     /// Gives the socket back, unregistered; `None` when the key is stale.
     fn detach(&self, key: Key) -> Option<OwnedFd>;
 
-    /// As `detach`, with what has been received ahead of the reader.
-    fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
-        self.detach(key).map(|socket| (socket, Buffer::new()))
+    /// As `detach`, with what has been received ahead of the reader, for an owner who goes on. Errors: when that cannot be
+    /// told, or a send is under way; then the socket is closed.
+    fn release(&self, key: Key) -> io::Result<Released> {
+        let socket = self.detach(key).ok_or(io::ErrorKind::NotConnected)?;
+        Ok(Released { socket, received: Buffer::new(), error: None })
+    }
+
+    /// What an io_uring has done so far; nothing for other drivers.
+    fn ring_counters(&self) -> RingCounters {
+        RingCounters::default()
     }
 
     /// Closes a socket.
@@ -150,14 +211,29 @@ pub(crate) trait Driver {
     /// Takes a listening socket, which other loops may share.
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
 
+    /// Accepts in another way from now on.
+    fn set_accept_options(&self, key: Key, options: AcceptOptions);
+
     /// Forgets a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
+    /// As `pause_listener`, at once; returns what the kernel has accepted and nobody has taken.
+    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
+        self.pause_listener(key);
+        Vec::new()
+    }
+
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);
+
+    /// Accepts what waits now on a socket of another loop, which is held up, as if it had come to the listener that this
+    /// loop alone accepts from at the same address; if there is one, and it is waited for.
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let _ = (address, socket);
+    }
 
     /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::clock::{Clock, Moment};
-use crate::driver::Driver;
+use crate::driver::{Driver, RingCounters};
 use crate::executor::Executor;
 use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
@@ -100,6 +100,11 @@ pub fn wall_seconds() -> u64 {
 /// The number of the current worker, as given in `LoopOptions`.
 pub fn worker() -> usize {
     Environment::with(|environment| environment.worker)
+}
+
+/// What the io_uring of the current loop has done; zeros for other drivers.
+pub fn ring_counters() -> RingCounters {
+    Environment::with(|environment| environment.driver.ring_counters())
 }
 
 /// A handle to the current loop for other threads.

@@ -25,6 +25,7 @@ use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::simulation::{Simulation, World};
 use crate::timer::Wheel;
+use crate::watchdog;
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
@@ -106,7 +107,7 @@ impl EventLoop {
             mounts::refresh();
             files::probe();
         }
-        let inbox = Inbox::new()?;
+        let inbox = Inbox::new(options.worker)?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
         let seed = match options.seed {
             Some(seed) => seed,
@@ -124,7 +125,7 @@ impl EventLoop {
         let world = Rc::clone(simulation.world());
         let driver = Box::new(Simulated::new(Rc::clone(&world)));
         let clock = Clock::shared(Rc::clone(world.fate.clock()));
-        EventLoop::with(&options, Inbox::new()?, driver, clock, simulation.seed(), Some(world))
+        EventLoop::with(&options, Inbox::new(options.worker)?, driver, clock, simulation.seed(), Some(world))
     }
 
     fn with(
@@ -175,16 +176,20 @@ impl EventLoop {
         let mut main = pin!(main);
         let waker = environment.executor.begin_main();
         let _ended = EndMain(&environment);
-        environment.clock.begin_turn();
+        let turns = &environment.inbox.turns;
+        self.begin_turn();
         loop {
             self.take_calls_and_wakes();
             self.expire_timers();
             environment.executor.begin_turn();
+            let mut is_at_end = false;
             for _ in 0..POLLS_PER_TURN {
                 match environment.executor.pop() {
+                    None if !is_at_end && environment.executor.end_turn() => is_at_end = true,
                     None => break,
-                    Some(Runnable::Task(key)) => environment.executor.poll_task(key),
+                    Some(Runnable::Task(key)) => environment.executor.poll_task(key, turns),
                     Some(Runnable::Main) => {
+                        turns.note(|| "the main task");
                         environment.executor.set_main_running(true);
                         let polled = main.as_mut().poll(&mut Context::from_waker(&waker));
                         environment.executor.set_main_running(false);
@@ -193,6 +198,9 @@ impl EventLoop {
                         }
                     }
                 }
+            }
+            if !is_at_end {
+                environment.executor.end_turn();
             }
             self.wait();
         }
@@ -204,6 +212,7 @@ impl EventLoop {
             self.environment.executor.wake(crate::executor::key_of(word));
         }
         for call in self.calls.drain(..) {
+            self.environment.inbox.turns.note(|| "a call from another thread");
             let _ = boundary("call", call);
         }
     }
@@ -217,7 +226,7 @@ impl EventLoop {
     fn wait(&mut self) {
         let Environment { clock, inbox, executor, wheel, driver, .. } = &*self.environment;
         let ended = clock.read();
-        inbox.turns.record(ended.saturating_sub(clock.now().as_nanos()));
+        inbox.turns.end(clock.now().as_nanos(), ended);
         let mut next_timer = wheel.borrow().next_look();
         if clock.is_virtual() {
             // Of what is simulated, too, it is known when it happens.
@@ -246,7 +255,18 @@ impl EventLoop {
         {
             clock.advance_to(nanos);
         }
+        self.begin_turn();
+    }
+
+    fn begin_turn(&self) {
+        let Environment { clock, inbox, .. } = &*self.environment;
         clock.begin_turn();
+        inbox.turns.note(|| "events and timers");
+        // In virtual time no turn is ever long.
+        if !clock.is_virtual() {
+            inbox.turns.begin(clock.now().as_nanos());
+            watchdog::note_turn();
+        }
     }
 }
 
@@ -265,6 +285,7 @@ impl Drop for EndMain<'_> {
     fn drop(&mut self) {
         self.0.executor.set_main_running(false);
         self.0.executor.end_main();
+        self.0.inbox.turns.end(self.0.clock.now().as_nanos(), self.0.clock.read());
     }
 }
 

@@ -3,6 +3,7 @@
 //! All methods take `&self`: a stream belongs to one loop, and one task may read while another writes. Dropping a future
 //! of any method loses no data: what was received is in the caller's buffer, what was sent has left the caller's queue.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -10,9 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use rustix::io::Errno;
+
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::driver::{Control, End, Fresh};
+use crate::driver::{Control, End, Fresh, Released};
 use crate::environment::Environment;
 use crate::files::File;
 use crate::output::Output;
@@ -24,13 +27,51 @@ pub struct Stream {
     key: Key,
     /// Owned by the driver's slot, for as long as this stream exists.
     descriptor: RawFd,
+    /// What an earlier loop had received; comes before all else.
+    ahead: Cell<Option<Box<Ahead>>>,
+}
+
+/// What was received before a stream came to this loop.
+struct Ahead {
+    bytes: Buffer,
+    error: Option<Errno>,
+}
+
+/// A stream between two loops, with everything that has been received and not read: nothing is lost on the way, neither
+/// data nor the end. Closes the connection when dropped.
+#[derive(Debug)]
+pub struct Detached {
+    socket: OwnedFd,
+    received: Vec<u8>,
+    /// Comes after `received`.
+    error: Option<Errno>,
+}
+
+impl Detached {
+    /// Makes it a stream of the running loop. Panics outside of one.
+    pub fn attach(self) -> Stream {
+        let Detached { socket, received, error } = self;
+        let stream = Stream::attach(Environment::current(), socket, Fresh::Accepted);
+        if !received.is_empty() || error.is_some() {
+            let mut bytes = Buffer::new();
+            // There already; the bound is that of who received it.
+            bytes.append_past_limit(&received);
+            stream.ahead.set(Some(Box::new(Ahead { bytes, error })));
+        }
+        stream
+    }
+
+    /// The socket, and the bytes that come before those in the kernel.
+    pub fn into_parts(self) -> (OwnedFd, Vec<u8>) {
+        (self.socket, self.received)
+    }
 }
 
 impl Stream {
     pub(crate) fn attach(environment: Rc<Environment>, socket: OwnedFd, fresh: Fresh) -> Self {
         let descriptor = socket.as_raw_fd();
         let key = environment.driver.attach(socket, fresh);
-        Stream { environment, key, descriptor }
+        Stream { environment, key, descriptor, ahead: Cell::new(None) }
     }
 
     /// Takes a connected stream socket, which is set non-blocking. Errors: the descriptor's. Panics outside of a loop.
@@ -39,17 +80,16 @@ impl Stream {
         Ok(Stream::attach(Environment::current(), socket, Fresh::Accepted))
     }
 
-    /// Gives the socket away, for another loop (`from_fd` there) or another owner. Bytes already received are in the
-    /// caller's buffer, all others still in the kernel, unless a receive was waiting: then [`Stream::into_parts`] has
-    /// what it got.
-    pub fn into_fd(self) -> OwnedFd {
-        self.environment.driver.detach(self.key).expect("an open stream owns its slot")
-    }
-
-    /// As [`Stream::into_fd`], with the bytes that the driver has received ahead of the reader: they come before those in
-    /// the kernel.
-    pub fn into_parts(self) -> (OwnedFd, Buffer) {
-        self.environment.driver.detach_with_received(self.key).expect("an open stream owns its slot")
+    /// Takes the stream from its loop, for another one ([`Detached::attach`]) or another owner. A receive that nobody waits
+    /// for any more may have got something: that comes along. With io_uring it costs a system call to be sure of that.
+    ///
+    /// Errors, with which the connection is closed: a send is under way, so that nobody could tell how much of it will have
+    /// left; or the kernel's.
+    pub fn detach(self) -> io::Result<Detached> {
+        let Released { socket, received, error } = self.environment.driver.release(self.key)?;
+        let ahead = self.ahead.take().map(|ahead| *ahead).unwrap_or(Ahead { bytes: Buffer::new(), error: None });
+        let received = [ahead.bytes.readable(), received.readable()].concat();
+        Ok(Detached { socket, received, error: ahead.error.or(error) })
     }
 
     /// Connects. Dropping the future closes the socket.
@@ -90,7 +130,26 @@ impl Stream {
     #[inline]
     pub fn poll_recv(&self, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         debug_assert!(max > 0, "a receive of nothing looks like the end of the stream");
+        if let Some(ahead) = self.ahead.take() {
+            return Poll::Ready(self.take_ahead(ahead, into, max));
+        }
         self.environment.driver.poll_recv(self.key, cx, into, max)
+    }
+
+    #[cold]
+    fn take_ahead(&self, mut ahead: Box<Ahead>, into: &mut Buffer, max: usize) -> io::Result<usize> {
+        let count = ahead.bytes.len().min(max);
+        if count == 0 {
+            return Err(ahead.error.expect("nothing is kept for nothing").into());
+        }
+        let appended = into.append(&ahead.bytes.readable()[..count]);
+        if appended.is_ok() {
+            ahead.bytes.consume(count);
+        }
+        if !ahead.bytes.is_empty() || ahead.error.is_some() {
+            self.ahead.set(Some(ahead));
+        }
+        appended.map(|()| count)
     }
 
     /// Sends as much of `out` as the socket takes and removes it from there. Ready with more than 0 when there was
@@ -196,7 +255,7 @@ impl Stream {
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the driver's slot owns the descriptor until this stream is dropped or consumed by `into_fd`, and the
+        // SAFETY: the driver's slot owns the descriptor until this stream is dropped or consumed by `detach`, and the
         // result borrows the stream.
         unsafe { BorrowedFd::borrow_raw(self.descriptor) }
     }
@@ -204,7 +263,7 @@ impl AsFd for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // After `into_fd` the key is stale and nothing happens.
+        // After `detach` the key is stale and nothing happens.
         self.environment.driver.close(self.key);
     }
 }

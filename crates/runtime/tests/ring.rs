@@ -4,7 +4,7 @@ mod common;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn who_asks_for_epoll_or_for_the_best_gets_no_reason() {
 
 /// Many clients at once, each with several rounds of question and answer.
 async fn serve_many(clients: u32, rounds: u32) {
-    let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, exclusive: false };
+    let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
     let listener = Listener::bind(&any_port(), 1024, options).unwrap();
     let address = listener.local_address().unwrap();
     spawn(async move {
@@ -93,7 +93,7 @@ async fn serve_many(clients: u32, rounds: u32) {
 #[test]
 fn few_buffers_and_tiny_queues_lose_nothing() {
     for (submissions, completions, buffers) in [(1, 2, 1), (4, 8, 16), (8, 16, 0), (512, 4096, 4)] {
-        let ring = RingOptions { submissions, completions, buffers, refusal: None };
+        let ring = RingOptions { submissions, completions, buffers, ..RingOptions::default() };
         event_loop(with_ring(ring)).run(serve_many(200, 5));
     }
 }
@@ -236,32 +236,6 @@ fn an_error_of_a_queued_send_gives_the_bytes_back() {
         assert_eq!(server.send_all(&mut output).await.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
         assert_eq!(output.len_bytes(), 8);
     });
-}
-
-#[test]
-fn a_stream_that_moves_takes_along_what_the_ring_received() {
-    let (descriptor, received, mut client) = event_loop(simulated_time()).run(async {
-        let (near, mut client) = std::os::unix::net::UnixStream::pair().unwrap();
-        let server = Stream::from_fd(near.into()).unwrap();
-        let mut input = Buffer::new();
-        assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
-        yield_now().await;
-        client.write_all(b"ahead ").unwrap();
-        yield_now().await;
-        yield_now().await;
-        client.write_all(b"behind").unwrap();
-        let (descriptor, received) = server.into_parts();
-        (descriptor, received.readable().to_vec(), client)
-    });
-    event_loop(simulated_time()).run(async {
-        let server = Stream::from_fd(descriptor).unwrap();
-        let rest = receive(&server, 12 - received.len()).await;
-        assert_eq!([received, rest].concat(), b"ahead behind");
-        send(&server, b"moved").await;
-    });
-    let mut answer = [0; 5];
-    client.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"moved");
 }
 
 #[test]

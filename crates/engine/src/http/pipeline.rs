@@ -22,7 +22,7 @@ use super::error_page;
 use super::exchange::{BodyLength, FileOptions, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
-use super::phases::{Decision, Flow, Phase};
+use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
 use super::settings::{CoreSettings, ServerTokens};
 use crate::process::Level;
@@ -209,8 +209,8 @@ fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time)),
         Flow::Answer(body) => answer(request, body),
-        Flow::Respond(444) => {
-            request.response.status = 444;
+        Flow::Respond(status @ (444 | CLIENT_LEFT)) => {
+            request.response.status = status;
             Some(Step::Close)
         }
         Flow::Respond(status) => match error_page::respond(request, status) {
@@ -230,8 +230,8 @@ fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     for bound in &scope.filters {
-        match bound.filter.apply(request, scope.conf(bound.module), body) {
-            Filtered::Body(changed) => body = changed,
+        match bound.filter.apply(request, scope.conf(bound.module), &mut body) {
+            Filtered::Goes => {}
             // Bounded as redirects are; what comes out then is not filtered again.
             Filtered::Respond(status) if !spend_redirect(request) => {
                 return Some(Step::Answer(error_page::plain(request, status)));
@@ -485,10 +485,10 @@ mod tests {
             true
         }
 
-        fn apply(&self, request: &mut Request, _conf: &dyn Any, body: Body) -> Filtered {
+        fn apply(&self, request: &mut Request, _conf: &dyn Any, _body: &mut Body) -> Filtered {
             if request.response.status != self.0 {
                 request.response.add(b"X-Seen", b"yes");
-                return Filtered::Body(body);
+                return Filtered::Goes;
             }
             request.response.clear();
             Filtered::Respond(self.1)

@@ -31,9 +31,9 @@ const CONDITIONS: KnownHeaders = KnownHeaders::of(&[
     KnownHeader::IfNoneMatch,
 ]);
 
-fn check(request: &mut Request, _conf: &(), body: Body) -> Filtered {
+fn check(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     if request.response.status != 200 || !request.parsed.has_any(CONDITIONS) {
-        return Filtered::Body(body);
+        return Filtered::Goes;
     }
     let conditions = Conditions {
         unmodified_since: request.header(KnownHeader::IfUnmodifiedSince),
@@ -43,10 +43,11 @@ fn check(request: &mut Request, _conf: &(), body: Body) -> Filtered {
         how: *request.scope().core.if_modified_since.get(),
     };
     match conditions.judge(&request.response) {
-        Verdict::Send => Filtered::Body(body),
+        Verdict::Send => Filtered::Goes,
         Verdict::NotModified => {
             describe_nothing(&mut request.response);
-            Filtered::Body(Body::Empty)
+            *body = Body::Empty;
+            Filtered::Goes
         }
         Verdict::Failed => {
             request.response.clear();

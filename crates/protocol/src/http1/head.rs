@@ -121,10 +121,35 @@ pub struct RequestHead {
 impl RequestHead {
     /// Forgets everything but the capacity.
     pub fn clear(&mut self) {
-        let mut headers = std::mem::take(&mut self.headers);
+        // Field by field: what is large, the list and the places of known fields, stays where it is.
+        let RequestHead {
+            method,
+            method_range,
+            target_range,
+            target,
+            version,
+            version_range,
+            line,
+            headers,
+            authority,
+            framing,
+            ignored_count,
+            ignored_first,
+            known,
+        } = self;
+        *method = Method::default();
+        *method_range = Range32::default();
+        *target_range = Range32::default();
+        *target = uri::Target::default();
+        *version = Version::default();
+        *version_range = Range32::default();
+        *line = Range32::default();
         headers.clear();
-        let known = KnownIndex { present: 0, ..self.known }; // the places need no clearing
-        *self = Self { headers, known, ..Self::default() };
+        *authority = None;
+        *framing = Framing::default();
+        *ignored_count = 0;
+        *ignored_first = None;
+        known.present = 0;
     }
 
     /// The method's text.

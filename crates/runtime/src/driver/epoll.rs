@@ -20,16 +20,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 use smallvec::SmallVec;
 
+use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::environment::Environment;
-use crate::inbox;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
@@ -37,26 +36,16 @@ use crate::slots::{Key, Slots};
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
 pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
-/// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
-const ACCEPT_FAILURES_MAX: u32 = 16;
-
 /// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
 /// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
 pub(super) const SEND_MAX: usize = 1 << 20;
-
-/// Connections accepted per turn from a socket that no other loop waits for, even if the batch is smaller. Nobody else could
-/// take them earlier, and each saves a wait; their first answers come within a few hundred microseconds.
-const UNSHARED_BATCH: u32 = 8;
-
-/// Events for which no accept beyond the batch is tried, at most, after such tries have found nothing.
-const CAUTION_MAX: u32 = 64;
 
 const INBOX: u64 = u64::MAX;
 
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     connections: RefCell<Slots<Connection>>,
-    listeners: RefCell<Slots<Listening>>,
+    listeners: RefCell<Slots<Listening<Registered>>>,
     events: RefCell<Vec<epoll::Event>>,
     turn: Cell<u32>,
 }
@@ -72,54 +61,12 @@ struct Connection {
     writes: Share,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    closed_waiter: Option<Waker>,
+    /// Apart, because few wait for that.
+    closed_waiter: Option<Box<Waker>>,
 }
 
-struct Listening {
-    socket: Arc<OwnedFd>,
-    options: AcceptOptions,
-    registered: bool,
-    readable: bool,
-    accepts: Accepts,
-    acceptor: Option<Waker>,
-}
-
-/// How much is accepted in a turn.
-#[derive(Default)]
-pub(super) struct Accepts {
-    share: Share,
-    /// For how many more events the batch will do, and for how many after the next try in vain.
-    cautious_events: u32,
-    caution: u32,
-}
-
-impl Accepts {
-    /// Notes that the kernel has told of connections.
-    pub(super) fn note_event(&mut self) {
-        self.cautious_events = self.cautious_events.saturating_sub(1);
-    }
-
-    /// The next connection, within this turn's bounds; `None` if there is none or not in this turn.
-    pub(super) fn accept(
-        &mut self,
-        socket: &OwnedFd,
-        options: AcceptOptions,
-        turn: u32,
-    ) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        let batch = options.batch.max(1);
-        let may_exceed = !options.exclusive && self.cautious_events == 0;
-        let batch_max = if may_exceed { batch.max(UNSHARED_BATCH) } else { batch };
-        if !self.share.take(turn, batch_max) {
-            return Ok(None);
-        }
-        let accepted = accept(socket)?;
-        if self.share.used > batch {
-            self.caution = if accepted.is_some() { 0 } else { (2 * self.caution).clamp(1, CAUTION_MAX) };
-            self.cautious_events = self.caution;
-        }
-        Ok(accepted)
-    }
-}
+/// Whether the kernel watches a listening socket.
+type Registered = bool;
 
 /// How much of a turn one direction of a socket has used.
 #[derive(Clone, Copy, Default)]
@@ -136,6 +83,11 @@ impl Share {
         }
         self.used += 1;
         self.used <= max
+    }
+
+    /// How many were taken in the turn of the last `take`.
+    pub(super) fn used(self) -> u32 {
+        self.used
     }
 }
 
@@ -222,7 +174,7 @@ impl Epoll {
             writer = connection.writer.take();
         }
         if hung_up {
-            closed_waiter = connection.closed_waiter.take();
+            closed_waiter = connection.closed_waiter.take().map(|waker| *waker);
         }
         drop(connections);
         [reader, writer, closed_waiter].into_iter().flatten().for_each(Waker::wake);
@@ -233,9 +185,7 @@ impl Epoll {
         let Some(listener) = listeners.get_mut(key) else {
             return;
         };
-        let acceptor = listener.acceptor.take();
-        listener.readable = acceptor.is_some();
-        listener.accepts.note_event();
+        let acceptor = listener.handle_event();
         if acceptor.is_none() {
             self.unregister(listener);
         }
@@ -243,19 +193,16 @@ impl Epoll {
         acceptor.into_iter().for_each(Waker::wake);
     }
 
-    fn unregister(&self, listener: &mut Listening) {
-        if !std::mem::replace(&mut listener.registered, false) {
+    fn unregister(&self, listener: &mut Listening<Registered>) {
+        if !std::mem::take(&mut listener.registration) {
             return;
         }
         // It was added and is open, so this cannot fail.
         let _ = epoll::delete(&self.epoll, &*listener.socket);
-        // Of what waits now the kernel may have told this loop alone, and it will not tell the others.
-        if listener.options.exclusive && has_connection(&listener.socket) {
-            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
-        }
+        listener.pass_on();
     }
 
-    fn add_listener(&self, key: Key, listener: &Listening) -> Result<(), Errno> {
+    fn add_listener(&self, key: Key, listener: &Listening<Registered>) -> Result<(), Errno> {
         let mut flags = epoll::EventFlags::IN;
         if listener.options.exclusive {
             flags |= epoll::EventFlags::EXCLUSIVE;
@@ -380,7 +327,10 @@ impl Driver for Epoll {
         if let Err(error) = self.register(key, connection) {
             return Poll::Ready(Err(error));
         }
-        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        let displaced = match &mut connection.closed_waiter {
+            Some(waiter) if waiter.will_wake(cx.waker()) => None,
+            waiter => waiter.replace(Box::new(cx.waker().clone())),
+        };
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -406,14 +356,22 @@ impl Driver for Epoll {
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
-        self.listeners.borrow_mut().insert(Listening {
-            socket,
-            options,
-            registered: false,
-            readable: false,
-            accepts: Accepts::default(),
-            acceptor: None,
-        })
+        self.listeners.borrow_mut().insert(Listening::new(socket, options))
+    }
+
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        let acceptor = if listener.set_options(options) && listener.registration {
+            self.unregister(listener);
+            listener.acceptor.take()
+        } else {
+            None
+        };
+        drop(listeners);
+        acceptor.into_iter().for_each(Waker::wake);
     }
 
     fn detach_listener(&self, key: Key) {
@@ -423,24 +381,36 @@ impl Driver for Epoll {
     }
 
     fn pause_listener(&self, key: Key) {
-        if let Some(listener) = self.listeners.borrow_mut().get_mut(key) {
-            self.unregister(listener);
-            listener.readable = false;
-        }
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        self.unregister(listener);
+        let acceptor = listener.pause();
+        drop(listeners);
+        drop(acceptor);
     }
 
     fn rearm_shared_listeners(&self) {
         // Adding looks at the socket, and epoll does not allow to modify exclusive registrations.
         self.listeners.borrow_mut().for_each(|key, listener| {
-            if listener.registered && listener.options.exclusive {
+            if listener.registration && listener.options.exclusive {
                 let _ = epoll::delete(&self.epoll, &*listener.socket);
                 if self.add_listener(key, listener).is_err() {
                     // No kernel memory: the acceptor tries again and is told.
-                    listener.registered = false;
+                    listener.registration = false;
                     listener.acceptor.take().into_iter().for_each(Waker::wake);
                 }
             }
         });
+    }
+
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let mut wakers = Vec::new();
+        self.listeners
+            .borrow_mut()
+            .for_each(|_, listener| wakers.extend(listener.accept_for_another(address, &socket)));
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
@@ -452,22 +422,21 @@ impl Driver for Epoll {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if listener.readable {
-            match listener.accepts.accept(&listener.socket, listener.options, self.turn.get()) {
-                Ok(None) => {}
-                Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
-                Err(error) => return Poll::Ready(Err(error)),
-            }
+        if let Some(accepted) = listener.next(self.turn.get()).transpose() {
+            return Poll::Ready(accepted);
         }
-        listener.readable = false;
-        if !listener.registered {
+        if !listener.registration {
             if let Err(errno) = self.add_listener(key, listener) {
                 return Poll::Ready(Err(errno.into()));
             }
-            listener.registered = true;
+            listener.registration = true;
         }
         let displaced = park(&mut listener.acceptor, cx.waker());
+        let has_more = listener.has_more();
         drop(listeners);
+        if has_more {
+            cx.waker().wake_by_ref();
+        }
         drop(displaced);
         Poll::Pending
     }
@@ -569,40 +538,4 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize
             Err(errno) => return Err(errno.into()),
         }
     }
-}
-
-/// The next connection; `None` if there is none, or after a row of connections that failed before they were accepted.
-pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-    for _ in 0..ACCEPT_FAILURES_MAX {
-        match net::acceptfrom_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-            Ok((socket, peer)) => return Ok(Some((socket, SocketAddress::from_kernel(peer)?))),
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(errno) if concerns_one_connection(errno) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(None)
-}
-
-pub(super) fn has_connection(socket: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(socket, PollFlags::IN)];
-    matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
-}
-
-/// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
-fn concerns_one_connection(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::INTR
-            | Errno::CONNABORTED
-            | Errno::PROTO
-            | Errno::PERM
-            | Errno::NETDOWN
-            | Errno::NOPROTOOPT
-            | Errno::HOSTDOWN
-            | Errno::NONET
-            | Errno::HOSTUNREACH
-            | Errno::OPNOTSUPP
-            | Errno::NETUNREACH
-    )
 }

@@ -19,12 +19,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::epoll::{SEND_MAX, park};
-use super::{Control, Driver, End, Fresh};
+use super::{Control, Driver, End, Fresh, Released};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
 use crate::output::Output;
-use crate::panics::boundary;
 use crate::simulation::{Event, Named, Side, World, storm};
 use crate::slots::{Key, Slots};
 
@@ -214,6 +213,15 @@ impl Simulated {
         self.with(key, |socket| socket.sending = Some(Sending { ticket, output, state }));
     }
 
+    /// Closes a connection's end; memory on loan comes back later.
+    fn close_end(&self, end: Key, sending: Option<Sending>) {
+        let fate = &self.world.fate;
+        if let Some(sending) = sending {
+            fate.plan(fate.within(fate.faults().late_max), Event::Release { _memory: sending.output });
+        }
+        self.world.network.borrow_mut().close(fate, end);
+    }
+
     /// Goes on with what is in flight for a socket, and wakes who waits for it.
     fn handle_ready(&self, key: Key, side: Side) {
         let mut sockets = self.sockets.borrow_mut();
@@ -271,11 +279,7 @@ impl Simulated {
                 acceptor.into_iter().for_each(Waker::wake);
             }
             Event::Release { .. } => {}
-            Event::TaskBegins { task } => self.world.begin_task(task),
-            Event::TaskEnds { task } => {
-                // A result that nobody waits for any more is dropped here, and its destructor may panic.
-                let _ = boundary("pool task", || self.world.end_task(task));
-            }
+            Event::Thread(thread) => self.world.handle_thread(thread),
         }
     }
 
@@ -338,26 +342,28 @@ impl Driver for Simulated {
     }
 
     fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.detach_with_received(key).map(|(socket, _)| socket)
+        self.release(key).ok().map(|released| released.socket)
     }
 
-    fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
-        let socket = self.sockets.borrow_mut().remove(key)?;
-        let mut received = Buffer::new();
-        received.append(&socket.received).ok()?;
-        self.world.network.borrow_mut().detach(socket.end);
-        let Socket { descriptor, reader, writer, closed_waiter, sending, .. } = socket;
-        drop((reader, writer, closed_waiter, sending));
-        Some((descriptor, received))
+    fn release(&self, key: Key) -> io::Result<Released> {
+        let socket = self.sockets.borrow_mut().remove(key).ok_or(io::ErrorKind::NotConnected)?;
+        let Socket { descriptor, end, received, receive_error, sending, reader, writer, closed_waiter, .. } = socket;
+        drop((reader, writer, closed_waiter));
+        if let Some(sending) = sending {
+            // Nobody could tell how much of it will have left.
+            self.close_end(end, Some(sending));
+            return Err(Errno::BUSY.into());
+        }
+        self.world.network.borrow_mut().detach(end);
+        let mut ahead = Buffer::new();
+        ahead.append_past_limit(&received);
+        Ok(Released { socket: descriptor, received: ahead, error: receive_error })
     }
 
     fn close(&self, key: Key) {
-        let Some(mut socket) = self.sockets.borrow_mut().remove(key) else { return };
-        let fate = &self.world.fate;
-        if let Some(sending) = socket.sending.take() {
-            fate.plan(fate.within(fate.faults().late_max), Event::Release { _memory: sending.output });
+        if let Some(Socket { end, sending, .. }) = self.sockets.borrow_mut().remove(key) {
+            self.close_end(end, sending);
         }
-        self.world.network.borrow_mut().close(fate, socket.end);
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -523,6 +529,9 @@ impl Driver for Simulated {
         self.world.network.borrow_mut().attach_listener(listener, key);
         key
     }
+
+    /// Batches are chance here.
+    fn set_accept_options(&self, _key: Key, _options: AcceptOptions) {}
 
     fn detach_listener(&self, key: Key) {
         if let Some(listening) = self.listeners.borrow_mut().remove(key) {

@@ -10,6 +10,7 @@ use super::network::Arrival;
 use super::random::Random;
 use super::trace::Trace;
 use crate::output::Output;
+use crate::pool::SimulatedThread;
 use crate::slots::Key;
 
 /// Something takes this long even where nothing is slow: what follows from an event never happens at the same moment.
@@ -34,10 +35,8 @@ pub(crate) enum Event {
     ListenerReady { slot: Key },
     /// The kernel lets go of memory that was on loan to it.
     Release { _memory: Output },
-    /// A pool's thread takes a task.
-    TaskBegins { task: u64 },
-    /// A task is done.
-    TaskEnds { task: u64 },
+    /// A pool's thread comes to a task, or to its end.
+    Thread(SimulatedThread),
 }
 
 /// What a socket is told of.

@@ -14,9 +14,13 @@ use rustix::io::Errno;
 
 use super::fate::Fate;
 use crate::files::{FileKind, FileMetadata, OpenFlags};
+use crate::pool::Device;
 
 /// When everything was last changed: a day before virtual time begins.
 const MODIFIED_SECONDS: i64 = 1_000_000_000 - 86_400;
+
+/// The device that all of them lie on.
+pub(super) const DEVICE: Device = Device::number(1);
 
 /// What is wrong with a file's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -16,7 +16,6 @@ mod faults;
 mod files;
 mod network;
 mod peer;
-mod pools;
 mod random;
 mod seeds;
 mod trace;
@@ -26,7 +25,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -36,7 +34,7 @@ use crate::buffer::Lease;
 use crate::clock::{Moment, VIRTUAL_START_NANOS};
 use crate::environment::Environment;
 use crate::files::{File, FileMetadata, OpenFlags};
-use crate::pool::{Job, PoolError};
+use crate::pool::{Device, SimulatedPools, SimulatedThread};
 
 pub(crate) use self::fate::{Event, Fate, Side};
 pub use self::faults::Faults;
@@ -67,7 +65,7 @@ impl Simulation {
             fate: Fate::new(seed, faults, clock),
             network: RefCell::new(Network::new()),
             files: RefCell::new(files::Files::new()),
-            pools: RefCell::new(pools::Pools::new()),
+            pools: SimulatedPools::default(),
         };
         Simulation { world: Rc::new(world) }
     }
@@ -129,7 +127,7 @@ impl Simulation {
 
     /// How many tasks of thread pools wait or run.
     pub fn pool_tasks(&self) -> usize {
-        self.world.pools.borrow().count()
+        self.world.pools.tasks()
     }
 
     /// A number that all that has happened so far determines: every event with its time, every byte with its place.
@@ -154,7 +152,7 @@ pub(crate) struct World {
     pub fate: Fate,
     pub network: RefCell<Network>,
     files: RefCell<files::Files>,
-    pools: RefCell<pools::Pools>,
+    pub pools: SimulatedPools,
 }
 
 impl World {
@@ -193,9 +191,9 @@ impl World {
         Ok(opened?)
     }
 
-    /// Whether an open, stat or read has to be done by a pool.
-    pub fn is_cold(&self) -> bool {
-        self.fate.strikes(|faults| faults.cold_files)
+    /// Opens or looks at a file, unless that has to be done by a pool; then the error is the device.
+    pub fn attempt<T>(&self, attempt: impl FnOnce(&World) -> T) -> Result<T, Device> {
+        if self.fate.strikes(|faults| faults.cold_files) { Err(files::DEVICE) } else { Ok(attempt(self)) }
     }
 
     /// A file that was opened for real.
@@ -233,35 +231,21 @@ impl World {
         Ok(bytes)
     }
 
-    /// Takes a pool's task; a refused one is dropped.
-    pub fn submit(
-        &self,
-        pool: &Arc<str>,
-        threads_max: usize,
-        queue_max: usize,
-        job: Box<dyn Job>,
-    ) -> Result<(), PoolError> {
-        let submitted = self.pools.borrow_mut().submit(&self.fate, pool, (threads_max, queue_max), job);
-        submitted.map_err(|(error, job)| {
-            drop(job);
-            error
-        })
+    /// Whether a pool refuses a task as if it was full.
+    pub fn refuses_task(&self) -> bool {
+        self.fate.strikes(|faults| faults.pool_refusals)
     }
 
-    /// Runs a task. It may do whatever a task may, also give tasks to pools.
-    pub fn begin_task(&self, task: u64) {
-        let job = self.pools.borrow_mut().begin(&self.fate, task);
-        if let Some(mut job) = job {
-            job.run();
-            self.pools.borrow_mut().begun(&self.fate, task, job);
-        }
+    /// Has a pool's thread go on after a while.
+    pub fn plan_thread(&self, thread: SimulatedThread) {
+        self.fate.plan(self.fate.within(self.fate.faults().task_max), Event::Thread(thread));
     }
 
-    /// Delivers what a task has returned.
-    pub fn end_task(&self, task: u64) {
-        let job = self.pools.borrow_mut().end(&self.fate, task);
-        if let Some(job) = job {
-            job.deliver();
+    /// A pool's thread goes on.
+    pub fn handle_thread(&self, thread: SimulatedThread) {
+        self.fate.note("thread", 0, thread.has_task().into());
+        if let Some(thread) = thread.step() {
+            self.plan_thread(thread);
         }
     }
 }

@@ -8,14 +8,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gale_runtime::*;
 
+/// Has the io_uring of a whole test program be as on an older kernel: "6.0".
+pub const KERNEL_MAX: &str = "GALE_TEST_KERNEL_MAX";
+
+fn ring_options() -> RingOptions {
+    let kernel_max = std::env::var(KERNEL_MAX).ok().map(|version| {
+        let (major, minor) = version.split_once('.').expect("major.minor");
+        (major.parse().unwrap(), minor.parse().unwrap())
+    });
+    RingOptions { kernel_max, ..RingOptions::default() }
+}
+
 /// Real time, and this program's driver.
 pub fn options() -> LoopOptions {
-    LoopOptions { driver: crate::DRIVER, ..LoopOptions::default() }
+    LoopOptions { driver: crate::DRIVER, ring: ring_options(), ..LoopOptions::default() }
 }
 
 /// Virtual time, and this program's driver.
 pub fn simulated_time() -> LoopOptions {
-    LoopOptions { driver: crate::DRIVER, ..LoopOptions::simulated_time() }
+    LoopOptions { driver: crate::DRIVER, ring: ring_options(), ..LoopOptions::simulated_time() }
 }
 
 /// A loop that really has the driver that was asked for, where the kernel gives it.
@@ -98,6 +109,13 @@ pub async fn receive(stream: &Stream, length: usize) -> Vec<u8> {
         assert_ne!(stream.recv(&mut input, missing).await.unwrap(), 0, "the stream ended early");
     }
     input.readable().to_vec()
+}
+
+/// Turns of the loop, so that what was submitted can complete and be told.
+pub async fn turns(count: u32) {
+    for _ in 0..count {
+        yield_now().await;
+    }
 }
 
 /// Polls a future once: what it says before anything else happens.

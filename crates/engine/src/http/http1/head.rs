@@ -2,13 +2,14 @@
 //! which server, which path, how the body is framed.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Offence, Status, Version};
 use gale_protocol::uri::Form;
-use gale_runtime::Buffer;
+use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State};
@@ -21,10 +22,8 @@ use crate::process::Level;
 
 /// What reading a head led to.
 pub(super) enum Arrival {
-    /// A whole head.
+    /// A whole head, or one that cannot be understood.
     Request(Box<Request>),
-    /// The head cannot be understood.
-    Offence(Box<Request>, Offence),
     /// The client closed the connection in the middle of a head.
     Left(Box<Request>),
     /// The client was silent for too long, perhaps in the middle of a head.
@@ -58,7 +57,7 @@ impl HeadReading {
 impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { input, parser, timer, transfer } = &mut *self.state.borrow_mut();
+        let State { input, timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
@@ -67,18 +66,20 @@ impl Http1 {
                     let Some(mut request) = self.begin_head(&mut transfer.head) else {
                         return Poll::Ready(Arrival::Closed);
                     };
+                    transfer.generation = NonZeroU64::new(request.http().generation);
                     request.is_pipelined = is_pipelined;
                     request.number_on_connection = self.info.requests.get() + 1;
                     *pending = Some(request);
+                    transfer.parser.reset();
                     // What is logged of a head that breaks off is its own.
                     transfer.sender.begin(Version::default());
                     transfer.body = RequestBody::default();
-                    self.idle_since.set(None);
+                    self.idle_since.set(Moment::NEVER);
                 }
                 let (Some(request), Some(transfer)) = (pending.as_mut(), transfer.as_mut()) else {
                     unreachable!("a head has begun");
                 };
-                match parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
+                match transfer.parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
                     Ok(Status::NeedMore) => {
                         if let Some(timeout) = transfer.head.timeout.take() {
                             timer.set_after(timeout);
@@ -100,7 +101,8 @@ impl Http1 {
                     Err(offence) => {
                         let mut request = pending.take().expect("there is one");
                         request.head = std::mem::take(input);
-                        return Poll::Ready(Arrival::Offence(request, offence));
+                        transfer.offence = Some(offence);
+                        return Poll::Ready(Arrival::Request(request));
                     }
                 }
             }
@@ -120,10 +122,10 @@ impl Http1 {
                 }
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
-                    if pending.is_none() && self.idle_since.get().is_none() {
+                    if pending.is_none() && !self.is_idle() {
                         let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
                         timer.set_after(wait);
-                        self.idle_since.set(Some(gale_runtime::now()));
+                        self.idle_since.set(gale_runtime::now());
                         self.worker.note_idle();
                     }
                     if timer.poll_expired(context).is_pending() {
@@ -139,7 +141,7 @@ impl Http1 {
     /// connection, `keepalive_timeout` between requests. `None` closes.
     fn first_wait(&self) -> Option<Duration> {
         if self.info.requests.get() > 0 {
-            return Some(self.idle_max.get());
+            return Some(Duration::from_nanos(self.idle_max_nanos.get()));
         }
         // Accepted in the turn in which the worker began to end: nobody will close it later.
         if self.worker.is_draining() {
@@ -167,12 +169,11 @@ impl Http1 {
             underscores_in_headers: *core.underscores_in_headers.get(),
         };
         // On a new connection that had to be waited for, the time runs since it was accepted.
-        let has_waited = self.info.requests.get() == 0 && self.idle_since.get().is_some();
+        let has_waited = self.info.requests.get() == 0 && self.is_idle();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
         let mut request = self.worker.take_request();
-        self.exchange_generation.set(Some(http.generation));
-        request.place = place.0;
+        request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
         *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size };
@@ -189,11 +190,12 @@ impl Http1 {
     }
 
     /// Prepares the exchange and goes through the phases as far as it gets.
-    pub(super) fn begin(&self, request: &mut Request, offence: Option<Offence>) -> Step {
+    pub(super) fn begin(&self, request: &mut Request) -> Step {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
         let configuration = Rc::clone(request.configuration());
         let http = configuration.http();
+        let offence = self.state.borrow_mut().transfer().offence.take();
         if offence.is_none() {
             self.choose_server(request, http);
         }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   ring:   | entry 0 | entry 1 | …      each names a buffer; the kernel takes at its head, we add at `tail`
-//!   memory: | buffer 0 | buffer 1 | …    BUFFER_SIZE each
+//!   memory: | buffer 0 | buffer 1 | …    `size` bytes each
 //! ```
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -17,9 +17,6 @@ use io_uring::types::BufRingEntry;
 
 use super::ring::Ring;
 
-/// Holds nearly every request head; who wants more at once has the socket polled and reads into memory of its own.
-pub(super) const BUFFER_SIZE: usize = 4096;
-
 /// The only group of a ring.
 pub(super) const GROUP: u16 = 0;
 
@@ -29,21 +26,23 @@ pub(super) struct Buffers {
     entries: NonNull<BufRingEntry>,
     layout: Layout,
     memory: Box<[u8]>,
+    size: usize,
     count: u16,
     tail: u16,
 }
 
 impl Buffers {
-    /// Registers `count` buffers, a power of two. Errors: the kernel's (EINVAL before 5.19).
-    pub fn register(ring: &Ring, count: u16) -> io::Result<Buffers> {
+    /// Registers `count` buffers, a power of two, of `size` bytes. Errors: the kernel's (EINVAL before 5.19).
+    pub fn register(ring: &Ring, count: u16, size: u32) -> io::Result<Buffers> {
         assert!(count.is_power_of_two());
         let layout = Layout::array::<BufRingEntry>(count.into()).and_then(|layout| layout.align_to(PAGE));
         let layout = layout.expect("at most 65,535 entries of 16 bytes");
         // SAFETY: the layout is not empty, as a power of two is not 0.
         let entries = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<BufRingEntry>());
         let entries = entries.unwrap_or_else(|| handle_alloc_error(layout));
-        let memory = vec![0; BUFFER_SIZE * usize::from(count)].into_boxed_slice();
-        let mut buffers = Buffers { entries, layout, memory, count, tail: 0 };
+        let size = size as usize;
+        let memory = vec![0; size * usize::from(count)].into_boxed_slice();
+        let mut buffers = Buffers { entries, layout, memory, size, count, tail: 0 };
         // SAFETY: the memory is `count` entries long, aligned to a page, and freed only after the ring is closed (the
         // driver's fields are dropped in this order).
         unsafe { ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, count, GROUP, 0) }?;
@@ -54,10 +53,15 @@ impl Buffers {
         Ok(buffers)
     }
 
+    /// The bytes of each.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// The first `length` bytes of a buffer that a completion named.
     pub fn bytes(&self, number: u16, length: usize) -> &[u8] {
-        let start = usize::from(number) * BUFFER_SIZE;
-        &self.memory[start..start + length.min(BUFFER_SIZE)]
+        let start = usize::from(number) * self.size;
+        &self.memory[start..start + length.min(self.size)]
     }
 
     /// Gives a buffer back to the kernel.
@@ -69,12 +73,12 @@ impl Buffers {
     fn add(&mut self, number: u16) {
         assert!(number < self.count);
         let place = usize::from(self.tail & (self.count - 1));
-        let address = self.memory[usize::from(number) * BUFFER_SIZE..].as_mut_ptr() as u64;
+        let address = self.memory[usize::from(number) * self.size..].as_mut_ptr() as u64;
         // SAFETY: `place` is within the ring, and the kernel does not look at entries from the tail on. Only the three
         // fields are written: the tail lies in the fourth of the first entry.
         let entry = unsafe { &mut *self.entries.as_ptr().add(place) };
         entry.set_addr(address);
-        entry.set_len(BUFFER_SIZE as u32);
+        entry.set_len(self.size as u32);
         entry.set_bid(number);
         self.tail = self.tail.wrapping_add(1);
     }

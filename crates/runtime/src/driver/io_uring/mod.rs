@@ -2,43 +2,51 @@
 //!
 //! A fresh connection is served like with epoll: receive and send at once, because the data is usually there and a
 //! request per connection gains nothing from a queue. From the first receive on that had to wait the connection uses the
-//! ring: a receive that finds nothing is armed with a provided buffer, and what it gets is copied to a lease when it
-//! completes, so a waiting connection holds no memory of ours and a buffer never outlives its completion. A short answer is
-//! queued: its [`Output`] goes on loan until the completion. What is large, or goes on after a full socket, is tried
-//! directly and waits by a poll, which moves no data before somebody wants it: a slow consumer stops the sender.
+//! ring: a receive is armed with provided buffers, and what it gets is copied to a lease when it completes, so a waiting
+//! connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept alive one
+//! multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the completion. What
+//! is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no data before somebody
+//! wants it: a slow consumer stops the sender. A multishot receive whose data nobody reads is ended. (`connection.rs`)
 //!
-//! Operations have a shape that leaves little to go wrong. All of them are single-shot and there is at most one of each
-//! [`Op`] per connection. A poll of the task only *notes* what it wants; the entry is made when the turn ends, from what
-//! the slot says then, so nothing is ever submitted for a descriptor that has been closed or given to another. User data
-//! is operation + generation + slot. The slot of a closed connection stays until its last operation has completed, and
-//! with it the memory of a send; a completion whose slot has gone is stale and finds nothing.
+//! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll of
+//! the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so nothing is
+//! ever submitted for a descriptor that has been closed or given to another. User data is operation + generation + slot.
+//! The slot of a closed connection stays until its last operation has completed, and with it the memory of a send; a
+//! completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
-//! and read with the next call; the only multishot operation, the inbox's poll, is armed again when it ends.
+//! and read with the next call; a multishot operation that the kernel ends is armed again.
 
 mod buffers;
+mod connection;
+mod idle;
+mod listeners;
+mod operation;
 mod ring;
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use io_uring::squeue::{self, Flags};
 use io_uring::{cqueue, opcode, types};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use self::buffers::{BUFFER_SIZE, Buffers, GROUP};
+use self::buffers::Buffers;
+use self::connection::{Connection, Multishot, Receive, Sending, Terms};
+use self::idle::Sweep;
+use self::listeners::Listeners;
+use self::operation::{
+    KIND_ACCEPT, KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
+};
 use self::ring::{Completion, Ring};
-use super::epoll::{Accepts, OPERATIONS_PER_TURN, SEND_MAX, Share, accept, has_connection, park, send, send_now};
-use super::{Control, Driver, End, Fresh, RingOptions};
+use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send, send_now};
+use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
 use crate::address::SocketAddress;
-use crate::buffer::{Buffer, Lease};
-use crate::environment::Environment;
-use crate::inbox;
+use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
 use crate::slots::{Key, Slots};
@@ -50,74 +58,18 @@ const QUEUED_SEND_MAX: usize = 32 * 1024;
 /// How many unused [`Sending`]s are kept.
 const SENDINGS_KEPT_MAX: usize = 64;
 
-/// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
-const POLL_FIRST: u16 = 1;
+/// What the self-test wants to receive: fits every buffer.
+const TEST_BYTES_MAX: usize = 16;
 
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
-
-/// What may be in flight for a connection, once each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-enum Op {
-    /// A poll for something to read.
-    Readable = 0,
-    /// A receive into a provided buffer. Never together with `Readable`.
-    Recv = 1,
-    /// A poll for room to write.
-    Writable = 2,
-    Send = 3,
-    /// A poll for the peer's leaving.
-    HungUp = 4,
-}
-
-impl Op {
-    const ALL: [Op; 5] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp];
-}
-
-/// User data: slot in the upper half, then 4 bits of kind, then the generation.
-const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
-const KIND_LISTENER: u64 = 8;
-const KIND_INBOX: u64 = 9;
-const KIND_CANCEL: u64 = 10;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL < 16);
-
-fn user_data(kind: u64, key: Key) -> u64 {
-    key.pack() | kind << KIND_SHIFT
-}
-
-fn kind_and_key(user_data: u64) -> (u64, Key) {
-    (user_data >> KIND_SHIFT & 15, Key::unpack(user_data & !(15 << KIND_SHIFT)))
-}
-
-/// A set of [`Op`]s.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct Ops(u8);
-
-impl Ops {
-    fn has(self, op: Op) -> bool {
-        self.0 & 1 << op as u8 != 0
-    }
-
-    fn add(&mut self, op: Op) {
-        self.0 |= 1 << op as u8;
-    }
-
-    fn remove(&mut self, op: Op) {
-        self.0 &= !(1 << op as u8);
-    }
-
-    fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
 
 pub(crate) struct IoUring {
     /// Dropped first: then the kernel has let go of the memory below.
     ring: RefCell<Ring>,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
-    listeners: RefCell<Slots<Listening>>,
+    listeners: Listeners,
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
@@ -127,6 +79,9 @@ pub(crate) struct IoUring {
     tickets: Cell<u32>,
     inbox: OwnedFd,
     is_inbox_armed: Cell<bool>,
+    multishot: Cell<Multishot>,
+    sweep: Sweep,
+    buffers_missed: Cell<u64>,
     completions_max: usize,
     turn: Cell<u32>,
 }
@@ -134,76 +89,8 @@ pub(crate) struct IoUring {
 enum Request {
     /// A connection wants operations.
     Connection(Key),
-    /// A listener wants its poll.
-    Listener(Key),
     /// The operation of this user data is not wanted any more.
     Cancel(u64),
-}
-
-struct Connection {
-    /// `None` when closed: the slot waits for what is in flight.
-    socket: Option<OwnedFd>,
-    /// As far as is known, a direct call may succeed.
-    readable: bool,
-    writable: bool,
-    hung_up: bool,
-    /// A receive has completed on the ring: sends are queued.
-    is_on_ring: bool,
-    /// There is a request for it.
-    is_requested: bool,
-    wanted: Ops,
-    in_flight: Ops,
-    reads: Share,
-    writes: Share,
-    received: Option<Received>,
-    receive_error: Option<Errno>,
-    sending: Option<Box<Sending>>,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
-    closed_waiter: Option<Waker>,
-}
-
-/// What a receive on the ring got, until the reader takes it.
-enum Received {
-    Lease(Lease),
-    /// The bound of leases was reached. At most a buffer per connection.
-    Heap(Vec<u8>),
-}
-
-impl Received {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Received::Lease(lease) => lease,
-            Received::Heap(bytes) => bytes,
-        }
-    }
-
-    fn advance(&mut self, count: usize) {
-        match self {
-            Received::Lease(lease) => lease.advance(count),
-            Received::Heap(bytes) => drop(bytes.drain(..count)),
-        }
-    }
-}
-
-/// A send on the ring: the bytes, and how the kernel is told of them.
-struct Sending {
-    output: Output,
-    ticket: u32,
-    offered: usize,
-    result: Option<Result<usize, Errno>>,
-    slices: Vec<libc::iovec>,
-    header: libc::msghdr,
-}
-
-struct Listening {
-    socket: Arc<OwnedFd>,
-    options: AcceptOptions,
-    wants_poll: bool,
-    is_poll_in_flight: bool,
-    readable: bool,
-    accepts: Accepts,
-    acceptor: Option<Waker>,
 }
 
 impl IoUring {
@@ -212,7 +99,8 @@ impl IoUring {
         let ring = Ring::new(options)?;
         let buffers = match options.buffers {
             0 => None,
-            count => match Buffers::register(&ring, count) {
+            _ if !options.allows(5, 19) => None,
+            count => match Buffers::register(&ring, count, options.buffer_bytes) {
                 Ok(buffers) => Some(buffers),
                 // An older kernel: receives wait by a poll.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
@@ -223,13 +111,20 @@ impl IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
-            listeners: RefCell::new(Slots::new()),
+            listeners: Listeners::new(options.allows(5, 19)),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
             tickets: Cell::new(0),
             inbox: inbox.try_clone_to_owned()?,
             is_inbox_armed: Cell::new(false),
+            multishot: Cell::new(match options.multishot {
+                true if options.allows(6, 17) => Multishot::Limited,
+                true if options.allows(6, 0) => Multishot::Unlimited,
+                _ => Multishot::Never,
+            }),
+            sweep: Sweep::new(options.idle_after),
+            buffers_missed: Cell::new(0),
             completions_max,
             turn: Cell::new(0),
         };
@@ -243,14 +138,18 @@ impl IoUring {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (near, far) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let (near, far) = (self.attach(near, Fresh::Connected), self.attach(far, Fresh::Connected));
-        self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut output, mut input) = (Output::new(), Buffer::new());
-        let (first, second) = (b"self-", b"test");
-        output.push_static(first);
-        output.push_static(second);
-        let tested = (|| {
-            let is_pending = self.poll_recv(far, &mut cx, &mut input, BUFFER_SIZE).is_pending()
+        {
+            let mut connections = self.connections.borrow_mut();
+            connections.get_mut(near).expect("just attached").is_on_ring = true;
+            connections.get_mut(far).expect("just attached").has_received = true;
+        }
+        // A round for each kind of receive, as the kernel may not know the better ones.
+        let tested = (0..3).try_for_each(|_| {
+            let mut cx = Context::from_waker(Waker::noop());
+            let (mut output, mut input) = (Output::new(), Buffer::new());
+            output.push_static(b"self-");
+            output.push_static(b"test");
+            let is_pending = self.poll_recv(far, &mut cx, &mut input, TEST_BYTES_MAX).is_pending()
                 && self.poll_send(near, &mut cx, &mut output).is_pending();
             if !is_pending {
                 return Err(refused("nothing was queued"));
@@ -264,20 +163,25 @@ impl IoUring {
                 Poll::Ready(Err(error)) => return Err(error),
                 _ => return Err(refused("nothing was sent")),
             }
-            match self.poll_recv(far, &mut cx, &mut input, BUFFER_SIZE) {
+            match self.poll_recv(far, &mut cx, &mut input, TEST_BYTES_MAX) {
                 Poll::Ready(Ok(_)) if input.readable() == b"self-test" => Ok(()),
                 Poll::Ready(Err(error)) => Err(error),
                 _ => Err(refused("nothing was received")),
             }
-        })();
+        });
         self.close(near);
         self.close(far);
         tested
     }
 
-    /// Has the entries of a connection made when the turn ends.
+    /// Has the entry of this operation made when the turn ends.
     fn request(&self, key: Key, connection: &mut Connection, op: Op) {
         connection.wanted.add(op);
+        self.request_wanted(key, connection);
+    }
+
+    /// Has the entries of all that a connection wants made when the turn ends.
+    fn request_wanted(&self, key: Key, connection: &mut Connection) {
         if !std::mem::replace(&mut connection.is_requested, true) {
             self.requests.borrow_mut().push(Request::Connection(key));
         }
@@ -323,24 +227,18 @@ impl IoUring {
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if let Some(errno) = connection.receive_error.take() {
-            return Some(Err(errno.into()));
+        let received = &mut connection.received;
+        let count = received.len().min(max);
+        if count == 0 {
+            return connection.receive_error.take().map(|errno| Err(errno.into()));
         }
-        let mut received = connection.received.take()?;
-        let count = received.bytes().len().min(max);
-        if count == received.bytes().len()
-            && into.is_empty()
-            && let Received::Lease(lease) = received
-        {
-            *into = Buffer::from(lease);
+        if count == received.len() && into.is_empty() {
+            *into = std::mem::take(received);
             return Some(Ok(count));
         }
-        let appended = into.append(&received.bytes()[..count]);
+        let appended = into.append(&received.readable()[..count]);
         if appended.is_ok() {
-            received.advance(count);
-        }
-        if !received.bytes().is_empty() {
-            connection.received = Some(received);
+            received.consume(count);
         }
         Some(appended.map(|()| count))
     }
@@ -409,6 +307,17 @@ impl IoUring {
         }
     }
 
+    /// Turns to idle connections; returns how long to wait.
+    fn sweep(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let mut connections = self.connections.borrow_mut();
+        let may_arm = !self.requests.borrow().is_empty();
+        let limit = self.sweep.run(may_arm, &mut connections, |key, connection| self.request_wanted(key, connection));
+        match (timeout, limit) {
+            (Some(timeout), Some(limit)) => Some(timeout.min(limit)),
+            (timeout, limit) => timeout.or(limit),
+        }
+    }
+
     /// Makes the entries of everything that was requested in this turn.
     fn make_entries(&self) {
         let mut ring = self.ring.borrow_mut();
@@ -418,18 +327,20 @@ impl IoUring {
             // SAFETY: the inbox's descriptor belongs to this driver.
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, key))) };
         }
+        let terms = self.terms();
         let mut connections = self.connections.borrow_mut();
-        let mut listeners = self.listeners.borrow_mut();
+        self.listeners.make_entries(&mut ring);
         for request in self.requests.borrow_mut().drain(..) {
             match request {
                 Request::Connection(key) => {
                     if let Some(connection) = connections.get_mut(key) {
-                        connection.make_entries(key, &mut ring);
-                    }
-                }
-                Request::Listener(key) => {
-                    if let Some(listener) = listeners.get_mut(key) {
-                        listener.make_entry(key, &mut ring);
+                        let was_armed = connection.in_flight.has(Op::Recv);
+                        connection.make_entries(key, &mut ring, terms);
+                        let is_armed = connection.in_flight.has(Op::Recv);
+                        if is_armed && !was_armed {
+                            self.sweep.armed.update(|armed| armed + 1);
+                            ring.counters.receives += 1;
+                        }
                     }
                 }
                 Request::Cancel(operation) => push_cancel(&mut ring, operation),
@@ -437,28 +348,46 @@ impl IoUring {
         }
     }
 
+    fn terms(&self) -> Terms {
+        let buffer_bytes = self.buffers.borrow().as_ref().map_or(0, Buffers::size);
+        Terms { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
+    }
+
     fn handle_completion(&self, completion: &Completion) {
         let (kind, key) = kind_and_key(completion.user_data);
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
             KIND_CANCEL => {}
-            KIND_LISTENER => self.handle_listener(key),
+            KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
+            KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
     }
 
     fn handle_connection(&self, op: Op, key: Key, completion: &Completion) {
+        let terms = self.terms();
         let mut connections = self.connections.borrow_mut();
         let mut buffers = self.buffers.borrow_mut();
         let buffer = cqueue::buffer_select(completion.flags);
+        if op == Op::Recv && !cqueue::more(completion.flags) {
+            self.sweep.armed.update(|armed| armed - 1);
+            self.buffers_missed.update(|count| count + u64::from(completion.result == -libc::ENOBUFS));
+        }
         // A slot outlives its operations, so this is not expected; a buffer goes back nevertheless.
         if let Some(connection) = connections.get_mut(key) {
+            if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
+                // An older kernel.
+                self.multishot.set(match terms.multishot {
+                    Multishot::Limited => Multishot::Unlimited,
+                    _ => Multishot::Never,
+                });
+            }
             let length = usize::try_from(completion.result).unwrap_or(0);
             let bytes = match (buffer, buffers.as_ref()) {
                 (Some(number), Some(buffers)) => buffers.bytes(number, length),
                 _ => &[],
             };
-            connection.handle(op, completion, bytes);
+            connection.handle(op, completion, bytes, terms);
         }
         if let (Some(number), Some(buffers)) = (buffer, buffers.as_mut()) {
             buffers.give_back(number);
@@ -475,47 +404,47 @@ impl IoUring {
             return;
         }
         let wakers = connection.take_wakers(op);
+        if !connection.wanted.is_empty() {
+            self.request_wanted(key, connection);
+        }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
-    fn handle_listener(&self, key: Key) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        listener.is_poll_in_flight = false;
-        let acceptor = listener.acceptor.take();
-        listener.readable = acceptor.is_some();
-        listener.accepts.note_event();
-        if acceptor.is_none() {
-            listener.pass_on();
-        } else if !std::mem::replace(&mut listener.wants_poll, true) {
-            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
-            // nobody waits for them here, the others are told.
-            self.requests.borrow_mut().push(Request::Listener(key));
-        }
-        drop(listeners);
-        acceptor.into_iter().for_each(Waker::wake);
-    }
-
-    /// Ends the receive in flight at once, with what it got until then.
-    fn stop_receiving(&self, key: Key) {
+    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
+    /// and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
+    fn settle(&self, key: Key) -> io::Result<()> {
         for _ in 0..CANCEL_CALLS_MAX {
-            let is_receiving =
-                self.connections.borrow_mut().get_mut(key).is_some_and(|connection| connection.in_flight.has(Op::Recv));
-            if !is_receiving {
-                return;
-            }
             let mut completions = Vec::new();
             {
+                let mut connections = self.connections.borrow_mut();
+                let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
+                let is_send_wanted = connection.wanted.has(Op::Send);
+                connection.wanted = Ops::default();
+                if is_send_wanted {
+                    connection.wanted.add(Op::Send);
+                }
+                if connection.in_flight.has(Op::Recv) {
+                    connection.receive = Receive::Ending;
+                    connection.wanted.add(Op::EndRecv);
+                }
+                if connection.wanted.is_empty()
+                    && !connection.in_flight.has(Op::Recv)
+                    && !connection.in_flight.has(Op::Send)
+                {
+                    return match &connection.sending {
+                        Some(sending) if sending.result != Some(Ok(sending.offered)) => Err(send_under_way()),
+                        _ => Ok(()),
+                    };
+                }
                 let mut ring = self.ring.borrow_mut();
-                push_cancel(&mut ring, user_data(Op::Recv as u64, key));
-                let _ = ring.enter(Some(Duration::ZERO));
+                connection.make_entries(key, &mut ring, self.terms());
+                ring.enter(Some(Duration::ZERO))?;
                 ring.take(&mut completions, usize::MAX);
             }
             completions.iter().for_each(|completion| self.handle_completion(completion));
         }
+        Err(send_under_way())
     }
 
     /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
@@ -525,7 +454,7 @@ impl IoUring {
         let socket = connection.socket.take()?;
         connection.wanted = Ops::default();
         let wakers = [connection.reader.take(), connection.writer.take(), connection.closed_waiter.take()];
-        let received = connection.received.take();
+        let received = std::mem::take(&mut connection.received);
         let in_flight = connection.in_flight;
         // One that was not submitted yet, or has completed, is nobody's memory but ours.
         let sending = connection.sending.take_if(|_| !in_flight.has(Op::Send));
@@ -535,18 +464,11 @@ impl IoUring {
         Some((socket, in_flight))
     }
 
-    /// Ends operations of a socket that has been closed. At once, although it takes a call: as long as one is in flight, the
-    /// kernel keeps the connection open, and the peer hears nothing of its end.
+    /// Ends operations of a socket that has been closed, when the turn ends: until then the kernel keeps the connection
+    /// open, and the peer hears nothing of its end.
     fn cancel(&self, key: Key, operations: Ops) {
-        if operations.is_empty() {
-            return;
-        }
-        let mut ring = self.ring.borrow_mut();
-        for op in Op::ALL.into_iter().filter(|op| operations.has(*op)) {
-            push_cancel(&mut ring, user_data(op as u64, key));
-        }
-        // If it fails, the cancellations are submitted when the turn ends.
-        let _ = ring.enter(Some(Duration::ZERO));
+        let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
+        self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
     fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
@@ -556,204 +478,37 @@ impl IoUring {
     }
 }
 
-impl Connection {
-    fn socket(&self) -> &OwnedFd {
-        self.socket.as_ref().expect("an open stream has its socket")
-    }
-
-    /// Submits what is wanted and not in flight already.
-    fn make_entries(&mut self, key: Key, ring: &mut Ring) {
-        self.is_requested = false;
-        let wanted = std::mem::take(&mut self.wanted);
-        let Some(socket) = &self.socket else { return };
-        let descriptor = types::Fd(socket.as_raw_fd());
-        let in_flight = self.in_flight;
-        for op in Op::ALL.into_iter().filter(|op| wanted.has(*op) && !in_flight.has(*op)) {
-            let poll = |events: i32| opcode::PollAdd::new(descriptor, events as u32).build();
-            let entry = match op {
-                Op::Readable => poll(i32::from(libc::POLLIN) | libc::EPOLLRDHUP),
-                Op::Writable => poll(libc::POLLOUT.into()),
-                Op::HungUp => poll(libc::EPOLLRDHUP),
-                Op::Recv => opcode::Recv::new(descriptor, std::ptr::null_mut(), BUFFER_SIZE as u32)
-                    .buf_group(GROUP)
-                    .ioprio(POLL_FIRST)
-                    .build()
-                    .flags(Flags::BUFFER_SELECT),
-                Op::Send => match &mut self.sending {
-                    Some(sending) => sending.entry(descriptor.0),
-                    None => continue,
-                },
-            };
-            self.in_flight.add(op);
-            // SAFETY: the slot owns the descriptor now, and a close can only come after this is submitted: entries are
-            // made when the turn ends, right before the call. The memory of a send stays in the slot until it completes.
-            unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
-        }
-    }
-
-    /// Notes what a completion says.
-    fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8]) {
-        self.in_flight.remove(op);
-        let result = match completion.result {
-            count @ 0.. => Ok(count as usize),
-            negative => Err(Errno::from_raw_os_error(-negative)),
-        };
-        match op {
-            Op::Recv => self.handle_received(result, bytes, cqueue::sock_nonempty(completion.flags)),
-            Op::Send => {
-                if let Some(sending) = &mut self.sending {
-                    sending.result = Some(match result {
-                        // Nothing is wrong with the socket: it is tried directly.
-                        Err(errno) if is_temporary(errno) => Ok(0),
-                        result => result,
-                    });
-                }
-            }
-            Op::Readable | Op::Writable | Op::HungUp => {
-                // A poll that failed says nothing; a direct call will tell.
-                let events = result.unwrap_or(0) as i32;
-                let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
-                self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;
-                self.readable |= op == Op::Readable || self.hung_up;
-                self.writable |= op == Op::Writable || is_broken;
-            }
-        }
-    }
-
-    fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], has_more: bool) {
-        match result {
-            // The end: there to be found again.
-            Ok(0) => (self.readable, self.hung_up) = (true, true),
-            Ok(_) => {
-                self.is_on_ring = true;
-                self.readable = has_more || bytes.len() == BUFFER_SIZE || self.hung_up;
-                let lease = Lease::copy_of(bytes);
-                self.received = Some(lease.map_or_else(|_| Received::Heap(bytes.to_vec()), Received::Lease));
-            }
-            Err(errno) if is_temporary(errno) => self.readable = true,
-            Err(errno) => self.receive_error = Some(errno),
-        }
-    }
-
-    /// Those who have to look after a completion of `op`.
-    fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
-        let is_read = matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
-        let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
-        [
-            is_read.then(|| self.reader.take()).flatten(),
-            (is_write && self.sending.as_ref().is_none_or(|sending| sending.result.is_some()))
-                .then(|| self.writer.take())
-                .flatten(),
-            self.hung_up.then(|| self.closed_waiter.take()).flatten(),
-        ]
-    }
-}
-
-/// Queues the cancellation of the operation with this user data.
-fn push_cancel(ring: &mut Ring, operation: u64) {
-    let none = Key { index: 0, generation: 0 };
-    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, none));
-    // SAFETY: a cancellation names neither a descriptor nor memory.
-    unsafe { ring.push(&cancel) };
-}
-
-/// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
-fn is_temporary(errno: Errno) -> bool {
-    matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
-}
-
-impl Sending {
-    fn new() -> Box<Self> {
-        // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
-        let header = unsafe { std::mem::zeroed() };
-        Box::new(Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header })
-    }
-
-    /// The entry that sends `output`. What it points to stays: the bytes within leases and shared memory, slices and
-    /// header in this box, all of it until the completion.
-    fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
-        if self.output.chunk_count() == 1 {
-            let bytes = self.output.first();
-            let send = opcode::Send::new(types::Fd(descriptor), bytes.as_ptr(), bytes.len() as u32);
-            return send.flags(libc::MSG_NOSIGNAL).build();
-        }
-        self.slices.clear();
-        let slices = self.output.chunks().take(SLICES_MAX);
-        self.slices.extend(
-            slices.map(|chunk| libc::iovec { iov_base: chunk.as_ptr().cast_mut().cast(), iov_len: chunk.len() }),
-        );
-        self.header.msg_iov = self.slices.as_mut_ptr();
-        self.header.msg_iovlen = self.slices.len() as _;
-        opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(libc::MSG_NOSIGNAL as u32).build()
-    }
-}
-
-impl Listening {
-    fn make_entry(&mut self, key: Key, ring: &mut Ring) {
-        if !std::mem::take(&mut self.wants_poll) || self.is_poll_in_flight {
-            return;
-        }
-        let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
-        let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
-        self.is_poll_in_flight = true;
-        // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
-        unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
-    }
-
-    /// Of what waits the kernel may have told this loop alone, which does not listen any more: the others look.
-    fn pass_on(&self) {
-        if self.options.exclusive && has_connection(&self.socket) {
-            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
-        }
-    }
-}
-
 impl Driver for IoUring {
     fn name(&self) -> &'static str {
         "io_uring"
     }
 
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
-        self.connections.borrow_mut().insert(Connection {
-            socket: Some(socket),
-            readable: fresh == Fresh::Accepted,
-            writable: fresh != Fresh::Connecting,
-            hung_up: false,
-            is_on_ring: false,
-            is_requested: false,
-            wanted: Ops::default(),
-            in_flight: Ops::default(),
-            reads: Share::default(),
-            writes: Share::default(),
-            received: None,
-            receive_error: None,
-            sending: None,
-            reader: None,
-            writer: None,
-            closed_waiter: None,
-        })
+        self.connections.borrow_mut().insert(Connection::new(socket, fresh))
     }
 
     fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.detach_with_received(key).map(|(socket, _)| socket)
+        self.release(key).ok().map(|released| released.socket)
     }
 
-    fn detach_with_received(&self, key: Key) -> Option<(OwnedFd, Buffer)> {
-        self.stop_receiving(key);
-        let received = self.connections.borrow_mut().get_mut(key)?.received.take();
-        let (socket, in_flight) = self.take_socket(key)?;
-        self.cancel(key, in_flight);
-        let buffer = match received {
-            None => Buffer::new(),
-            Some(Received::Lease(lease)) => Buffer::from(lease),
-            Some(Received::Heap(bytes)) => {
-                let mut buffer = Buffer::new();
-                // At the hard limit of memory for the second time: then the connection is lost.
-                buffer.append(&bytes).ok()?;
-                buffer
-            }
+    fn release(&self, key: Key) -> io::Result<Released> {
+        if let Err(error) = self.settle(key) {
+            self.close(key);
+            return Err(error);
+        }
+        let (received, error) = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
+            (std::mem::take(&mut connection.received), connection.receive_error.take())
         };
-        Some((socket, buffer))
+        let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
+        self.cancel(key, in_flight);
+        Ok(Released { socket, received, error })
+    }
+
+    fn ring_counters(&self) -> RingCounters {
+        let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
+        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
     }
 
     fn close(&self, key: Key) {
@@ -768,10 +523,18 @@ impl Driver for IoUring {
             return Poll::Ready(received);
         }
         let op = {
+            let buffer_bytes = self.terms().buffer_bytes;
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             // What the receive in flight gets comes first.
             if connection.in_flight.has(Op::Recv) {
+                // A body or a tunnel: received piece by piece into its destination, when somebody wants it.
+                if max > buffer_bytes
+                    && connection.receive == Receive::Multishot
+                    && connection.end_receive(Receive::Ending)
+                {
+                    self.request_wanted(key, connection);
+                }
                 let displaced = park(&mut connection.reader, cx.waker());
                 drop(connections);
                 drop(displaced);
@@ -779,8 +542,7 @@ impl Driver for IoUring {
             }
             // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
             connection.wanted.remove(Op::Recv);
-            let fits_buffer = max <= BUFFER_SIZE && self.buffers.borrow().is_some();
-            if fits_buffer && !connection.in_flight.has(Op::Readable) {
+            if max <= buffer_bytes && !connection.in_flight.has(Op::Readable) {
                 connection.wanted.remove(Op::Readable);
                 Op::Recv
             } else {
@@ -799,6 +561,7 @@ impl Driver for IoUring {
             match net::recv(connection.socket(), spare, RecvFlags::empty()) {
                 Ok((received, _)) => {
                     into.commit(received);
+                    connection.has_received |= received > 0;
                     if received < max && !connection.hung_up && received > 0 {
                         connection.readable = false;
                     }
@@ -907,80 +670,58 @@ impl Driver for IoUring {
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
-        self.listeners.borrow_mut().insert(Listening {
-            socket,
-            options,
-            wants_poll: false,
-            is_poll_in_flight: false,
-            readable: false,
-            accepts: Accepts::default(),
-            acceptor: None,
-        })
+        self.listeners.attach(socket, options)
+    }
+
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        self.listeners.set_options(key, options);
     }
 
     fn detach_listener(&self, key: Key) {
-        self.pause_listener(key);
-        let listener = self.listeners.borrow_mut().remove(key);
-        drop(listener);
+        self.listeners.detach(key);
     }
 
     fn pause_listener(&self, key: Key) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        listener.readable = false;
-        let acceptor = listener.acceptor.take();
-        if listener.is_poll_in_flight {
-            self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
+        self.listeners.pause(key);
+    }
+
+    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
+        self.listeners.pause(key);
+        for _ in 0..CANCEL_CALLS_MAX {
+            if !self.listeners.is_accepting(key) {
+                break;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                self.listeners.make_entries(&mut ring);
+                // If it fails, the cancellation is submitted when the turn ends.
+                let _ = ring.enter(Some(Duration::ZERO));
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
         }
-        if std::mem::take(&mut listener.wants_poll) || listener.is_poll_in_flight {
-            listener.pass_on();
-        }
-        drop(listeners);
-        drop(acceptor);
+        self.listeners.take_accepted(key)
     }
 
     fn rearm_shared_listeners(&self) {
-        let mut wakers = Vec::new();
-        self.listeners.borrow_mut().for_each(|_, listener| {
-            if listener.options.exclusive
-                && let Some(acceptor) = listener.acceptor.take()
-            {
-                listener.readable = true;
-                wakers.push(acceptor);
-            }
-        });
-        wakers.into_iter().for_each(Waker::wake);
+        self.listeners.rearm_shared();
+    }
+
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        self.listeners.accept_for_another(address, &socket);
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        accept(&listener.socket)
+        self.listeners.try_accept(key)
     }
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if listener.readable {
-            match listener.accepts.accept(&listener.socket, listener.options, self.turn.get()) {
-                Ok(None) => {}
-                Ok(Some(accepted)) => return Poll::Ready(Ok(accepted)),
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        listener.readable = false;
-        if !listener.is_poll_in_flight && !std::mem::replace(&mut listener.wants_poll, true) {
-            self.requests.borrow_mut().push(Request::Listener(key));
-        }
-        let displaced = park(&mut listener.acceptor, cx.waker());
-        drop(listeners);
-        drop(displaced);
-        Poll::Pending
+        self.listeners.poll_accept(key, cx, self.turn.get())
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
+        let timeout = self.sweep(timeout);
         self.make_entries();
         // Held while wakers run: only this function uses it, and no waker calls it.
         let mut completions = self.completions.borrow_mut();
@@ -1008,11 +749,21 @@ impl Driver for IoUring {
     }
 }
 
+fn send_under_way() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "data is still being sent")
+}
+
 impl Drop for IoUring {
     fn drop(&mut self) {
-        if !self.ring.borrow_mut().cancel_all() {
-            // A kernel that cannot tell when it is done may still read what is being sent.
+        let close_accepted = |completion: &Completion| {
+            if kind_and_key(completion.user_data).0 == KIND_ACCEPT {
+                drop(listeners::take_accepted(completion));
+            }
+        };
+        if !self.ring.borrow_mut().cancel_all(close_accepted) {
+            // A kernel that cannot tell when it is done may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
+            std::mem::forget(self.buffers.borrow_mut().take());
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Each flag that saves work came with its own kernel version; set-up asks for all of them and, when the kernel does not
 //! know one (EINVAL), for fewer. What this refuses: kernels that drop completions when the queue is full (before 5.5), that
-//! cannot wait with a timeout (before 5.11), and, with the set-up, everything that an administrator forbids.
+//! cannot wait with a timeout (before 5.11), have no
+//! multishot polls (before 5.13), and, with the set-up, everything that an administrator forbids.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use io_uring::types::{CancelBuilder, Timespec};
 use io_uring::{Builder, EnterFlags, IoUring, cqueue, squeue};
 
-use crate::driver::RingOptions;
+use crate::driver::{RingCounters, RingOptions};
 
 /// Kernel threads per class (bounded, unbounded) that requests may be pushed to. Nothing that is submitted here needs
 /// one; should some kernel think otherwise, it must not start a crowd.
@@ -52,6 +53,9 @@ pub(super) struct Ring {
     enter_flags: EnterFlags,
     /// The kernel says when it has work that only a call of ours will do.
     tells_of_work: bool,
+    /// The kernel can cancel everything and wait for that.
+    cancels_at_once: bool,
+    pub counters: RingCounters,
 }
 
 /// `struct io_uring_getevents_arg` of io_uring_enter(2).
@@ -71,19 +75,25 @@ struct Update {
     data: u64,
 }
 
-type Flags = fn(&mut Builder) -> &mut Builder;
+/// One set of flags, and the kernel that it came with.
+struct FlagSet {
+    since: (u16, u16),
+    flags: fn(&mut Builder) -> &mut Builder,
+    /// With them the kernel says when it has work that only a call of ours will do.
+    tells_of_work: bool,
+}
 
-/// The sets of flags that are tried, best first, with the kernel that they came with.
-const FLAG_SETS: &[(Flags, bool)] = &[
-    // 6.6
-    (|builder| deferred(builder).setup_no_sqarray(), true),
-    // 6.1
-    (deferred, true),
-    // 5.19
-    (|builder| builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag(), true),
-    // 5.18
-    (|builder| builder.setup_submit_all(), false),
-    (|builder| builder, false),
+/// What is tried, best first.
+const FLAG_SETS: &[FlagSet] = &[
+    FlagSet { since: (6, 6), flags: |builder| deferred(builder).setup_no_sqarray(), tells_of_work: true },
+    FlagSet { since: (6, 1), flags: deferred, tells_of_work: true },
+    FlagSet {
+        since: (5, 19),
+        flags: |builder| builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag(),
+        tells_of_work: true,
+    },
+    FlagSet { since: (5, 18), flags: |builder| builder.setup_submit_all(), tells_of_work: false },
+    FlagSet { since: (5, 13), flags: |builder| builder, tells_of_work: false },
 ];
 
 fn deferred(builder: &mut Builder) -> &mut Builder {
@@ -95,19 +105,29 @@ impl Ring {
     pub fn new(options: &RingOptions) -> io::Result<Ring> {
         let (ring, tells_of_work) = build(options)?;
         let parameters = ring.params();
-        if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() || !parameters.is_feature_submit_stable()
+        // Resource tags came with multishot polls (5.13), of which a kernel does not tell otherwise.
+        if !parameters.is_feature_ext_arg()
+            || !parameters.is_feature_nodrop()
+            || !parameters.is_feature_resource_tagging()
         {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is too old"));
         }
         let mut enter_flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-        if parameters.is_feature_no_iowait() {
+        if parameters.is_feature_no_iowait() && options.allows(6, 15) {
             // Waiting for a client is idle time, not waiting for a disk.
             enter_flags |= EnterFlags::NO_IOWAIT;
         }
-        // Since 5.15; without it nothing is worse than a default that nothing uses.
-        let _ = ring.submitter().register_iowq_max_workers(&mut KERNEL_WORKERS_MAX.clone());
-        let mut ring = Ring { ring, stash: Vec::new(), registered: None, enter_flags, tells_of_work };
-        ring.registered = ring.register_descriptor();
+        if options.allows(5, 15) {
+            // Without it nothing is worse than a default that nothing uses.
+            let _ = ring.submitter().register_iowq_max_workers(&mut KERNEL_WORKERS_MAX.clone());
+        }
+        let cancels_at_once = options.allows(6, 0);
+        let counters = RingCounters::default();
+        let stash = Vec::new();
+        let mut ring = Ring { ring, stash, registered: None, enter_flags, tells_of_work, cancels_at_once, counters };
+        if options.allows(5, 18) {
+            ring.registered = ring.register_descriptor();
+        }
         Ok(ring)
     }
 
@@ -132,6 +152,7 @@ impl Ring {
     /// The descriptor and the memory that `entry` names must be what is meant until it is submitted, and memory that the
     /// kernel reads or writes later must stay in place until its completion.
     pub unsafe fn push(&mut self, entry: &squeue::Entry) {
+        self.counters.operations += 1;
         // SAFETY: the caller's promise.
         if unsafe { self.ring.submission().push(entry) }.is_err() {
             self.enter(Some(Duration::ZERO)).unwrap_or_else(|error| panic!("the kernel takes no submissions: {error}"));
@@ -174,7 +195,11 @@ impl Ring {
     }
 
     fn call(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let to_submit = self.ring.submission().len();
+        let submission = self.ring.submission();
+        let to_submit = submission.len();
+        self.counters.calls += 1;
+        self.counters.overflows += u64::from(submission.cq_overflow());
+        drop(submission);
         let is_wait = timeout != Some(Duration::ZERO);
         let timespec = timeout.map(|timeout| {
             // A century is as good as for ever, and fits the kernel's nanoseconds.
@@ -223,14 +248,17 @@ impl Ring {
     }
 
     /// Cancels all operations and waits until the kernel has let go of their memory; false if it has not (before 6.0).
-    pub fn cancel_all(&mut self) -> bool {
-        let cancelled = self.ring.submitter().register_sync_cancel(Some(CANCEL_ALL_TIMEOUT), CancelBuilder::any());
+    pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
+        let cancelled = match self.cancels_at_once {
+            true => self.ring.submitter().register_sync_cancel(Some(CANCEL_ALL_TIMEOUT), CancelBuilder::any()),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        };
         // Cancelling only announces it: the operations end when the kernel does its deferred work.
         let mut completions = Vec::new();
         for _ in 0..CANCEL_CALLS_MAX {
             let _ = self.enter(Some(Duration::ZERO));
             self.take(&mut completions, usize::MAX);
-            completions.clear();
+            completions.drain(..).for_each(|completion| handle(&completion));
             if !self.has_deferred_work() {
                 break;
             }
@@ -267,11 +295,11 @@ fn build(options: &RingOptions) -> io::Result<(IoUring, bool)> {
         return Err(io::Error::from_raw_os_error(errno));
     }
     let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
-    for (flags, tells_of_work) in FLAG_SETS {
+    for set in FLAG_SETS.iter().filter(|set| options.allows(set.since.0, set.since.1)) {
         let mut builder = IoUring::builder();
         builder.setup_clamp().setup_cqsize(options.completions);
-        match flags(&mut builder).build(options.submissions) {
-            Ok(ring) => return Ok((ring, *tells_of_work)),
+        match (set.flags)(&mut builder).build(options.submissions) {
+            Ok(ring) => return Ok((ring, set.tells_of_work)),
             // A flag that this kernel does not know.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
             Err(error) => return Err(error),

@@ -1,0 +1,334 @@
+//! A connection in the driver's table: what it wants, what is in flight for it, and what completions have said.
+//!
+//! There is at most one of each [`Op`] in flight. Their entries are made from what the slot says when the turn ends, so
+//! none is ever submitted for a descriptor that has been closed.
+//!
+//! How a connection waits for data, and what ends that:
+//!
+//! ```text
+//!   nothing received yet ──► Single ──── data ───► reader
+//!   kept alive ────────────► Multishot ─ data ───► reader, and goes on
+//!                                │ unread data, or the reader wants more than a buffer   ─► Ending ──► direct receive
+//!                                │ nothing for some seconds                               ─► EndingIdle ──► poll
+//!   no buffers, or more is wanted than they hold ──────────────────────────────────────► poll, direct receive
+//! ```
+//!
+//! While a receive is in flight nobody receives directly: the kernel may have bytes in a buffer already.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::task::Waker;
+
+use io_uring::squeue::{self, Flags};
+use io_uring::{cqueue, opcode, types};
+use rustix::io::Errno;
+
+use super::buffers::GROUP;
+use super::operation::{Op, Ops, push_cancel, user_data};
+use super::ring::{Completion, Ring};
+use crate::buffer::Buffer;
+use crate::driver::Fresh;
+use crate::driver::epoll::Share;
+use crate::output::{Output, SLICES_MAX};
+use crate::slots::Key;
+
+/// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
+const POLL_FIRST: u16 = 1;
+
+/// `IORING_RECV_MULTISHOT`.
+const MULTISHOT: u16 = 2;
+
+/// Unread bytes at which a multishot receive is ended: a request and the beginning of the next are usual, more is a body or
+/// a client that does not wait for answers.
+const UNREAD_MAX: usize = 4096;
+
+/// What a multishot receive gets before it has to be armed again, where the kernel can count it: this bounds what is unread
+/// until the kernel hears of the end. (Where it cannot, it may use up the buffers once.) Some hundred requests.
+const MULTISHOT_BYTES: u32 = 16 * 1024;
+
+pub(super) struct Connection {
+    /// `None` when closed: the slot waits for what is in flight.
+    pub socket: Option<OwnedFd>,
+    /// As far as is known, a direct call may succeed.
+    pub readable: bool,
+    pub writable: bool,
+    pub hung_up: bool,
+    /// A receive has completed on the ring: sends are queued.
+    pub is_on_ring: bool,
+    /// Something was received, so this is a connection that is kept alive.
+    pub has_received: bool,
+    /// There is a request for it.
+    pub is_requested: bool,
+    pub wanted: Ops,
+    pub in_flight: Ops,
+    /// What the receive in flight is; without one it says nothing.
+    pub receive: Receive,
+    /// When the receive in flight was armed or last got something; see `idle.rs`.
+    pub period: u32,
+    pub reads: Share,
+    pub writes: Share,
+    /// What the ring has received, until the reader takes it.
+    pub received: Buffer,
+    /// Comes after `received`.
+    pub receive_error: Option<Errno>,
+    pub sending: Option<Box<Sending>>,
+    pub reader: Option<Waker>,
+    pub writer: Option<Waker>,
+    pub closed_waiter: Option<Waker>,
+}
+
+/// A receive in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Receive {
+    Single,
+    Multishot,
+    /// Its cancellation was asked for; what it still gets is kept.
+    Ending,
+    /// As `Ending`, and then a poll waits in its place.
+    EndingIdle,
+}
+
+/// Which receives can be multishot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Multishot {
+    Never,
+    /// Since 6.0.
+    Unlimited,
+    /// Until they have got so many bytes: since 6.17.
+    Limited,
+}
+
+/// What a connection has to know of the ring.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub multishot: Multishot,
+    pub buffer_bytes: usize,
+    /// The present period, see `idle.rs`.
+    pub period: u32,
+}
+
+/// A send on the ring: the bytes, and how the kernel is told of them.
+pub(super) struct Sending {
+    pub output: Output,
+    pub ticket: u32,
+    pub offered: usize,
+    pub result: Option<Result<usize, Errno>>,
+    pub slices: Vec<libc::iovec>,
+    pub header: libc::msghdr,
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd, fresh: Fresh) -> Self {
+        Connection {
+            socket: Some(socket),
+            readable: fresh == Fresh::Accepted,
+            writable: fresh != Fresh::Connecting,
+            hung_up: false,
+            is_on_ring: false,
+            has_received: false,
+            is_requested: false,
+            wanted: Ops::default(),
+            in_flight: Ops::default(),
+            receive: Receive::Single,
+            period: 0,
+            reads: Share::default(),
+            writes: Share::default(),
+            received: Buffer::new(),
+            receive_error: None,
+            sending: None,
+            reader: None,
+            writer: None,
+            closed_waiter: None,
+        }
+    }
+
+    pub fn socket(&self) -> &OwnedFd {
+        self.socket.as_ref().expect("an open stream has its socket")
+    }
+
+    /// Submits what is wanted and not in flight already.
+    pub fn make_entries(&mut self, key: Key, ring: &mut Ring, terms: Terms) {
+        self.is_requested = false;
+        let wanted = std::mem::take(&mut self.wanted);
+        let Some(socket) = &self.socket else { return };
+        let descriptor = types::Fd(socket.as_raw_fd());
+        for op in Op::ALL.into_iter().filter(|op| wanted.has(*op)) {
+            if self.in_flight.has(op) {
+                continue;
+            }
+            let poll = |events: i32| opcode::PollAdd::new(descriptor, events as u32).build();
+            let entry = match op {
+                Op::Readable => poll(i32::from(libc::POLLIN) | libc::EPOLLRDHUP),
+                Op::Writable => poll(libc::POLLOUT.into()),
+                // A receive tells of it, too; when that is over, this is wanted again.
+                Op::HungUp if self.in_flight.has(Op::Recv) => continue,
+                Op::HungUp => poll(libc::EPOLLRDHUP),
+                Op::Recv => {
+                    self.period = terms.period;
+                    let is_multishot = terms.multishot != Multishot::Never && self.has_received;
+                    self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
+                    receive_entry(descriptor, self.receive, terms)
+                }
+                Op::Send => match &mut self.sending {
+                    Some(sending) => sending.entry(descriptor.0),
+                    None => continue,
+                },
+                Op::EndRecv => {
+                    if self.in_flight.has(Op::Recv) {
+                        push_cancel(ring, user_data(Op::Recv as u64, key));
+                    }
+                    continue;
+                }
+            };
+            self.in_flight.add(op);
+            // SAFETY: the slot owns the descriptor now, and a close can only come after this is submitted: entries are
+            // made when the turn ends, right before the call. The memory of a send stays in the slot until it completes.
+            unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
+        }
+    }
+
+    /// Has the receive in flight end; false if there is none, or somebody has done so.
+    pub fn end_receive(&mut self, ending: Receive) -> bool {
+        if !self.in_flight.has(Op::Recv) || !matches!(self.receive, Receive::Single | Receive::Multishot) {
+            return false;
+        }
+        self.receive = ending;
+        self.wanted.add(Op::EndRecv);
+        true
+    }
+
+    /// Notes what a completion says, and what is wanted because of it.
+    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
+        let goes_on = cqueue::more(completion.flags);
+        if !goes_on {
+            self.in_flight.remove(op);
+        }
+        let result = match completion.result {
+            count @ 0.. => Ok(count as usize),
+            negative => Err(Errno::from_raw_os_error(-negative)),
+        };
+        match op {
+            Op::Recv => {
+                self.period = terms.period;
+                let may_have_more = cqueue::sock_nonempty(completion.flags)
+                    || bytes.len() == terms.buffer_bytes
+                    || self.receive != Receive::Single
+                    || self.hung_up;
+                self.handle_received(result, bytes, goes_on, may_have_more);
+            }
+            Op::Send => {
+                if let Some(sending) = &mut self.sending {
+                    sending.result = Some(match result {
+                        // Nothing is wrong with the socket: it is tried directly.
+                        Err(errno) if is_temporary(errno) => Ok(0),
+                        result => result,
+                    });
+                }
+            }
+            Op::Readable | Op::Writable | Op::HungUp => {
+                // A poll that failed says nothing; a direct call will tell.
+                let events = result.unwrap_or(0) as i32;
+                let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
+                self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;
+                self.readable |= op == Op::Readable || self.hung_up;
+                self.writable |= op == Op::Writable || is_broken;
+            }
+            Op::EndRecv => {}
+        }
+        let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
+        if self.closed_waiter.is_some() && !is_watched {
+            self.wanted.add(Op::HungUp);
+        }
+    }
+
+    fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
+        match result {
+            // The end: there to be found again.
+            Ok(0) => (self.readable, self.hung_up) = (true, true),
+            Ok(_) => {
+                (self.is_on_ring, self.has_received) = (true, true);
+                // What comes next is the kernel's to receive as long as this goes on.
+                self.readable = !goes_on && may_have_more;
+                self.received.append_past_limit(bytes);
+                if self.received.len() > UNREAD_MAX {
+                    self.end_receive(Receive::Ending);
+                }
+            }
+            Err(Errno::CANCELED) if self.receive == Receive::EndingIdle => {
+                if self.reader.is_some() {
+                    self.wanted.add(Op::Readable);
+                }
+            }
+            Err(errno) if is_temporary(errno) || self.receive != Receive::Single && errno == Errno::INVAL => {
+                self.readable = true;
+            }
+            Err(errno) => (self.receive_error, self.readable, self.hung_up) = (Some(errno), true, true),
+        }
+    }
+
+    /// Those who have to look after a completion of `op`.
+    pub fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
+        // Who waits by a poll now goes on waiting.
+        let is_replaced = op == Op::Recv && self.wanted.has(Op::Readable);
+        let is_read =
+            !is_replaced && matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
+        let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
+        [
+            is_read.then(|| self.reader.take()).flatten(),
+            (is_write && self.sending.as_ref().is_none_or(|sending| sending.result.is_some()))
+                .then(|| self.writer.take())
+                .flatten(),
+            self.hung_up.then(|| self.closed_waiter.take()).flatten(),
+        ]
+    }
+}
+
+/// A receive into provided buffers, which waits before the first attempt.
+fn receive_entry(descriptor: types::Fd, receive: Receive, terms: Terms) -> squeue::Entry {
+    // A multishot receive takes what the buffers hold.
+    let (length, kind) = match receive {
+        Receive::Multishot => (0, MULTISHOT),
+        _ => (terms.buffer_bytes as u32, 0),
+    };
+    let entry = opcode::Recv::new(descriptor, std::ptr::null_mut(), length).buf_group(GROUP).ioprio(POLL_FIRST | kind);
+    let entry = entry.build().flags(Flags::BUFFER_SELECT);
+    if receive != Receive::Multishot || terms.multishot != Multishot::Limited {
+        return entry;
+    }
+    // SAFETY: an entry is `struct io_uring_sqe`, 64 bytes for which every value is valid.
+    let mut words: [u32; 16] = unsafe { std::mem::transmute(entry) };
+    // `optlen` (io_uring_enter(2)), which the library does not know for receives.
+    words[11] = MULTISHOT_BYTES;
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(words) }
+}
+
+/// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
+fn is_temporary(errno: Errno) -> bool {
+    matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
+}
+
+impl Sending {
+    pub fn new() -> Box<Self> {
+        // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
+        let header = unsafe { std::mem::zeroed() };
+        Box::new(Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header })
+    }
+
+    /// The entry that sends `output`. What it points to stays: the bytes within leases and shared memory, slices and
+    /// header in this box, all of it until the completion.
+    pub fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
+        if self.output.chunk_count() == 1 {
+            let bytes = self.output.first();
+            let send = opcode::Send::new(types::Fd(descriptor), bytes.as_ptr(), bytes.len() as u32);
+            return send.flags(libc::MSG_NOSIGNAL).build();
+        }
+        self.slices.clear();
+        let slices = self.output.chunks().take(SLICES_MAX);
+        self.slices.extend(
+            slices.map(|chunk| libc::iovec { iov_base: chunk.as_ptr().cast_mut().cast(), iov_len: chunk.len() }),
+        );
+        self.header.msg_iov = self.slices.as_mut_ptr();
+        self.header.msg_iovlen = self.slices.len() as _;
+        opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(libc::MSG_NOSIGNAL as u32).build()
+    }
+}

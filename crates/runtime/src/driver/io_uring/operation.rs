@@ -1,0 +1,76 @@
+//! What may be in flight for a socket, and how the kernel is told whose it is.
+//!
+//! User data is operation + generation + slot: a completion whose slot has gone finds nothing.
+
+use io_uring::opcode;
+
+use super::ring::Ring;
+use crate::slots::Key;
+
+/// What may be in flight for a connection, once each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Op {
+    /// A poll for something to read.
+    Readable = 0,
+    /// A receive into provided buffers: one, or with multishot one after another. Never together with `Readable`.
+    Recv = 1,
+    /// A poll for room to write.
+    Writable = 2,
+    Send = 3,
+    /// A poll for the peer's leaving.
+    HungUp = 4,
+    /// The cancellation of `Recv`. Is wanted, but never in flight.
+    EndRecv = 5,
+}
+
+impl Op {
+    /// In the order in which they are submitted.
+    pub(super) const ALL: [Op; 6] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp, Op::EndRecv];
+}
+
+/// User data: slot in the upper half, then 4 bits of kind, then the generation.
+const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
+pub(super) const KIND_LISTENER: u64 = 8;
+pub(super) const KIND_INBOX: u64 = 9;
+pub(super) const KIND_CANCEL: u64 = 10;
+pub(super) const KIND_ACCEPT: u64 = 11;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_ACCEPT < 16);
+
+pub(super) fn user_data(kind: u64, key: Key) -> u64 {
+    key.pack() | kind << KIND_SHIFT
+}
+
+pub(super) fn kind_and_key(user_data: u64) -> (u64, Key) {
+    (user_data >> KIND_SHIFT & 15, Key::unpack(user_data & !(15 << KIND_SHIFT)))
+}
+
+/// A set of [`Op`]s.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Ops(u8);
+
+impl Ops {
+    pub(super) fn has(self, op: Op) -> bool {
+        self.0 & 1 << op as u8 != 0
+    }
+
+    pub(super) fn add(&mut self, op: Op) {
+        self.0 |= 1 << op as u8;
+    }
+
+    pub(super) fn remove(&mut self, op: Op) {
+        self.0 &= !(1 << op as u8);
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// Queues the cancellation of the operation with this user data.
+pub(super) fn push_cancel(ring: &mut Ring, operation: u64) {
+    let none = Key { index: 0, generation: 0 };
+    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, none));
+    // SAFETY: a cancellation names neither a descriptor nor memory.
+    unsafe { ring.push(&cancel) };
+}
