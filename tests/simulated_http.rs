@@ -9,7 +9,7 @@ mod simulated;
 use std::fmt;
 use std::panic::{catch_unwind, resume_unwind};
 use std::rc::Rc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,7 +21,7 @@ use simulated::answer::{Answer, Baseline, Received};
 use simulated::requests::{
     After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
 };
-use simulated::{Task, address, run, run_with};
+use simulated::{SEAT, Site, Task, address, run};
 
 /// How many worlds a test looks at when nobody says.
 const SEEDS: u64 = 30;
@@ -481,7 +481,7 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
         add_files(simulation);
         let leased_bytes_max = Some(*random.pick(&[4096, 65536, 200_000, 1 << 20]));
         let options = LoopOptions { leased_bytes_max, ..LoopOptions::default() };
-        run_with(simulation, &configuration(), options, async |serving| {
+        Site::new(simulation, &configuration()).run(options, async |serving| {
             let tasks = task_count();
             let clients: Vec<_> = (0..12).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
             for client in clients {
@@ -492,6 +492,34 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
                 client.check(simulation, check).await;
             }
             check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn nobody_notices_a_reload() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        add_files(simulation);
+        let site = Site::new(simulation, &configuration());
+        site.run(LoopOptions::default(), async |serving| {
+            let tasks = task_count();
+            let clients: Vec<_> = (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
+            let mut old = Vec::new();
+            for _ in 0..random.up_to(5) {
+                sleep(Duration::from_millis(random.below(1500))).await;
+                simulation.note("reloads", 0, serving.connections());
+                let configuration = site.build();
+                old.push(Arc::downgrade(&configuration));
+                serving.commit(SEAT, configuration).await;
+            }
+            for client in clients {
+                client.check(simulation, Plan::check).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+            let held = old.iter().filter(|configuration| configuration.strong_count() > 0).count();
+            assert_eq!(held, 1, "configurations are held");
         });
     });
 }

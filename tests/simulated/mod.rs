@@ -1,6 +1,6 @@
 //! The web server in a simulated world: built from a configuration's text, served by one loop on which nothing is real.
 //!
-//! Of the machine it uses a directory for bodies of requests that do not fit memory, and `/dev/null` for logs.
+//! Of the machine it uses a directory below `target` for bodies of requests that do not fit memory, and `/dev/null` for logs.
 
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gale_config::{Files, MemoryFiles};
+use gale_engine::configuration::Configuration;
 use gale_engine::process::{
     Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LogFile, LogHandle, Program,
     ResourceError, Resources, Seat,
@@ -34,49 +35,70 @@ pub const ADDRESS: &str = "192.0.2.1:80";
 
 /// Runs `main` beside a server with this configuration; `%ADDRESS%` and `%TEMP%` are replaced in it.
 pub fn run<T>(simulation: &Simulation, configuration: &str, main: impl AsyncFnOnce(&mut Serving) -> T) -> T {
-    run_with(simulation, configuration, LoopOptions::default(), main)
+    let site = Site::new(simulation, configuration);
+    site.run(LoopOptions::default(), main)
 }
 
-/// As [`run`], on a loop with these options.
-pub fn run_with<T>(
-    simulation: &Simulation,
-    configuration: &str,
-    options: LoopOptions,
-    main: impl AsyncFnOnce(&mut Serving) -> T,
-) -> T {
-    let server = Server::new(&ORDER);
-    let temp = temporary_directory().display().to_string();
-    let request = BuildRequest {
-        program: "gale".to_owned(),
-        prefix: "/".into(),
-        configuration_path: "/gale.conf".into(),
-        configuration_text: Some(configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", &temp)),
-        ..BuildRequest::default()
-    };
-    let mut resources = SimulatedResources { simulation, files: MemoryFiles::default() };
-    let built = server.build(&request, &mut resources).unwrap_or_else(|report| panic!("{}", report.render("gale")));
-    let configuration = Arc::new(built.configuration);
-    let mut event_loop = EventLoop::simulated(simulation, options).expect("a descriptor");
-    event_loop.run(async {
-        let seat = Seat { worker: 0, workers: 1 };
-        let mut serving = server.start(seat, configuration).expect("simulated sockets can be accepted from");
-        main(&mut serving).await
-    })
+/// A server to be: the program, a configuration's text, and the sockets that every configuration finds open.
+pub struct Site<'s> {
+    simulation: &'s Simulation,
+    server: Server,
+    request: BuildRequest,
+    listeners: RefCell<Vec<ListenerHandle>>,
 }
 
-/// Goes away with the directory of the system's temporary files; nothing in it keeps a name.
-fn temporary_directory() -> &'static Path {
-    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
-    DIRECTORY.get_or_init(|| {
-        let path = std::env::temp_dir().join(format!("gale-simulated-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory for temporary files");
-        path
-    })
+/// The one loop's place.
+pub const SEAT: Seat = Seat { worker: 0, workers: 1 };
+
+impl<'s> Site<'s> {
+    pub fn new(simulation: &'s Simulation, configuration: &str) -> Site<'s> {
+        let text = configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", env!("CARGO_TARGET_TMPDIR"));
+        let request = BuildRequest {
+            program: "gale".to_owned(),
+            prefix: "/".into(),
+            configuration_path: "/gale.conf".into(),
+            configuration_text: Some(text),
+            ..BuildRequest::default()
+        };
+        Site { simulation, server: Server::new(&ORDER), request, listeners: RefCell::default() }
+    }
+
+    /// A configuration of this text, as at the start and at every reload.
+    pub fn build(&self) -> Arc<Configuration> {
+        let mut resources = SimulatedResources { site: self, files: MemoryFiles::default() };
+        let built = self.server.build(&self.request, &mut resources);
+        Arc::new(built.unwrap_or_else(|report| panic!("{}", report.render("gale"))).configuration)
+    }
+
+    /// Runs `main` beside the server, on a loop with these options.
+    pub fn run<T>(&self, options: LoopOptions, main: impl AsyncFnOnce(&mut Serving) -> T) -> T {
+        let configuration = self.build();
+        let mut event_loop = EventLoop::simulated(self.simulation, options).expect("a descriptor");
+        event_loop.run(async {
+            let mut serving = self.server.start(SEAT, configuration).expect("simulated sockets can be accepted from");
+            main(&mut serving).await
+        })
+    }
+
+    fn listen(&self, spec: &ListenSpec) -> io::Result<ListenerHandle> {
+        let mut listeners = self.listeners.borrow_mut();
+        if let Some(known) = listeners.iter().find(|listener| listener.spec.address == spec.address) {
+            return Ok(Arc::clone(known));
+        }
+        let address = match &spec.address {
+            ListenAddress::Inet(address) => SocketAddress::Inet(*address),
+            ListenAddress::Unix(path) => SocketAddress::unix(path),
+        };
+        let sockets = vec![Arc::new(self.simulation.listen(&address)?)];
+        let listener = Arc::new(Listener { spec: spec.clone(), sockets, inherited: false });
+        listeners.push(Arc::clone(&listener));
+        Ok(listener)
+    }
 }
 
 /// Listening sockets of the simulation, and as little else as possible.
 struct SimulatedResources<'s> {
-    simulation: &'s Simulation,
+    site: &'s Site<'s>,
     files: MemoryFiles,
 }
 
@@ -92,15 +114,8 @@ impl Files for SimulatedResources<'_> {
 
 impl Resources for SimulatedResources<'_> {
     fn listeners(&mut self, specs: &[ListenSpec]) -> Result<Vec<ListenerHandle>, ResourceError> {
-        let listen = |spec: &ListenSpec| {
-            let address = match &spec.address {
-                ListenAddress::Inet(address) => SocketAddress::Inet(*address),
-                ListenAddress::Unix(path) => SocketAddress::unix(path),
-            };
-            let socket = self.simulation.listen(&address).map_err(|error| ResourceError::new(error.to_string()))?;
-            Ok(Arc::new(Listener { spec: spec.clone(), sockets: vec![Arc::new(socket)], inherited: false }))
-        };
-        specs.iter().map(listen).collect()
+        let listened = specs.iter().map(|spec| self.site.listen(spec));
+        listened.collect::<io::Result<_>>().map_err(|error| ResourceError::new(error.to_string()))
     }
 
     /// All of them are the same one, opened once: a log has a place in the process for ever.
