@@ -61,6 +61,10 @@ const TEST_BYTES_MAX: usize = 16;
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
 
+/// Waits for the operations of closed connections when a loop ends, and how long each is: a second in all.
+const CLOSE_CALLS_MAX: u32 = 100;
+const CLOSE_PAUSE: Duration = Duration::from_millis(10);
+
 pub(crate) struct IoUring {
     /// Dropped first: then the kernel has let go of the memory below.
     ring: RefCell<Ring>,
@@ -475,6 +479,26 @@ impl IoUring {
         Err(send_under_way())
     }
 
+    /// Waits until nothing is in flight any more for connections that were closed. False if that takes too long.
+    fn finish_closed(&self) -> bool {
+        self.make_entries();
+        for _ in 0..CLOSE_CALLS_MAX {
+            if self.connections.borrow().len() == 0 {
+                return true;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                if ring.enter(Some(CLOSE_PAUSE)).is_err() {
+                    return false;
+                }
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
+        }
+        false
+    }
+
     /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
     fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
         let mut connections = self.connections.borrow_mut();
@@ -792,8 +816,10 @@ fn send_under_way() -> io::Error {
 
 impl Drop for IoUring {
     fn drop(&mut self) {
-        if !self.ring.borrow_mut().cancel_all() {
-            // A kernel that cannot tell when it is done may still read what is being sent, and fill buffers.
+        // Every stream has gone before; what is left of them is in flight.
+        let is_over = self.ring.borrow_mut().cancel_all() || self.finish_closed();
+        if !is_over {
+            // The kernel may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
             std::mem::forget(self.buffers.borrow_mut().take());
         }
