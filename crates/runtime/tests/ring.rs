@@ -46,10 +46,19 @@ fn a_refused_ring_is_replaced_by_epoll_which_behaves_the_same() {
 }
 
 #[test]
-fn who_asks_for_epoll_or_for_the_best_gets_no_reason() {
-    for driver in [DriverChoice::Epoll, DriverChoice::Auto] {
-        let event_loop = event_loop(LoopOptions { driver, ..simulated_time() });
-        assert!(event_loop.driver_reason().is_none());
+fn who_asks_for_the_best_gets_a_modern_ring_or_epoll_and_the_reason() {
+    let with = |driver, kernel_max| {
+        let ring = RingOptions { kernel_max, ..RingOptions::default() };
+        let event_loop = event_loop(LoopOptions { driver, ..with_ring(ring) });
+        (event_loop.driver_name(), event_loop.driver_reason().is_none())
+    };
+    assert_eq!(with(DriverChoice::Epoll, None), ("epoll", true));
+    assert_eq!(with(DriverChoice::Auto, Some((6, 0))), ("epoll", false));
+    if is_there() {
+        assert_eq!(with(DriverChoice::IoUring, Some((6, 0))), ("io_uring", true));
+        // This kernel may be an old one.
+        let best = with(DriverChoice::Auto, None);
+        assert_eq!(best.0 == "io_uring", best.1);
     }
 }
 

@@ -119,11 +119,9 @@ fn move_about(seed: u64, (socket, mut peer): (OwnedFd, impl Peer)) {
                     result
                 };
                 received.extend_from_slice(input.readable());
-                if let std::task::Poll::Ready(result) = result {
-                    if result.unwrap() == 0 {
-                        has_ended = true;
-                        break;
-                    }
+                if matches!(result.map(Result::unwrap), std::task::Poll::Ready(0)) {
+                    has_ended = true;
+                    break;
                 }
             }
             stream.detach().unwrap()
@@ -190,7 +188,7 @@ type Done = mpsc::Sender<(Vec<u8>, usize)>;
 async fn read_and_pass_on(stream: Stream, mut received: Vec<u8>, remotes: [Remote; 2], moves: usize, done: Done) {
     for _ in 0..1 + moves % 3 {
         let mut input = Buffer::new();
-        let count = stream.recv(&mut input, if moves % 4 == 0 { 60_000 } else { 3000 }).await.unwrap();
+        let count = stream.recv(&mut input, if moves.is_multiple_of(4) { 60_000 } else { 3000 }).await.unwrap();
         received.extend_from_slice(input.readable());
         if count == 0 {
             send(&stream, b"thank you").await;

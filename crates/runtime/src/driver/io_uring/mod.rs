@@ -104,9 +104,19 @@ struct Polls {
 }
 
 impl IoUring {
-    /// A driver that has been tried out. Errors: why the kernel cannot or must not be used this way.
-    pub fn new(options: &RingOptions, completions_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {
+    /// A driver that has been tried out; `is_best_only` = with the features that make it better than epoll.
+    ///
+    /// Errors: why the kernel cannot or must not be used this way.
+    pub fn new(
+        options: &RingOptions,
+        is_best_only: bool,
+        completions_max: usize,
+        inbox: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
         let ring = Ring::new(options)?;
+        if is_best_only && !ring.is_deferred() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is not faster than epoll"));
+        }
         let buffers = match options.buffers {
             0 => None,
             _ if !options.allows(5, 19) => None,

@@ -141,6 +141,11 @@ impl Ring {
         (registered == 1).then_some(update.offset)
     }
 
+    /// Whether the kernel does its part in calls of ours alone (6.1): asked for together with the single issuer.
+    pub fn is_deferred(&self) -> bool {
+        self.ring.params().is_setup_single_issuer()
+    }
+
     pub fn submitter(&self) -> io_uring::Submitter<'_> {
         self.ring.submitter()
     }
