@@ -464,7 +464,7 @@ fn more_clients_than_connections_are_served_in_turn() {
         run(simulation, &configuration, async |serving| {
             let tasks = task_count();
             let plan = |_| Plan { waits: true, ..Plan::new(&random) };
-            let clients: Vec<_> = (0..8).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
+            let clients: Vec<_> = (0..12).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
             for client in clients {
                 client.check(simulation, Plan::check_whole_answers).await;
             }

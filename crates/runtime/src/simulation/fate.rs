@@ -19,6 +19,9 @@ const SHORT: Duration = Duration::from_micros(10);
 /// What can happen in a turn of a program that does not run in circles: a turn polls 512 times.
 const NOTES_PER_TURN_MAX: u32 = 1_000_000;
 
+/// What can happen in a world that comes to an end: the largest of the tests take a tenth of it.
+const NOTES_MAX: u32 = 5_000_000;
+
 /// What is going to happen.
 pub(crate) enum Event {
     /// Something arrives at an end of a connection.
@@ -57,6 +60,7 @@ pub(crate) struct Fate {
     planned: Cell<u64>,
     trace: RefCell<Trace>,
     notes_in_turn: Cell<u32>,
+    notes: Cell<u32>,
 }
 
 impl Fate {
@@ -69,6 +73,7 @@ impl Fate {
             planned: Cell::new(0),
             trace: RefCell::new(Trace::new()),
             notes_in_turn: Cell::new(0),
+            notes: Cell::new(0),
         }
     }
 
@@ -140,16 +145,28 @@ impl Fate {
     }
 
     pub fn note(&self, what: &'static str, number: u64, amount: usize) {
-        let notes = self.notes_in_turn.replace(self.notes_in_turn.get() + 1);
-        // Once: destructors note, too.
-        assert_ne!(notes, NOTES_PER_TURN_MAX, "{what} so many times in one turn: a poll runs in circles");
+        self.count_note(what);
         self.trace.borrow_mut().note(self.now(), what, number, amount as u64);
     }
 
     pub fn note_bytes(&self, what: &'static str, number: u64, bytes: &[u8]) {
-        let mut trace = self.trace.borrow_mut();
-        trace.note(self.now(), what, number, bytes.len() as u64);
-        trace.bytes(bytes);
+        self.note(what, number, bytes.len());
+        self.trace.borrow_mut().bytes(bytes);
+    }
+
+    /// Panics when so much happens that it will never end.
+    fn count_note(&self, what: &'static str) {
+        self.notes_in_turn.set(self.notes_in_turn.get() + 1);
+        self.notes.set(self.notes.get() + 1);
+        // Destructors note, too, and another task of this turn may be as bad: both get as much again.
+        if self.notes_in_turn.get() > NOTES_PER_TURN_MAX {
+            self.begin_turn();
+            panic!("{what} so many times in one turn: a poll runs in circles");
+        }
+        if self.notes.get() > NOTES_MAX {
+            self.notes.set(0);
+            panic!("{what} so many times: a task runs in circles");
+        }
     }
 
     pub fn trace_hash(&self) -> u64 {
