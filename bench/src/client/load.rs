@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::servers::{SMALL_BODY, file_body};
 
 /// Longer than any pause of a server that works.
-const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
+pub const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// After a failed connect: a dead server must not be asked a million times.
@@ -51,6 +51,7 @@ pub struct Connection {
     stream: TcpStream,
     /// Received and not used yet.
     pending: Vec<u8>,
+    received_bytes: usize,
 }
 
 /// An answer whose framing was right.
@@ -72,18 +73,32 @@ impl Connection {
             ErrorKind::ConnectionRefused => Failure::ConnectRefused,
             _ => Failure::ConnectFailed,
         })?;
+        Connection::over(stream, time_limit)
+    }
+
+    /// Uses a stream that is connected already.
+    pub fn over(stream: TcpStream, time_limit: Duration) -> Result<Connection, Failure> {
         let configured = stream
             .set_nodelay(true)
             .and_then(|()| stream.set_read_timeout(Some(time_limit)))
             .and_then(|()| stream.set_write_timeout(Some(time_limit)));
         configured.map_err(|_| Failure::ConnectFailed)?;
-        Ok(Connection { stream, pending: Vec::new() })
+        Ok(Connection { stream, pending: Vec::new(), received_bytes: 0 })
+    }
+
+    /// The stream alone, and how many bytes have been received from it in all.
+    pub fn into_stream(self) -> (TcpStream, usize) {
+        (self.stream, self.received_bytes)
     }
 
     /// Sends a GET and reads its answer. After a failure the connection is of no more use.
     pub fn request(&mut self, path: &str, is_last: bool) -> Result<Answer, Failure> {
         let connection = if is_last { "close" } else { "keep-alive" };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n");
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n"))
+    }
+
+    /// Sends a request as it stands and reads its answer. After a failure the connection is of no more use.
+    pub fn ask(&mut self, request: &str) -> Result<Answer, Failure> {
         // A peer that has closed answers with a reset; the read below tells what happened, so a failed write is
         // only final where nothing can be read either.
         let written = self.stream.write_all(request.as_bytes());
@@ -134,6 +149,7 @@ impl Connection {
         loop {
             match self.stream.read(&mut buffer) {
                 Ok(received) => {
+                    self.received_bytes += received;
                     self.pending.extend_from_slice(&buffer[..received]);
                     return Ok(received);
                 }
