@@ -5,18 +5,22 @@
 //! absolute (a failed request, a connection that did not survive): the exit status is then 1. It refuses to
 //! measure a server that does not answer correctly first.
 
+mod accept;
 mod case;
 mod client;
 mod cpu;
 mod floor;
 mod idle;
+mod instructions;
 mod memory;
 mod options;
 mod process;
+mod profile;
 mod reload;
 mod report;
 mod respawn;
 mod ring;
+mod scaling;
 mod servers;
 mod syscalls;
 mod under_load;
@@ -41,16 +45,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// A measurement and its name.
-type Entry = (&'static str, fn(&Options) -> Measured);
+/// A measurement, its name, and whether it is one of `all`.
+type Entry = (&'static str, fn(&Options) -> Measured, bool);
 
 /// In the order of `all`.
 const MEASUREMENTS: &[Entry] = &[
-    ("cpu", cpu::measure),
-    ("syscalls", syscalls::measure),
-    ("idle", idle::measure),
-    ("reload", reload::measure),
-    ("respawn", respawn::measure),
+    ("cpu", cpu::measure, true),
+    ("syscalls", syscalls::measure, true),
+    ("idle", idle::measure, true),
+    ("accept", accept::measure, true),
+    ("scaling", scaling::measure, true),
+    ("reload", reload::measure, true),
+    ("respawn", respawn::measure, true),
+    // They say where to look, not how good it is.
+    ("instructions", instructions::measure, false),
+    ("profile", profile::measure, false),
 ];
 
 fn run(args: &[String]) -> Result<bool, String> {
@@ -68,8 +77,8 @@ fn run(args: &[String]) -> Result<bool, String> {
         "lean" => return client::lean::main(rest).map(|()| true),
         _ => {}
     }
-    let chosen: Vec<&Entry> =
-        MEASUREMENTS.iter().filter(|(name, _)| measurement == "all" || measurement == name).collect();
+    let is_chosen = |(name, _, in_all): &&Entry| if measurement == "all" { *in_all } else { measurement == name };
+    let chosen: Vec<&Entry> = MEASUREMENTS.iter().filter(is_chosen).collect();
     if chosen.is_empty() {
         return Err(format!("there is no measurement \"{measurement}\"\n\n{}", options::USAGE));
     }
@@ -77,7 +86,7 @@ fn run(args: &[String]) -> Result<bool, String> {
     raise_descriptor_limit();
     // All of them, also after one that does not hold.
     let mut holds = true;
-    for (_, measure) in chosen {
+    for (_, measure, _) in chosen {
         let (document, held) = measure(&options)?;
         document.publish(&options.results)?;
         holds &= held;

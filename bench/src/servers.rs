@@ -266,8 +266,9 @@ impl Program {
                      hosts:\n  default:\n    paths:\n      /:\n        file.dir: {directory}/html\n"
                 )
             }
+            // Its strict limits count two descriptors per connection; here each needs one.
             Kind::Haproxy => format!(
-                "global\n    nbthread {workers}\n    maxconn {connections_max}\n\
+                "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n\
                  defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
                  \x20   timeout connect 5s\n    timeout server 5s\n\
                  frontend bench\n    bind 127.0.0.1:{port}\n\
@@ -317,6 +318,21 @@ impl Running {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+}
+
+impl Running {
+    /// Ends it with this signal and waits until it has ended by itself.
+    pub fn end(mut self, signal: Signal) -> Result<(), String> {
+        send_signal(self.root, signal)?;
+        let deadline = Instant::now() + STOP_TIME_LIMIT;
+        while self.child.try_wait().ok().flatten().is_none() {
+            if Instant::now() >= deadline {
+                return Err(format!("{} does not end\n{}", self.label, self.error_log_end()));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
     }
 }
 
