@@ -88,8 +88,8 @@ impl Case {
         }
     }
 
-    /// The servers that this case compares. nginx's cache of open files changes only files, and is not its default:
-    /// both ways are measured.
+    /// The servers that this case compares. What changes a case much and is no default of a server is measured with and
+    /// without: nginx's cache of open files, and accepting that waits for the request, which is h2o's default.
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
@@ -100,6 +100,10 @@ impl Case {
             if self.name == "file" && program.kind == Kind::Nginx {
                 let label = format!("{} + open_file_cache", program.label);
                 all.push(Program { label, open_file_cache: true, ..program.clone() });
+            }
+            if self.is_short && matches!(program.kind, Kind::Floor | Kind::Nginx | Kind::Gale) {
+                let label = format!("{} + deferred", program.label);
+                all.push(Program { label, deferred: true, ..program.clone() });
             }
         }
         all

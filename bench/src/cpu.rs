@@ -10,7 +10,7 @@ use crate::case::{self, Case, Row};
 use crate::client::ClientKind;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
-use crate::servers::Kind;
+use crate::servers::{Kind, Program};
 
 #[derive(Debug, Serialize)]
 struct Table {
@@ -88,23 +88,29 @@ fn limit(server_utilisation: f64, client_utilisation: f64, other_load: f64) -> &
 }
 
 fn comparisons(rows: &[Row]) -> Vec<Comparison> {
-    let floor = |driver: &str| {
-        let is_it = |row: &&Row| row.program.kind == Kind::Floor && row.program.driver.as_deref() == Some(driver);
+    let floor = |driver: &str, deferred: bool| {
+        let is_it = |row: &&Row| {
+            let Program { kind, driver: own, deferred: own_deferred, .. } = &row.program;
+            *kind == Kind::Floor && own.as_deref() == Some(driver) && *own_deferred == deferred
+        };
         rows.iter().find(is_it)
     };
-    let Some(nginx) = rows.iter().find(|row| row.program.kind == Kind::Nginx) else {
-        return Vec::new();
+    let compare = |gale: &Row| {
+        let deferred = gale.program.deferred;
+        let is_like = |row: &&Row| row.program.kind == Kind::Nginx && row.program.deferred == deferred;
+        let nginx = rows.iter().find(is_like)?;
+        let epoll_floor = floor("epoll", deferred);
+        Some(Comparison {
+            gale: gale.server.clone(),
+            nginx: nginx.server.clone(),
+            ratio: by_round(gale, nginx, None),
+            above_floor: epoll_floor.map(|floor| by_round(gale, nginx, Some((floor, floor)))),
+            above_own_floor: floor(gale.program.driver.as_deref().unwrap_or("epoll"), deferred)
+                .zip(epoll_floor)
+                .map(|floors| by_round(gale, nginx, Some(floors))),
+        })
     };
-    let compare = |gale: &Row| Comparison {
-        gale: gale.server.clone(),
-        nginx: nginx.server.clone(),
-        ratio: by_round(gale, nginx, None),
-        above_floor: floor("epoll").map(|floor| by_round(gale, nginx, Some((floor, floor)))),
-        above_own_floor: floor(gale.program.driver.as_deref().unwrap_or("epoll"))
-            .zip(floor("epoll"))
-            .map(|floors| by_round(gale, nginx, Some(floors))),
-    };
-    rows.iter().filter(|row| row.program.kind == Kind::Gale).map(compare).collect()
+    rows.iter().filter(|row| row.program.kind == Kind::Gale).filter_map(compare).collect()
 }
 
 /// What Gale needs in each round, divided by what nginx needs in it, after their floors have been taken off.

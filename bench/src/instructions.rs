@@ -1,8 +1,11 @@
 //! instructions: user-space instructions per request, counted exactly by callgrind.
 //!
 //! A server runs as one process under valgrind and is asked twice, for few and for many requests; the difference is free
-//! of what starting and stopping cost. Every answer is checked. valgrind must see all system calls, so Gale is
-//! built anew for it, with the C library's; kernel work is not counted at all.
+//! of what starting and stopping cost. It is stopped while requests are put before it, so that it always finds as many
+//! at once, as a saturated worker does, and never fewer by chance. Every answer is checked. Kernel work is not counted.
+//!
+//! valgrind must see all system calls, so Gale is built anew for it, with the C library's. Versions of valgrind that do
+//! not know `openat2` have Gale open files in a pool; with io_uring its threads then never run, and there is no figure.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,15 +14,15 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::client::load::Connection;
+use crate::client::load::{self, Connection};
 use crate::options::Options;
 use crate::report::{self, Document};
-use crate::servers::{Kind, Program, Running, SMALL_BODY, Setting, file_body};
+use crate::servers::{Kind, Program, Running, SMALL_BODY, Setting, file_body, send_signal};
 
 /// Requests of the first run; those of the second come on top.
-const REQUESTS_FEW: u32 = 500;
-/// Kept-alive connections that are asked in turn.
-const CONNECTIONS: usize = 4;
+const REQUESTS_FEW: u32 = 640;
+/// Requests that a server finds at once.
+const BATCH: u32 = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
@@ -37,8 +40,8 @@ const CASES: [Case; 3] = [
 #[derive(Debug, Serialize)]
 struct Row {
     server: String,
-    /// Per request, by case.
-    per_request: Vec<(&'static str, f64)>,
+    /// Per request, by case; None where it could not be counted.
+    per_request: Vec<(&'static str, Option<f64>)>,
 }
 
 /// Counts for every chosen server; nginx and Gale when none is chosen.
@@ -57,17 +60,18 @@ pub fn measure(options: &Options) -> Measured {
     for program in &programs {
         let mut per_request = Vec::new();
         for &case in &cases {
-            let few = count(options, program, case, REQUESTS_FEW)?;
-            let many = count(options, program, case, REQUESTS_FEW + options.requests)?;
-            let difference = many.saturating_sub(few) as f64 / f64::from(options.requests);
-            eprintln!("{}, {}: {difference:.0}", program.label, case.name);
-            per_request.push((case.name, difference));
+            let counted = difference(options, program, case);
+            match &counted {
+                Ok(count) => eprintln!("{}, {}: {count:.0}", program.label, case.name),
+                Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
+            }
+            per_request.push((case.name, counted.ok()));
         }
         rows.push(Row { server: program.label.clone(), per_request });
     }
     let cell = |row: &Row, name: &str| {
-        let found = row.per_request.iter().find(|(case, _)| *case == name);
-        found.map_or("–".to_owned(), |(_, count)| format!("{count:.0}"))
+        let found = row.per_request.iter().find(|(case, _)| *case == name).and_then(|(_, count)| *count);
+        found.map_or("–".to_owned(), |count| format!("{count:.0}"))
     };
     let table = report::table_of(
         &rows,
@@ -79,21 +83,32 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, one at a time, over \
-         {CONNECTIONS} connections in turn.\n\n{table}",
-        REQUESTS_FEW + options.requests
+        "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time, each \
+         on a connection of its own.\n\n{table}",
+        REQUESTS_FEW + whole_batches(options.requests)
     );
     Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, true))
+}
+
+fn whole_batches(requests: u32) -> u32 {
+    requests.next_multiple_of(BATCH)
+}
+
+fn difference(options: &Options, program: &Program, case: Case) -> Result<f64, String> {
+    let more = whole_batches(options.requests);
+    let few = count(options, program, case, REQUESTS_FEW)?;
+    let many = count(options, program, case, REQUESTS_FEW + more)?;
+    Ok(many.saturating_sub(few) as f64 / f64::from(more))
 }
 
 /// Instructions of a whole life with that many requests.
 fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Result<u64, String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
-    let words = ["valgrind", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
+    let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
     let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), ..Setting::default() };
     let server = program.start(setting)?;
-    ask(&server, case, requests).map_err(|error| format!("{}: {error}\n{}", server.label, server.error_log_end()))?;
+    ask(&server, case, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
@@ -101,21 +116,27 @@ fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Res
     parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())
 }
 
-fn ask(server: &Running, case: Case, requests: u32) -> Result<(), String> {
+fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
     let body = if case.path == "/file" { file_body() } else { SMALL_BODY.to_vec() };
-    let mut kept: Vec<Connection> = Vec::new();
-    for number in 0..requests as usize {
-        let place = number % CONNECTIONS;
+    let failed = |failure: load::Failure| format!("{failure:?}");
+    let mut connections: Vec<Connection> = Vec::new();
+    for _ in 0..batches {
+        server.pause()?;
         if case.is_short {
-            kept.clear();
+            connections.clear();
         }
-        let place = if case.is_short { 0 } else { place };
-        if kept.len() <= place {
-            kept.push(Connection::open(&server.address).map_err(|failure| format!("{failure:?}"))?);
+        while connections.len() < BATCH as usize {
+            connections.push(Connection::open(&server.address).map_err(failed)?);
         }
-        let answer = kept[place].request(case.path, case.is_short).map_err(|failure| format!("{failure:?}"))?;
-        if answer.status != 200 || answer.body != body {
-            return Err(format!("wrong answer: {answer:?}"));
+        for connection in &mut connections {
+            connection.send(case.path, case.is_short).map_err(failed)?;
+        }
+        send_signal(server.root, Signal::CONT)?;
+        for connection in &mut connections {
+            let answer = connection.receive().map_err(failed)?;
+            if answer.status != 200 || answer.body != body {
+                return Err(format!("wrong answer: {answer:?}"));
+            }
         }
     }
     Ok(())

@@ -31,6 +31,11 @@ impl Process {
         read_stat(self.id).is_some_and(|stat| stat.process == self && stat.is_alive())
     }
 
+    /// Whether it has been stopped by a signal.
+    pub fn is_stopped(self) -> bool {
+        read_stat(self.id).is_some_and(|stat| stat.process == self && stat.state == 'T')
+    }
+
     /// CPU time of its threads so far. Of threads that have ended it knows nothing.
     pub fn cpu_time(self) -> Duration {
         self.threads().values().map(|thread| thread.cpu_time).sum()

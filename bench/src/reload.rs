@@ -221,7 +221,7 @@ impl under_load::Outcome for Outcome {
                 ("PSS KiB", &|(_, memory)| memory.pss_kib.to_string()),
             ],
         );
-        text.push_str(&format!("\n{table}\nGrowth (PSS): {:.1} %\n", self.memory_growth * 100.0));
+        text.push_str(&format!("{table}\nGrowth (PSS): {:.1} %\n", self.memory_growth * 100.0));
         text
     }
 }

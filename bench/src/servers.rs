@@ -43,6 +43,9 @@ pub struct Program {
     pub driver: Option<String>,
     /// With nginx's cache of open files, which is not on by default.
     pub open_file_cache: bool,
+    /// With `listen … deferred` (TCP_DEFER_ACCEPT), which h2o uses without being asked: a connection is accepted only
+    /// when its request is there.
+    pub deferred: bool,
     /// What the binary says of itself; empty until `resolve`.
     pub version: String,
 }
@@ -121,6 +124,7 @@ impl Program {
             binary: binary.to_owned(),
             driver: None,
             open_file_cache: false,
+            deferred: false,
             version: String::new(),
         }
     }
@@ -197,7 +201,11 @@ impl Program {
         };
         match self.kind {
             Kind::Floor => {
-                let mode = if setting.is_short { "close" } else { "keep-alive" };
+                let mode = match (setting.is_short, self.deferred) {
+                    (false, _) => "keep-alive",
+                    (true, false) => "close",
+                    (true, true) => "close-deferred",
+                };
                 let (port, body_bytes) = (port.to_string(), setting.floor_body_bytes.to_string());
                 command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]);
             }
@@ -246,13 +254,14 @@ impl Program {
                     Accepting::Reuseport => (" reuseport", ""),
                     Accepting::Mutex => ("", "accept_mutex on; "),
                 };
+                let deferred = if self.deferred { " deferred" } else { "" };
                 format!(
                     "{user}daemon off;\n{alone}worker_processes {workers};\npid {directory}/server.pid;\n\
                      error_log {directory}/error.log notice;\n\
                      events {{ {driver}{mutex}worker_connections {connections_max}; }}\n\
                      http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
                      \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
-                     \x20   server {{\n        listen 127.0.0.1:{port}{listen};\n        root {directory}/html;\n\
+                     \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
                      \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n"
                 )
@@ -322,15 +331,31 @@ impl Running {
 }
 
 impl Running {
-    /// Ends it with this signal and waits until it has ended by itself.
+    /// Stops it, as one process, until it is sent CONT; returns when it has stopped.
+    pub fn pause(&self) -> Result<(), String> {
+        send_signal(self.root, Signal::STOP)?;
+        let deadline = Instant::now() + STOP_TIME_LIMIT;
+        while !self.root.is_stopped() {
+            if Instant::now() >= deadline {
+                return Err(format!("{} does not stop", self.label));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Ends it with this signal and waits until it has ended by itself. valgrind lets no other thread run while one waits
+    /// in `io_uring_enter`, so somebody calls now and then.
     pub fn end(mut self, signal: Signal) -> Result<(), String> {
+        const CALL_INTERVAL: Duration = Duration::from_millis(100);
         send_signal(self.root, signal)?;
         let deadline = Instant::now() + STOP_TIME_LIMIT;
         while self.child.try_wait().ok().flatten().is_none() {
             if Instant::now() >= deadline {
                 return Err(format!("{} does not end\n{}", self.label, self.error_log_end()));
             }
-            std::thread::sleep(POLL_INTERVAL);
+            std::thread::sleep(CALL_INTERVAL);
+            let _ = load::Connection::open(&self.address);
         }
         Ok(())
     }

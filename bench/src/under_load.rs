@@ -68,12 +68,12 @@ pub fn measure_each<O: Outcome>(
         eprintln!("{}:", program.label);
         outcomes.push(measure_one(options, program)?);
     }
-    let body: String = outcomes.iter().map(|outcome| format!("{}\n", outcome.markdown().trim_end())).collect();
+    let body: String = outcomes.iter().map(|outcome| format!("{}\n\n", outcome.markdown().trim_end())).collect();
     let holds = outcomes.iter().all(O::holds);
     Ok((Document::new(name, title, &programs, &body, &outcomes)?, holds))
 }
 
-/// The last words of a section: what the load met.
+/// What the load met, and an empty line.
 pub fn load_markdown(load: &Totals) -> String {
     let mut text = format!(
         "Load: {} requests over kept-alive connections, {} over short ones, {} failed; {} closes announced by the \
@@ -82,6 +82,9 @@ pub fn load_markdown(load: &Totals) -> String {
     );
     for (kind, count) in &load.failures {
         text.push_str(&format!("- {kind}: {count}\n"));
+    }
+    if !load.failures.is_empty() {
+        text.push('\n');
     }
     text
 }

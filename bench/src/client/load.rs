@@ -93,8 +93,7 @@ impl Connection {
 
     /// Sends a GET and reads its answer. After a failure the connection is of no more use.
     pub fn request(&mut self, path: &str, is_last: bool) -> Result<Answer, Failure> {
-        let connection = if is_last { "close" } else { "keep-alive" };
-        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n"))
+        self.ask(&get(path, is_last))
     }
 
     /// Sends a request as it stands and reads its answer. After a failure the connection is of no more use.
@@ -102,7 +101,7 @@ impl Connection {
         // A peer that has closed answers with a reset; the read below tells what happened, so a failed write is
         // only final where nothing can be read either.
         let written = self.stream.write_all(request.as_bytes());
-        let answer = self.read_answer();
+        let answer = self.receive();
         match (written, answer) {
             (Err(_), Err(Failure::ClosedBeforeAnswer)) => Err(Failure::ClosedBeforeAnswer),
             (Err(_), Err(Failure::ResetBeforeAnswer)) => Err(Failure::ResetBeforeAnswer),
@@ -111,15 +110,21 @@ impl Connection {
         }
     }
 
+    /// Sends a GET; its answer is for [`Connection::receive`].
+    pub fn send(&mut self, path: &str, is_last: bool) -> Result<(), Failure> {
+        self.stream.write_all(get(path, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
+    }
+
     /// After an answer that closes: the end, and not a byte more.
     fn expect_end(&mut self) -> Result<(), Failure> {
-        if !self.pending.is_empty() || self.receive(Failure::Truncated)? > 0 {
+        if !self.pending.is_empty() || self.fill(Failure::Truncated)? > 0 {
             return Err(Failure::Surplus);
         }
         Ok(())
     }
 
-    fn read_answer(&mut self) -> Result<Answer, Failure> {
+    /// Reads the next answer.
+    pub fn receive(&mut self) -> Result<Answer, Failure> {
         let header_end = loop {
             if let Some(at) = self.pending.windows(4).position(|window| window == b"\r\n\r\n") {
                 break at + 4;
@@ -129,13 +134,13 @@ impl Connection {
             }
             let nothing_yet = self.pending.is_empty();
             let when_reset = if nothing_yet { Failure::ResetBeforeAnswer } else { Failure::Truncated };
-            if self.receive(when_reset)? == 0 {
+            if self.fill(when_reset)? == 0 {
                 return Err(if nothing_yet { Failure::ClosedBeforeAnswer } else { Failure::Truncated });
             }
         };
         let head = parse_head(&self.pending[..header_end])?;
         while self.pending.len() < header_end + head.body_bytes {
-            if self.receive(Failure::Truncated)? == 0 {
+            if self.fill(Failure::Truncated)? == 0 {
                 return Err(Failure::Truncated);
             }
         }
@@ -144,7 +149,7 @@ impl Connection {
         Ok(Answer { status: head.status, body, closes: head.closes })
     }
 
-    fn receive(&mut self, when_reset: Failure) -> Result<usize, Failure> {
+    fn fill(&mut self, when_reset: Failure) -> Result<usize, Failure> {
         let mut buffer = [0u8; 4096];
         loop {
             match self.stream.read(&mut buffer) {
@@ -159,6 +164,11 @@ impl Connection {
             }
         }
     }
+}
+
+fn get(path: &str, is_last: bool) -> String {
+    let connection = if is_last { "close" } else { "keep-alive" };
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n")
 }
 
 /// One request on a connection of its own: the body of its answer, which must be a 200.

@@ -9,6 +9,7 @@ mod ring;
 
 use std::io::{self, Write as _};
 use std::net::TcpListener;
+use std::os::fd::AsRawFd;
 
 /// What happens to a connection after its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,21 +18,23 @@ enum Mode {
     Close,
 }
 
-/// `floor PORT epoll|io_uring keep-alive|close BODY_BYTES`: serves until it is killed.
+/// `floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES`: serves until it is killed. Deferred: a
+/// connection is accepted only when its request is there (TCP_DEFER_ACCEPT).
 pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench floor PORT epoll|io_uring keep-alive|close BODY_BYTES".to_owned();
+    let usage = || "usage: gale-bench floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES".to_owned();
     let [port, driver, mode, body_bytes] = args else {
         return Err(usage());
     };
     let port: u16 = port.parse().map_err(|_| usage())?;
     let body_bytes: usize = body_bytes.parse().map_err(|_| usage())?;
-    let mode = match mode.as_str() {
-        "keep-alive" => Mode::KeepAlive,
-        "close" => Mode::Close,
+    let (mode, is_deferred) = match mode.as_str() {
+        "keep-alive" => (Mode::KeepAlive, false),
+        "close" => (Mode::Close, false),
+        "close-deferred" => (Mode::Close, true),
         _ => return Err(usage()),
     };
     let answer = answer(mode, body_bytes);
-    let served = listen(port).and_then(|listener| match driver.as_str() {
+    let served = listen(port, is_deferred).and_then(|listener| match driver.as_str() {
         "epoll" => epoll::serve(&listener, mode, &answer),
         "io_uring" => ring::serve(&listener, mode, answer.leak()),
         _ => Err(io::Error::other(usage())),
@@ -39,10 +42,23 @@ pub fn main(args: &[String]) -> Result<(), String> {
     served.map_err(|error| format!("floor: {error}"))
 }
 
-fn listen(port: u16) -> io::Result<TcpListener> {
+fn listen(port: u16, is_deferred: bool) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(("127.0.0.1", port))?;
+    if is_deferred {
+        set_deferred(&listener)?;
+    }
     rustix::net::listen(&listener, 511)?; // nginx's backlog, instead of std's
     Ok(listener)
+}
+
+fn set_deferred(listener: &TcpListener) -> io::Result<()> {
+    let seconds: libc::c_int = 1; // nginx's value
+    // SAFETY: the descriptor is open, and the pointer is to an int of the length that is told.
+    let result = unsafe {
+        let (value, length) = ((&raw const seconds).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        libc::setsockopt(listener.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, value, length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// As long as the answer of a real server: nginx's header is of this size.
