@@ -1,5 +1,5 @@
-//! Clients that come and go without a pause while the server changes under them: reloads, killed worker
-//! processes. Nobody is refused or reset, and no descriptor stays behind.
+//! Clients that come and go without a pause while the server changes under them: reloads, other worker processes, killed
+//! ones. Nobody is refused or reset, and no descriptor stays behind.
 //!
 //! A short connection is opened, asks once, and is read to its end: whole answer, then the end, or it counts as lost. Only a
 //! connection that a killed process may have accepted can be lost.
@@ -19,6 +19,8 @@ use support::{Client, DEADLINE, Driver, Server, Setup, http_configuration, with_
 with_each_driver!(
     reloads_disturb_nobody_on_a_shared_socket,
     reloads_disturb_nobody_on_sockets_of_each_worker,
+    a_process_takes_over_from_another_on_a_shared_socket,
+    a_process_takes_over_from_another_on_sockets_of_each_worker,
     a_killed_process_loses_only_what_it_had_on_a_shared_socket,
     a_killed_process_loses_only_what_it_had_on_sockets_of_each_worker,
 );
@@ -38,6 +40,14 @@ fn reloads_disturb_nobody_on_a_shared_socket(driver: Driver) {
 
 fn reloads_disturb_nobody_on_sockets_of_each_worker(driver: Driver) {
     reloads_disturb_nobody(driver, REUSEPORT);
+}
+
+fn a_process_takes_over_from_another_on_a_shared_socket(driver: Driver) {
+    a_process_takes_over_from_another(driver, SHARED);
+}
+
+fn a_process_takes_over_from_another_on_sockets_of_each_worker(driver: Driver) {
+    a_process_takes_over_from_another(driver, REUSEPORT);
 }
 
 fn a_killed_process_loses_only_what_it_had_on_a_shared_socket(driver: Driver) {
@@ -69,6 +79,28 @@ fn reloads_disturb_nobody(driver: Driver, socket: &str) {
     });
     open.assert_no_more(&server);
     assert_eq!(server.worker(), worker, "reloads take place in the same process");
+    server.stop();
+}
+
+fn a_process_takes_over_from_another(driver: Driver, socket: &str) {
+    let text = configuration(driver, socket);
+    // What is fixed for the life of a process wants another process.
+    let with = |number: usize| format!("env GALE_TEST={number};\n{text}");
+    let mut server = Setup::configuration(&with(0)).start();
+    server.reload(&with(1));
+    wait_one_worker(&server);
+    let open = Descriptors::of(&server);
+    churn(server.directory.address(1), 0, |churn| {
+        let mut worker = server.worker();
+        for number in 2..8 {
+            server.reload(&with(number));
+            churn.wait_for_answers();
+            wait_one_worker(&server);
+            let before = std::mem::replace(&mut worker, server.worker());
+            assert_ne!(before, worker, "another process\n{server}");
+        }
+    });
+    open.assert_no_more(&server);
     server.stop();
 }
 
