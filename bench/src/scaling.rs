@@ -81,8 +81,9 @@ fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<
 
 fn futex_calls(options: &Options, case: &Case, program: &Program) -> Option<f64> {
     let counted = program.start(case.setting()).and_then(|server| {
-        let (calls, sample) = syscalls::count_with_perf(case, &server, "futex", options)?;
-        Ok(calls.values().sum::<u64>() as f64 * 1000.0 / sample.figures.requests as f64)
+        let (calls, sample) = syscalls::count_with_perf(case, &server, &["futex"], options)?;
+        let calls = calls.get("futex").ok_or("perf cannot count them")?;
+        Ok(*calls as f64 * 1000.0 / sample.figures.requests as f64)
     });
     counted.map_err(|error| eprintln!("note: {}: no futex calls: {error}", program.label)).ok()
 }
