@@ -94,10 +94,9 @@ impl Program for Server {
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
-        let workers = configuration.process.workers;
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
-        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, workers, ..LoopOptions::default() })?;
+        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
             let message = format!("io_uring is not available {}, epoll is used", OsErrorText(reason));
             configuration.error_log.write(Level::Notice, None, &message);
@@ -109,6 +108,8 @@ impl Program for Server {
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_to(&configuration);
+        // The number of those that serve: when this loop was made, it was not known yet.
+        gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
         let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
@@ -290,6 +291,7 @@ impl process::Worker for Serving {
 
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         report_to(&configuration);
+        gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
         self.retired.retain(|worker| worker.connection_count() > 0);
         let old = self.worker.as_ref().map(|worker| worker.configuration());

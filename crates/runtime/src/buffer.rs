@@ -48,6 +48,11 @@ pub fn leases_exhausted() -> bool {
     POOL.with(|pool| pool.leased.get() >= pool.leased_max.get())
 }
 
+/// The limit of bytes on lease on this thread.
+pub fn leased_bytes_max() -> usize {
+    POOL.with(|pool| pool.leased_max.get())
+}
+
 /// Sets the limit of bytes on lease on this thread.
 pub fn set_leased_bytes_max(bytes: usize) {
     POOL.with(|pool| pool.leased_max.set(bytes));
