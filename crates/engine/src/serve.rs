@@ -16,7 +16,7 @@ use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::accepting::{accept_options, leave_accept_mutex};
+use crate::http::accepting::{QUEUED_WAIT_MAX, accept_options, leave_accept_mutex};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, ErrorLog, Target, Writers};
 use crate::module::Order;
@@ -312,15 +312,35 @@ impl process::Worker for Serving {
         let removed: Vec<Accepting> = removed.collect();
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
-            for accepting in removed {
-                worker.accept_what_is_queued(&accepting.listener, &accepting.address, &old).await;
+            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+            for Accepting { listener, address, .. } in removed {
+                worker.accept_what_is_queued(&listener, &address, Some(&old), until).await;
+            }
+        })
+    }
+
+    fn stop_accepting(&mut self) -> Quiet {
+        let accepting = std::mem::take(&mut self.accepting);
+        accepting.iter().for_each(Accepting::stop);
+        leave_accept_mutex();
+        let worker = self.worker.clone();
+        Box::pin(async move {
+            let Some(worker) = worker else { return };
+            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+            for Accepting { listener, address, .. } in &accepting {
+                worker.accept_what_is_queued(listener, address, None, until).await;
+            }
+            // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which is at
+            // the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade, would
+            // hear of it with the next connection only.
+            gale_runtime::yield_now().await;
+            for Accepting { listener, address, .. } in &accepting {
+                worker.accept_what_is_queued(listener, address, None, until).await;
             }
         })
     }
 
     fn drain(&mut self) -> Quiet {
-        self.accepting.drain(..).for_each(|accepting| accepting.stop());
-        leave_accept_mutex();
         let workers: Vec<Rc<HttpWorker>> = self.workers().cloned().collect();
         workers.iter().for_each(HttpWorker::drain);
         Box::pin(async move {
