@@ -34,7 +34,7 @@ const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Which driver a loop uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DriverChoice {
-    /// The best one that works here. At present epoll.
+    /// The best one that works here: io_uring from Linux 6.1 on (`docs/decisions/0009-io-uring.md`), else epoll.
     #[default]
     Auto,
     /// epoll.
@@ -134,7 +134,7 @@ impl EventLoop {
         self.environment.driver.name()
     }
 
-    /// Why epoll serves although io_uring was asked for; `None` when the choice was followed.
+    /// Why epoll serves although io_uring was asked for, or would be better; `None` when the choice was followed.
     pub fn driver_reason(&self) -> Option<&io::Error> {
         self.driver_reason.as_ref()
     }
@@ -260,11 +260,14 @@ impl Drop for EndMain<'_> {
 fn set_up_driver(options: &LoopOptions, inbox: &Inbox) -> io::Result<(Box<dyn Driver>, Option<io::Error>)> {
     let events_max = options.events_max.max(1);
     let reason = match options.driver {
-        DriverChoice::Auto | DriverChoice::Epoll => None,
-        DriverChoice::IoUring => match IoUring::new(&options.ring, events_max, inbox.eventfd()) {
-            Ok(driver) => return Ok((Box::new(driver), None)),
-            Err(error) => Some(error),
-        },
+        DriverChoice::Epoll => None,
+        DriverChoice::Auto | DriverChoice::IoUring => {
+            let is_best_only = options.driver == DriverChoice::Auto;
+            match IoUring::new(&options.ring, is_best_only, events_max, inbox.eventfd()) {
+                Ok(driver) => return Ok((Box::new(driver), None)),
+                Err(error) => Some(error),
+            }
+        }
     };
     Ok((Box::new(Epoll::new(events_max, inbox.eventfd())?), reason))
 }

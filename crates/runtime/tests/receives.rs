@@ -342,3 +342,52 @@ fn an_error_comes_after_what_was_received_before_it() {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     });
 }
+
+#[test]
+fn slots_and_descriptors_are_used_again_while_old_receives_still_tell() {
+    // Completions that are taken one by one are the stalest.
+    for (multishot, events_max) in [(true, 1), (true, 2), (true, 3), (true, 512), (false, 1), (false, 512)] {
+        let ring = RingOptions { buffers: 4, multishot, ..RingOptions::default() };
+        event_loop(LoopOptions { events_max, ..with_ring(ring) }).run(async {
+            for round in 0..400 {
+                let (old, mut old_peer) = kept_alive().await;
+                let mut input = Buffer::new();
+                assert!(poll_once(&mut Box::pin(old.recv(&mut input, 1000))).await.is_pending());
+                turns(round as u32 % 3).await;
+                // Several buffers full.
+                old_peer.write_all(&[9; 10_000][..2_500 * (round % 5)]).unwrap();
+                turns(round as u32 % 2).await;
+                // The slot and the descriptor's number are the next to be taken.
+                drop(old);
+                let (new, mut new_peer) = kept_alive().await;
+                let mut receiving = Box::pin(new.recv(&mut input, 1000));
+                assert!(poll_once(&mut receiving).await.is_pending());
+                turns(round as u32 % 4).await;
+                new_peer.write_all(b"mine").unwrap();
+                receiving.await.unwrap();
+                assert_eq!(input.readable(), b"mine", "round {round}");
+                input.clear();
+                drop(new_peer);
+                assert_eq!(new.recv(&mut input, 1000).await.unwrap(), 0);
+            }
+            // All buffers were given back.
+            let mut pairs = Vec::new();
+            for _ in 0..4 {
+                pairs.push(kept_alive().await);
+            }
+            let before = ring_counters();
+            for (server, _) in &pairs {
+                arm(server).await;
+            }
+            turns(20).await;
+            for (_, client) in &mut pairs {
+                client.write_all(b"more").unwrap();
+            }
+            turns(20).await;
+            for (server, _) in &pairs {
+                assert_eq!(receive(server, 4).await, b"more");
+            }
+            assert_eq!(ring_counters().buffers_missed, before.buffers_missed);
+        });
+    }
+}

@@ -4,7 +4,7 @@ mod common;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -18,7 +18,10 @@ fn is_there() -> bool {
 }
 
 fn with_ring(ring: RingOptions) -> LoopOptions {
-    LoopOptions { ring, ..simulated_time() }
+    let options = LoopOptions { ring, ..simulated_time() };
+    let has_ring = |options: &LoopOptions| event_loop(options.clone()).driver_name() == "io_uring";
+    assert!(ring.refusal.is_some() || has_ring(&options) == has_ring(&simulated_time()), "not with {ring:?}");
+    options
 }
 
 /// Makes the stream one that uses the ring: a receive has waited and got something.
@@ -43,10 +46,19 @@ fn a_refused_ring_is_replaced_by_epoll_which_behaves_the_same() {
 }
 
 #[test]
-fn who_asks_for_epoll_or_for_the_best_gets_no_reason() {
-    for driver in [DriverChoice::Epoll, DriverChoice::Auto] {
-        let event_loop = event_loop(LoopOptions { driver, ..simulated_time() });
-        assert!(event_loop.driver_reason().is_none());
+fn who_asks_for_the_best_gets_a_modern_ring_or_epoll_and_the_reason() {
+    let with = |driver, kernel_max| {
+        let ring = RingOptions { kernel_max, ..RingOptions::default() };
+        let event_loop = event_loop(LoopOptions { driver, ..with_ring(ring) });
+        (event_loop.driver_name(), event_loop.driver_reason().is_none())
+    };
+    assert_eq!(with(DriverChoice::Epoll, None), ("epoll", true));
+    assert_eq!(with(DriverChoice::Auto, Some((6, 0))), ("epoll", false));
+    if is_there() {
+        assert_eq!(with(DriverChoice::IoUring, Some((6, 0))), ("io_uring", true));
+        // This kernel may be an old one.
+        let best = with(DriverChoice::Auto, None);
+        assert_eq!(best.0 == "io_uring", best.1);
     }
 }
 
@@ -93,8 +105,114 @@ async fn serve_many(clients: u32, rounds: u32) {
 #[test]
 fn few_buffers_and_tiny_queues_lose_nothing() {
     for (submissions, completions, buffers) in [(1, 2, 1), (4, 8, 16), (8, 16, 0), (512, 4096, 4)] {
-        let ring = RingOptions { submissions, completions, buffers, ..RingOptions::default() };
-        event_loop(with_ring(ring)).run(serve_many(200, 5));
+        for multishot in [true, false] {
+            let ring = RingOptions { submissions, completions, buffers, multishot, ..RingOptions::default() };
+            event_loop(with_ring(ring)).run(serve_many(200, 5));
+        }
+    }
+}
+
+#[test]
+fn sixteen_buffers_serve_two_hundred_clients_at_once() {
+    let ring = RingOptions { buffers: 16, ..RingOptions::default() };
+    event_loop(with_ring(ring)).run(async {
+        let mut pairs = Vec::new();
+        for _ in 0..200 {
+            let (server, client) = unix_pair();
+            warm_up(&server, &client).await;
+            let mut input = Buffer::new();
+            assert!(poll_once(&mut Box::pin(server.recv(&mut input, 1000))).await.is_pending());
+            pairs.push((server, client));
+        }
+        turns(2).await;
+        for round in 0..10 {
+            for (_, client) in &pairs {
+                send_now(client, &pattern(500 + round));
+            }
+            for (server, _) in &pairs {
+                assert_eq!(receive(server, 500 + round).await, pattern(500 + round));
+            }
+        }
+        if is_there() {
+            assert!(ring_counters().buffers_missed > 0, "there were enough");
+        }
+    });
+}
+
+/// Writes past the stream's driver, so that all of it happens within one turn.
+fn send_now(stream: &Stream, bytes: &[u8]) {
+    assert_eq!(rustix::io::write(stream, bytes).unwrap(), bytes.len());
+}
+
+#[test]
+fn a_completion_queue_that_overflows_loses_nothing() {
+    let ring = RingOptions { submissions: 2, completions: 4, ..RingOptions::default() };
+    event_loop(with_ring(ring)).run(async {
+        let mut pairs = Vec::new();
+        for _ in 0..100 {
+            let (server, client) = unix_pair();
+            warm_up(&server, &client).await;
+            pairs.push((server, client));
+        }
+        for round in 0..10 {
+            for (server, _) in &pairs {
+                let mut input = Buffer::new();
+                let _ = poll_once(&mut Box::pin(server.recv(&mut input, 1000))).await;
+                assert!(poll_once(&mut Box::pin(server.peer_closed())).await.is_pending());
+            }
+            turns(1).await;
+            for (_, client) in &pairs {
+                send_now(client, &pattern(300 + round));
+            }
+            for (server, _) in &pairs {
+                assert_eq!(receive(server, 300 + round).await, pattern(300 + round));
+            }
+        }
+        if is_there() {
+            assert!(ring_counters().overflows > 0, "the queue was large enough");
+        }
+        for (server, client) in pairs {
+            drop(client);
+            server.peer_closed().await;
+        }
+    });
+}
+
+#[test]
+fn a_full_submission_queue_does_not_stop_cancellation() {
+    for (submissions, completions) in [(1, 2), (2, 4), (8, 16)] {
+        let ring = RingOptions { submissions, completions, ..RingOptions::default() };
+        event_loop(with_ring(ring)).run(async {
+            for delay in 0..3 {
+                let mut pairs = Vec::new();
+                for _ in 0..50 {
+                    let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+                    let (server, mut client) = (Stream::from_fd(near.into()).unwrap(), far);
+                    client.write_all(b"first").unwrap();
+                    assert_eq!(receive(&server, 5).await, b"first");
+                    let mut input = Buffer::new();
+                    assert!(poll_once(&mut Box::pin(server.recv(&mut input, 1000))).await.is_pending());
+                    assert!(poll_once(&mut Box::pin(server.peer_closed())).await.is_pending());
+                    // More than the socket takes: it has to wait for room.
+                    let mut output = Output::new();
+                    output.push_bytes(Bytes::from(vec![7; 1 << 20]));
+                    assert!(poll_once(&mut Box::pin(server.send_all(&mut output))).await.is_pending());
+                    pairs.push((server, client));
+                }
+                turns(delay).await;
+                let (servers, clients): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+                // A hundred and fifty cancellations, in one turn.
+                drop(servers);
+                turns(2).await;
+                for mut client in clients {
+                    client.set_nonblocking(true).unwrap();
+                    // All that was sent, and then the end.
+                    client.read_to_end(&mut Vec::new()).unwrap();
+                }
+                let (server, client) = unix_pair();
+                warm_up(&server, &client).await;
+            }
+        });
     }
 }
 

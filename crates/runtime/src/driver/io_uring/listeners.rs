@@ -33,6 +33,8 @@ pub(super) struct Listeners {
     requests: RefCell<Vec<Request>>,
     /// The kernel can accept ahead.
     has_multishot: Cell<bool>,
+    /// Multishot accepts in flight, also of listeners that have gone.
+    accepts_in_flight: Cell<usize>,
 }
 
 enum Request {
@@ -62,6 +64,7 @@ impl Listeners {
             table: RefCell::new(Slots::new()),
             requests: RefCell::default(),
             has_multishot: Cell::new(has_multishot),
+            accepts_in_flight: Cell::new(0),
         }
     }
 
@@ -72,7 +75,10 @@ impl Listeners {
             match request {
                 Request::Arm(key) => {
                     if let Some(listener) = table.get_mut(key) {
+                        let was_accepting = listener.registration.is_accepting;
                         listener.make_entry(key, ring, self.has_multishot.get());
+                        let has_begun = listener.registration.is_accepting && !was_accepting;
+                        self.accepts_in_flight.set(self.accepts_in_flight.get() + usize::from(has_begun));
                     }
                 }
                 Request::Cancel(operation) => push_cancel(ring, operation),
@@ -98,10 +104,18 @@ impl Listeners {
         acceptor.into_iter().for_each(Waker::wake);
     }
 
+    /// Whether the kernel may still accept ahead for any listener, one that has gone included.
+    pub fn is_any_accepting(&self) -> bool {
+        self.accepts_in_flight.get() > 0
+    }
+
     /// A connection that the kernel has accepted, or why it does so no more.
     pub fn handle_accepted(&self, key: Key, completion: &Completion) {
         // Closed if the listener has gone.
         let accepted = take_accepted(completion);
+        if !cqueue::more(completion.flags) {
+            self.accepts_in_flight.set(self.accepts_in_flight.get() - 1);
+        }
         let mut listeners = self.table.borrow_mut();
         let Some(listener) = listeners.get_mut(key) else {
             return;

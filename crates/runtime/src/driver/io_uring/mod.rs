@@ -64,6 +64,10 @@ const TEST_BYTES_MAX: usize = 16;
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
 
+/// Waits for the operations of closed connections when a loop ends, and how long each is: a second in all.
+const CLOSE_CALLS_MAX: u32 = 100;
+const CLOSE_PAUSE: Duration = Duration::from_millis(10);
+
 pub(crate) struct IoUring {
     /// Dropped first: then the kernel has let go of the memory below.
     ring: RefCell<Ring>,
@@ -94,9 +98,19 @@ enum Request {
 }
 
 impl IoUring {
-    /// A driver that has been tried out. Errors: why the kernel cannot or must not be used this way.
-    pub fn new(options: &RingOptions, completions_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {
+    /// A driver that has been tried out; `is_best_only` = with the features that make it better than epoll.
+    ///
+    /// Errors: why the kernel cannot or must not be used this way.
+    pub fn new(
+        options: &RingOptions,
+        is_best_only: bool,
+        completions_max: usize,
+        inbox: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
         let ring = Ring::new(options)?;
+        if is_best_only && !ring.is_deferred() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is not faster than epoll"));
+        }
         let buffers = match options.buffers {
             0 => None,
             _ if !options.allows(5, 19) => None,
@@ -447,6 +461,27 @@ impl IoUring {
         Err(send_under_way())
     }
 
+    /// Waits until nothing is in flight any more for connections and listeners that were closed. False if that takes too
+    /// long.
+    fn finish_closed(&self) -> bool {
+        self.make_entries();
+        for _ in 0..CLOSE_CALLS_MAX {
+            if self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() {
+                return true;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                if ring.enter(Some(CLOSE_PAUSE)).is_err() {
+                    return false;
+                }
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
+        }
+        false
+    }
+
     /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
     fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
         let mut connections = self.connections.borrow_mut();
@@ -760,8 +795,10 @@ impl Drop for IoUring {
                 drop(listeners::take_accepted(completion));
             }
         };
-        if !self.ring.borrow_mut().cancel_all(close_accepted) {
-            // A kernel that cannot tell when it is done may still read what is being sent, and fill buffers.
+        // Every stream has gone before; what is left of them is in flight.
+        let is_over = self.ring.borrow_mut().cancel_all(close_accepted) || self.finish_closed();
+        if !is_over {
+            // The kernel may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
             std::mem::forget(self.buffers.borrow_mut().take());
         }

@@ -141,6 +141,11 @@ impl Ring {
         (registered == 1).then_some(update.offset)
     }
 
+    /// Whether the kernel does its part in calls of ours alone (6.1): asked for together with the single issuer.
+    pub fn is_deferred(&self) -> bool {
+        self.ring.params().is_setup_single_issuer()
+    }
+
     pub fn submitter(&self) -> io_uring::Submitter<'_> {
         self.ring.submitter()
     }
@@ -247,12 +252,17 @@ impl Ring {
         into.extend(self.ring.completion().take(max - stashed).map(Completion::from));
     }
 
-    /// Cancels all operations and waits until the kernel has let go of their memory; false if it has not (before 6.0).
+    /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before 6.0).
+    /// Gives `handle` what completes meanwhile.
     pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
-        let cancelled = match self.cancels_at_once {
-            true => self.ring.submitter().register_sync_cancel(Some(CANCEL_ALL_TIMEOUT), CancelBuilder::any()),
-            false => Err(io::ErrorKind::Unsupported.into()),
-        };
+        if !self.cancels_at_once {
+            return false;
+        }
+        match self.ring.submitter().register_sync_cancel(Some(CANCEL_ALL_TIMEOUT), CancelBuilder::any()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(_) => return false,
+        }
         // Cancelling only announces it: the operations end when the kernel does its deferred work.
         let mut completions = Vec::new();
         for _ in 0..CANCEL_CALLS_MAX {
@@ -263,10 +273,7 @@ impl Ring {
                 break;
             }
         }
-        match cancelled {
-            Ok(()) => true,
-            Err(error) => error.raw_os_error() == Some(libc::ENOENT),
-        }
+        true
     }
 }
 

@@ -1,0 +1,6 @@
+//! `crowd.rs` on io_uring.
+
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::IoUring;
+
+#[path = "crowd.rs"]
+mod crowd;
