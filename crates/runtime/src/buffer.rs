@@ -46,7 +46,7 @@ pub fn leases_exhausted() -> bool {
 
 /// The limit of bytes on lease on this thread.
 pub fn leased_bytes_max() -> usize {
-    POOL.with(|pool| pool.leased_max.get())
+    LEASED_MAX.get()
 }
 
 /// Sets the limit of bytes on lease on this thread.
