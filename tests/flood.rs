@@ -129,6 +129,8 @@ fn quiet_clients_have_their_turn_beside_a_flood(driver: Driver) {
 
     let flood = Flood::begin(&server);
     for _ in 0..3 {
+        let before = flood.progress();
+        server.directory.wait_until("an answer to the flood", |_| flood.progress() > before);
         staller.send("GET /stall HTTP/1.1\r\nHost: localhost\r\n\r\n");
         // Opening it for writing waits for the reader.
         let writer = File::options().write(true).open(&fifo).expect("a FIFO");
