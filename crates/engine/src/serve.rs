@@ -89,7 +89,7 @@ impl Program for Server {
             // Refused when the configuration was read.
             ErrorLogTarget::Syslog(..) => None,
         };
-        Arc::new(ErrorLog::direct(targets.iter().filter_map(target).collect()))
+        Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {

@@ -98,7 +98,7 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
     fn start(&self, seat: Seat, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
 
-    /// Last call before the process exits, on a thread of its own: flush logs. Cut off after one second.
+    /// Last call before the process exits: flush logs. To take about a second at most; a worker process does not wait longer.
     fn finish(&self) {}
 }
 
