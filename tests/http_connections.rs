@@ -253,8 +253,11 @@ fn idle_connections_make_room_for_new_ones(driver: Driver) {
     let server = one_worker(driver, 40, HELLO).start();
     let mut kept: Vec<Client> = (0..40).map(|_| server.connect()).collect();
     kept.iter_mut().for_each(assert_hello);
-    assert_hello(&mut server.connect());
+    let mut new = server.connect();
+    assert_hello(&mut new);
     server.wait_logged("40 worker_connections are not enough");
+    // A turn later their end has left.
+    assert_hello(&mut new);
     // Those that were idle are gone, as a client has to expect of any idle connection.
     let closed = kept.iter().filter(|client| client.is_closed()).count();
     assert!((1..40).contains(&closed), "{closed}");

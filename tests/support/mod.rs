@@ -29,7 +29,10 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 pub use client::{Client, Response};
 pub use directory::{Directory, Watch};
-pub use processes::{children_of, cpu_time, descriptors_of, in_directory, wait_ended};
+pub use processes::{
+    children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, proportional_memory, resident_memory,
+    wait_ended,
+};
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);

@@ -96,6 +96,28 @@ pub fn cpu_time(pid: Pid) -> Duration {
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
+/// Memory of a process that is resident now, and the most that has been since [`forget_peak_memory`]; in bytes.
+pub fn resident_memory(pid: Pid) -> (u64, u64) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    (kib_of(&status, "VmRSS:") * 1024, kib_of(&status, "VmHWM:") * 1024)
+}
+
+/// The most that is resident is what is resident now.
+pub fn forget_peak_memory(pid: Pid) {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("ours");
+}
+
+/// Memory of a process in bytes, its share of what others use too counted in part (PSS).
+pub fn proportional_memory(pid: Pid) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
+    kib_of(&rollup, "Pss:") * 1024
+}
+
+fn kib_of(text: &str, name: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
 fn all() -> impl Iterator<Item = Pid> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted").flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Pid::from_raw)

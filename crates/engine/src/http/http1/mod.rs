@@ -24,7 +24,7 @@ use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
-use self::send::Sender;
+use self::send::{After, Sender};
 use super::body::BodyItem;
 use super::configuration::{HttpConfiguration, ServerId};
 use super::connection::ConnectionInfo;
@@ -311,13 +311,11 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
             return body.is_read().then_some(Afterwards::KeepAlive);
         }
-        let is_sending = !body.is_read() || !input.is_empty();
-        let lingers = match core.lingering_close.get() {
-            LingeringClose::Off => false,
-            LingeringClose::Always => true,
-            LingeringClose::On => is_sending,
-        };
-        Some(if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
+        Some(if lingers(*core.lingering_close.get(), body, input) {
+            Afterwards::Linger(Lingering::of(core))
+        } else {
+            Afterwards::Close
+        })
     }
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
@@ -382,13 +380,20 @@ impl Http1 {
         }
     }
 
-    /// Whether the connection can carry another request, and how long it may be idle before that.
-    fn may_keep(&self, body: &RequestBody, options: &ResponseOptions<'_>) -> bool {
+    /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
+    fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
         self.idle_max_nanos.set(u64::try_from(options.keep_alive_idle.as_nanos()).unwrap_or(u64::MAX));
-        options.keep_alive
+        let may_keep = options.keep_alive
             && body.may_be_followed()
             && !self.worker.is_draining()
-            && self.has_place(&self.worker.configuration())
+            && self.has_place(&self.worker.configuration());
+        if may_keep {
+            After::MayKeep
+        } else if lingers(options.lingering_close, body, input) {
+            After::Lingers
+        } else {
+            After::Closes
+        }
     }
 
     fn reset(&self) {
@@ -460,6 +465,15 @@ impl Drop for InFlight<'_> {
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
+/// Whether a closing connection is read from for a while: the client may still be sending.
+fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
+    match lingering_close {
+        LingeringClose::Off => false,
+        LingeringClose::Always => true,
+        LingeringClose::On => !body.is_read() || !input.is_empty(),
+    }
+}
+
 /// An address of the configuration: its index and one, so that none takes no room.
 #[derive(Clone, Copy)]
 struct Place(NonZeroU32);
@@ -509,17 +523,17 @@ impl Exchange for Http1 {
     }
 
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
-        let mut state = self.state.borrow_mut();
-        let Transfer { body, sender, .. } = state.transfer();
-        let may_keep = self.may_keep(body, options);
-        sender.start(head, options, may_keep, &self.worker);
+        let state = &mut *self.state.borrow_mut();
+        let Transfer { body, sender, .. } = &mut **state.transfer.as_mut().expect("an exchange is under way");
+        let after = self.after_response(body, &state.input, options);
+        sender.start(head, options, after, &self.worker);
     }
 
     fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
-        let mut state = self.state.borrow_mut();
-        let transfer = state.transfer();
-        let may_keep = self.may_keep(&transfer.body, options);
-        transfer.sender.respond(head, options, may_keep, &self.worker, &self.stream, body);
+        let state = &mut *self.state.borrow_mut();
+        let transfer = state.transfer.as_mut().expect("an exchange is under way");
+        let after = self.after_response(&transfer.body, &state.input, options);
+        transfer.sender.respond(head, options, after, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {

@@ -637,7 +637,7 @@ impl Driver for IoUring {
         })
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         // A connection on the ring has its answers queued.
@@ -645,7 +645,7 @@ impl Driver for IoUring {
         if !is_fit || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let sent = send_now(connection.socket().as_fd(), bytes)?;
+        let sent = send_now(connection.socket().as_fd(), bytes, is_last)?;
         // A short send has filled the socket.
         connection.writable = sent == bytes.len() || connection.hung_up;
         Ok(sent)
