@@ -9,6 +9,7 @@
 //!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!   test_pool NAME SOCKET [DEVICE];
 //!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
+//!   test_leases;             location    tells how many bytes the worker may have on lease
 //!   test_pools;              location    tells what the thread pools do
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
@@ -110,6 +111,12 @@ pub const MODULE: Module = Module {
             ..HOOK
         },
         Directive {
+            name: "test_leases",
+            about: "For tests: tells how many bytes the worker may have on lease.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Leases)),
+            ..HOOK
+        },
+        Directive {
             name: "test_pools",
             about: "For tests: tells what the thread pools do.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Pools)),
@@ -159,6 +166,7 @@ enum Answer {
     Echo,
     StoreBody,
     Worker,
+    Leases,
     Pool,
     Pools,
     CountBody { is_held: bool },
@@ -214,6 +222,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
         Answer::Worker => Some(tell_worker(request)),
+        Answer::Leases => Some(text(request, gale_runtime::leased_bytes_max().to_string())),
         Answer::Pools => Some(text(request, describe_pools())),
         Answer::Release => Some(release(request)),
         Answer::PanicWaiting | Answer::StoreBody | Answer::Pool | Answer::CountBody { .. } => None,

@@ -11,7 +11,7 @@
 //! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
 //! Where loops share a socket, the kernel tells one of them of each connection; one that stops listening while connections
 //! wait therefore has the others look for themselves. (Loops of another process that has the same socket are not reached:
-//! they are told with the next connection.)
+//! they are told with the next connection. So whoever stops listening for good accepts what waits then.)
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};

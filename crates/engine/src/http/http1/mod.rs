@@ -41,6 +41,10 @@ use crate::process::{Level, ListenAddress};
 /// may be on its way. (nginx closes such a connection at once to make room.)
 const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
 
+/// How many requests that a client has sent at once are answered before other connections have their turn: as many as a
+/// connection has sends in a turn of the runtime, which would otherwise end the turn in the middle of an answer.
+const PIPELINED_MAX: u64 = 16;
+
 /// A closing connection is read from in pieces of this size.
 const DISCARD_BYTES: usize = 16 * 1024;
 
@@ -211,11 +215,17 @@ impl Http1 {
             let afterwards = self.exchange(request).await;
             self.first_configuration.take();
             match afterwards {
+                Afterwards::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
                 Afterwards::KeepAlive => {}
                 Afterwards::Close => return,
                 Afterwards::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
             }
         }
+    }
+
+    /// Whether other connections have their turn before the next request, which is there already.
+    fn must_yield(&self) -> bool {
+        self.info.requests.get().is_multiple_of(PIPELINED_MAX) && !self.state.borrow().input.is_empty()
     }
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
