@@ -37,7 +37,9 @@ use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, socko
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, Receive, Sending, Terms};
 use self::idle::Sweep;
-use self::operation::{KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data};
+use self::operation::{
+    KIND_CANCEL, KIND_CANCEL_OP, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
+};
 use self::ring::{Completion, Ring};
 use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send};
 use super::listening::{Listening, accept};
@@ -383,6 +385,8 @@ impl IoUring {
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
             KIND_CANCEL => {}
+            KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
+            KIND_CANCEL_OP => {}
             KIND_LISTENER => self.handle_listener(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
@@ -531,6 +535,18 @@ impl IoUring {
     fn cancel(&self, key: Key, operations: Ops) {
         let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
         self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
+    }
+
+    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. What
+    /// is in flight all the same is cancelled once more.
+    fn cancel_again(&self, key: Key) {
+        let mut connections = self.connections.borrow_mut();
+        let Some(connection) = connections.get_mut(key) else { return };
+        if connection.socket.is_none() {
+            self.cancel(key, connection.in_flight);
+        } else if connection.is_receive_ending() {
+            self.request(key, connection, Op::EndRecv);
+        }
     }
 
     fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
