@@ -409,6 +409,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read(self.directory.path().join("error.log")).unwrap_or_default();
+            eprintln!("the server's error log:\n{}", String::from_utf8_lossy(&log));
+        }
         processes::kill_all(self.directory.path());
     }
 }

@@ -8,19 +8,26 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
-use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId, ThreadPool};
+use gale_runtime::stall::{self, Stall, StallKind};
+use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::worker::{Configured, HttpWorker, accept_options};
+use crate::http::accepting::{accept_options, leave_accept_mutex};
+use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, ErrorLog, Target, Writers};
 use crate::module::Order;
 use crate::process::{
     self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LoopMain, ProcessSettings, Program, Quiet, Report,
     Resources, Seat,
 };
+
+/// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
+/// finished, so that a task that hangs leaves the time to the logs.
+const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The web server.
 pub struct Server {
@@ -101,8 +108,8 @@ impl Program for Server {
     }
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
-        report_panics_to(&configuration);
-        set_up_pools(&configuration);
+        report_to(&configuration);
+        configuration.thread_pools.apply();
         let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
             .take_over(seat, &configuration)
@@ -111,26 +118,39 @@ impl Program for Server {
     }
 
     fn finish(&self) {
+        // Before the logs, in which the last tasks may have something to say.
+        gale_runtime::stop_pools(POOLS_STOP_TIMEOUT);
         log::finish();
     }
 }
 
-/// The implicit pool, as `thread_pool default` says. Limits count for each event loop,
-/// as in nginx; the pool serves all of them.
-fn set_up_pools(configuration: &Configuration) {
-    let settings = &configuration.default_pool;
-    let workers = configuration.process.workers;
-    let (threads, queue) = (settings.threads.saturating_mul(workers), settings.max_queue.saturating_mul(workers));
-    static LAST: Mutex<Option<(usize, usize)>> = Mutex::new(None);
-    if LAST.lock().replace((threads, queue)) != Some((threads, queue)) {
-        gale_runtime::set_default_pool(ThreadPool::new(&settings.name, threads, queue));
+/// A panic costs one connection, a stall delays all of a worker's: both are told where
+/// people look.
+fn report_to(configuration: &Configuration) {
+    let log = Arc::clone(&configuration.error_log);
+    gale_runtime::set_panic_reporter(move |panic| log.write(Level::Alert, None, panic));
+    let log = Arc::clone(&configuration.error_log);
+    stall::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
+    if let Err(error) = stall::start_watchdog() {
+        let message = format!("stalls cannot be watched for: {}", OsErrorText(&error));
+        configuration.error_log.write(Level::Alert, None, &message);
     }
 }
 
-/// A panic costs one connection; it is told where people look.
-fn report_panics_to(configuration: &Configuration) {
-    let log = Arc::clone(&configuration.error_log);
-    gale_runtime::set_panic_reporter(move |panic| log.write(Level::Alert, None, panic));
+/// What the machine does to us is nothing that the configuration or a module could mend.
+fn level_of(stall: &Stall) -> Level {
+    if stall.kind == StallKind::Preempted { Level::Info } else { Level::Warn }
+}
+
+fn stall_text(stall: &Stall) -> String {
+    let so_far = if stall.is_over { "" } else { " so far" };
+    let place = if stall.at.is_empty() { "" } else { ", in " };
+    let untold = match stall.untold {
+        0 => String::new(),
+        untold => format!("; {untold} more of this kind since the last was told of"),
+    };
+    let milliseconds = stall.duration.as_millis();
+    format!("worker {} stalled for {milliseconds} ms{so_far}: {}{place}{}{untold}", stall.worker, stall.kind, stall.at)
 }
 
 /// One event loop's share of the server.
@@ -144,8 +164,26 @@ pub struct Serving {
 /// A listening socket that this loop accepts from.
 struct Accepting {
     socket: Arc<OwnedFd>,
-    address: ListenAddress,
+    listener: Rc<Listener>,
+    address: Rc<ListenAddress>,
+    /// The workers take turns.
+    accept_mutex_delay: Option<Duration>,
     task: TaskId,
+}
+
+impl Accepting {
+    fn stop(&self) {
+        gale_runtime::abort(self.task);
+        self.listener.pause();
+    }
+}
+
+/// A listening socket that a loop is to accept from.
+struct Wanted {
+    socket: Arc<OwnedFd>,
+    address: ListenAddress,
+    /// Other loops accept from it, too.
+    is_shared: bool,
 }
 
 impl Serving {
@@ -159,10 +197,11 @@ impl Serving {
         let wanted = sockets_of(seat, configuration);
         let (kept, removed) = std::mem::take(&mut self.accepting)
             .into_iter()
-            .partition(|accepting: &Accepting| wanted.iter().any(|(socket, _)| Arc::ptr_eq(socket, &accepting.socket)));
+            .partition(|accepting: &Accepting| wanted.iter().any(|each| Arc::ptr_eq(&each.socket, &accepting.socket)));
         self.accepting = kept;
-        for accepting in &removed {
-            gale_runtime::abort(accepting.task);
+        removed.iter().for_each(Accepting::stop);
+        if self.accepting.is_empty() {
+            leave_accept_mutex();
         }
         if configuration.http.is_none() {
             // Nothing is served any more: connections end with their current answer.
@@ -181,15 +220,28 @@ impl Serving {
             }
             None => Rc::clone(self.worker.insert(HttpWorker::new(configured, connections_max))),
         };
-        for (socket, address) in wanted {
-            if self.accepting.iter().any(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
+        let events = &configuration.events;
+        for Wanted { socket, address, is_shared } in wanted {
+            let address = Rc::new(address);
+            let options = accept_options(is_shared, *events.multi_accept.get());
+            let takes_turns = is_shared && *events.accept_mutex.get();
+            let accept_mutex_delay = takes_turns.then(|| *events.accept_mutex_delay.get());
+            let accept = |listener: &Rc<Listener>| {
+                let accepting =
+                    Rc::clone(&worker).accept_from(Rc::clone(listener), Rc::clone(&address), accept_mutex_delay);
+                gale_runtime::spawn(accepting)
+            };
+            if let Some(kept) = self.accepting.iter_mut().find(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
+                kept.listener.set_options(options);
+                if kept.accept_mutex_delay != accept_mutex_delay {
+                    kept.stop();
+                    (kept.task, kept.accept_mutex_delay) = (accept(&kept.listener), accept_mutex_delay);
+                }
                 continue;
             }
-            let is_shared = seat.workers > 1;
-            let options = accept_options(is_shared, *configuration.events.multi_accept.get());
-            let listener = Listener::from_fd(Arc::clone(&socket), options)?;
-            let task = gale_runtime::spawn(Rc::clone(&worker).accept_from(listener, address.clone()));
-            self.accepting.push(Accepting { socket, address, task });
+            let listener = Rc::new(Listener::from_fd(Arc::clone(&socket), options)?);
+            let task = accept(&listener);
+            self.accepting.push(Accepting { socket, listener, address, accept_mutex_delay, task });
         }
         Ok(removed)
     }
@@ -210,18 +262,23 @@ impl Drop for Serving {
 
 /// The sockets that this loop accepts from: a shared one of every address, or, where
 /// there are several (`reuseport`), its own.
-fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<(Arc<OwnedFd>, ListenAddress)> {
-    let mut sockets: Vec<(Arc<OwnedFd>, ListenAddress)> = Vec::new();
+fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
+    let mut sockets: Vec<Wanted> = Vec::new();
     if seat.worker >= seat.workers {
         return sockets;
     }
     for address in configuration.http.iter().flat_map(|http| &http.addresses) {
         let listener = &address.listener;
-        let is_own = |index: usize| listener.sockets.len() == 1 || index % seat.workers == seat.worker;
+        let is_single = listener.sockets.len() == 1;
+        let is_own = |index: usize| is_single || index % seat.workers == seat.worker;
         for (_, socket) in listener.sockets.iter().enumerate().filter(|(index, _)| is_own(*index)) {
             // Several addresses may share one socket.
-            if !sockets.iter().any(|(known, _)| Arc::ptr_eq(known, socket)) {
-                sockets.push((Arc::clone(socket), listener.spec.address.clone()));
+            if !sockets.iter().any(|known| Arc::ptr_eq(&known.socket, socket)) {
+                sockets.push(Wanted {
+                    socket: Arc::clone(socket),
+                    address: listener.spec.address.clone(),
+                    is_shared: is_single && seat.workers > 1,
+                });
             }
         }
     }
@@ -232,8 +289,8 @@ impl process::Worker for Serving {
     type Configuration = Configuration;
 
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
-        report_panics_to(&configuration);
-        set_up_pools(&configuration);
+        report_to(&configuration);
+        configuration.thread_pools.apply();
         self.retired.retain(|worker| worker.connection_count() > 0);
         let old = self.worker.as_ref().map(|worker| worker.configuration());
         let worker = self.worker.clone();
@@ -254,15 +311,14 @@ impl process::Worker for Serving {
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
             for accepting in removed {
-                worker.accept_what_is_queued(accepting.socket, &accepting.address, &old).await;
+                worker.accept_what_is_queued(&accepting.listener, &accepting.address, &old).await;
             }
         })
     }
 
     fn drain(&mut self) -> Quiet {
-        for accepting in self.accepting.drain(..) {
-            gale_runtime::abort(accepting.task);
-        }
+        self.accepting.drain(..).for_each(|accepting| accepting.stop());
+        leave_accept_mutex();
         let workers: Vec<Rc<HttpWorker>> = self.workers().cloned().collect();
         workers.iter().for_each(HttpWorker::drain);
         Box::pin(async move {

@@ -261,34 +261,39 @@ fn log_level(word: &Word) -> Result<Level, Diagnostic> {
 }
 
 fn thread_pool(main: &mut MainSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let pool = parse_thread_pool(builder, statement)?;
+    let name = statement.args[0].text.to_string();
     let mut pools = main.thread_pool.take().unwrap_or_default();
-    let is_duplicate = pools.iter().any(|other| other.name == pool.name);
-    let error = statement.error(format!("duplicate thread pool \"{}\"", pool.name));
-    pools.push(pool);
+    let is_duplicate = pools.iter().any(|other| other.name == name);
+    let parsed = if is_duplicate {
+        Err(statement.error(format!("duplicate thread pool \"{name}\"")))
+    } else {
+        parse_thread_pool(builder, statement, name).map(|pool| pools.push(pool))
+    };
     main.thread_pool.set(pools, Some(statement.span));
-    if is_duplicate { Err(error) } else { Ok(()) }
+    parsed
 }
 
-fn parse_thread_pool(builder: &mut Builder, statement: &Statement) -> Result<ThreadPoolSettings, Diagnostic> {
-    let name = statement.args[0].text.to_string();
-    let mut threads = if name == "default" { 32 } else { 0 };
-    let mut max_queue = 65536;
+fn parse_thread_pool(
+    builder: &mut Builder,
+    statement: &Statement,
+    name: String,
+) -> Result<ThreadPoolSettings, Diagnostic> {
+    let mut pool = ThreadPoolSettings { name, threads: 0, ..ThreadPoolSettings::default() };
     for word in &statement.args[1..] {
         let invalid = |what| Diagnostic::emerg(format!("invalid {what} value \"{}\"", word.text)).at(word.span);
         let number = |text: &[u8]| units::parse_number(text).and_then(|number| usize::try_from(number).ok());
         if let Some(text) = word.text.strip_prefix(b"threads=") {
-            threads = number(text).filter(|&threads| threads > 0).ok_or_else(|| invalid("threads"))?;
+            pool.threads = number(text).filter(|&threads| threads > 0).ok_or_else(|| invalid("threads"))?;
         } else if let Some(text) = word.text.strip_prefix(b"max_queue=") {
-            max_queue = number(text).ok_or_else(|| invalid("max_queue"))?;
+            pool.max_queue = number(text).ok_or_else(|| invalid("max_queue"))?;
         } else {
             // nginx passes over what it does not know here.
             let warning = Diagnostic::warn(format!("invalid parameter \"{}\", ignored", word.text)).at(word.span);
             builder.note([warning]);
         }
     }
-    if threads == 0 {
+    if pool.threads == 0 {
         return Err(statement.error("\"thread_pool\" must have \"threads\" parameter"));
     }
-    Ok(ThreadPoolSettings { name, threads, max_queue })
+    Ok(pool)
 }

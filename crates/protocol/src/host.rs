@@ -56,50 +56,58 @@ pub fn validate(text: &[u8]) -> Result<Authority, InvalidHost> {
 /// Like [`validate`] for a part of a larger input; the answer's offsets are those of `input`.
 pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHost> {
     let text = range.of(input);
-    let (name_length, after) = match text.first() {
-        None => return Err(InvalidHost),
-        Some(b'[') => {
-            let close = memchr::memchr(b']', text).ok_or(InvalidHost)?;
-            (close + 1, &text[close + 1..])
-        }
-        Some(_) => {
-            let end = text.iter().position(|&byte| byte == b':').unwrap_or(text.len());
-            (end, &text[end..])
-        }
-    };
-    let mut name = &text[..name_length];
-    let literal = name.first() == Some(&b'[');
-    let lowercase = if literal { check_name(&name[1..name_length - 1], LITERAL)? } else { check_name(name, NAME)? };
-    if !literal && name.last() == Some(&b'.') {
-        name = &name[..name_length - 1];
-    }
-    if name.is_empty() {
-        return Err(InvalidHost);
-    }
-    let port = match after {
+    let literal = text.first() == Some(&b'[');
+    let (mut name_length, lowercase) = if literal { scan_literal(text)? } else { scan_name(text)? };
+    let port = match &text[name_length..] {
         [] | [b':'] => None,
         [b':', digits @ ..] => Some(parse_port(digits)?),
         _ => return Err(InvalidHost),
     };
-    Ok(Authority { name: Range32::new(range.start(), range.start() + name.len()), port, lowercase })
+    if !literal && text[..name_length].last() == Some(&b'.') {
+        name_length -= 1;
+    }
+    if name_length == 0 {
+        return Err(InvalidHost);
+    }
+    Ok(Authority { name: Range32::new(range.start(), range.start() + name_length), port, lowercase })
 }
 
-/// Checks the characters of a name; answers whether it is free of capitals.
-fn check_name(name: &[u8], class: u8) -> Result<bool, InvalidHost> {
-    let mut lowercase = true;
-    let mut dot = false;
-    for &byte in name {
+/// The length of the name at the beginning of the text, and whether it is free of capitals.
+fn scan_name(text: &[u8]) -> Result<(usize, bool), InvalidHost> {
+    let scanned = scan(text, NAME);
+    if scanned.has_two_dots { Err(InvalidHost) } else { Ok((scanned.length, scanned.is_lowercase)) }
+}
+
+/// As [`scan_name`], of a literal with its brackets.
+fn scan_literal(text: &[u8]) -> Result<(usize, bool), InvalidHost> {
+    let scanned = scan(&text[1..], LITERAL);
+    if scanned.has_two_dots || text.get(1 + scanned.length) != Some(&b']') {
+        return Err(InvalidHost);
+    }
+    Ok((scanned.length + 2, scanned.is_lowercase))
+}
+
+/// What a run of bytes of one class is like.
+struct Scanned {
+    length: usize,
+    is_lowercase: bool,
+    has_two_dots: bool,
+}
+
+/// The bytes of that class at the beginning of the text, looked at once each: every request comes by here.
+fn scan(text: &[u8], class: u8) -> Scanned {
+    let (mut length, mut seen, mut previous, mut dots) = (0, 0, 0, 0);
+    for &byte in text {
         let found = CLASSES[byte as usize];
         if found & class == 0 {
-            return Err(InvalidHost);
+            break;
         }
-        lowercase &= found & CAPITAL == 0;
-        if byte == b'.' && dot {
-            return Err(InvalidHost);
-        }
-        dot = byte == b'.';
+        dots |= found & previous;
+        seen |= found;
+        previous = found;
+        length += 1;
     }
-    Ok(lowercase)
+    Scanned { length, is_lowercase: seen & CAPITAL == 0, has_two_dots: dots & DOT != 0 }
 }
 
 fn parse_port(digits: &[u8]) -> Result<u16, InvalidHost> {
@@ -117,6 +125,7 @@ fn parse_port(digits: &[u8]) -> Result<u16, InvalidHost> {
 const NAME: u8 = 1;
 const LITERAL: u8 = 2;
 const CAPITAL: u8 = 4;
+const DOT: u8 = 8;
 
 /// What a byte may be part of: unreserved and sub-delims in both, "%" in names only, ":" in
 /// literals only (RFC 3986 §2.2, §2.3).
@@ -127,7 +136,8 @@ static CLASSES: [u8; 256] = {
         let b = byte as u8;
         classes[byte] = match b {
             b'A'..=b'Z' => NAME | LITERAL | CAPITAL,
-            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => NAME | LITERAL,
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => NAME | LITERAL,
+            b'.' => NAME | LITERAL | DOT,
             b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' => NAME | LITERAL,
             b'%' => NAME,
             b':' => LITERAL,

@@ -117,7 +117,7 @@ fn serve(options: LoopOptions, stop: &AtomicBool, ready: &mpsc::Sender<(SocketAd
     assert!(driver != DriverChoice::IoUring || event_loop.driver_reason().is_none(), "io_uring is refused here");
     event_loop.run(async {
         let any: SocketAddress = "127.0.0.1:0".parse::<std::net::SocketAddr>().expect("an address").into();
-        let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, exclusive: false };
+        let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
         let listener = Listener::bind(&any, 4096, options).expect("a port");
         ready.send((listener.local_address().expect("an address"), remote())).expect("somebody listens");
         spawn(async move {

@@ -10,6 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 
@@ -24,37 +25,36 @@ const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 4, 1];
 /// The limit on a thread that sets none.
 const LEASED_MAX_DEFAULT: usize = 64 * KIB * KIB;
 
-struct Pool {
-    free: RefCell<[Vec<Box<[u8]>>; LEASE_CLASSES.len()]>,
-    leased: Cell<usize>,
-    leased_max: Cell<usize>,
-}
-
 thread_local! {
-    static POOL: Rc<Pool> = Rc::new(Pool {
-        free: RefCell::new([const { Vec::new() }; LEASE_CLASSES.len()]),
-        leased: Cell::new(0),
-        leased_max: Cell::new(LEASED_MAX_DEFAULT),
-    });
+    /// The bytes on lease.
+    static LEASED: Cell<usize> = const { Cell::new(0) };
+    static LEASED_MAX: Cell<usize> = const { Cell::new(LEASED_MAX_DEFAULT) };
+    /// Free blocks by class.
+    static FREE: RefCell<[Vec<Box<[u8]>>; LEASE_CLASSES.len()]> =
+        const { RefCell::new([const { Vec::new() }; LEASE_CLASSES.len()]) };
 }
 
 /// The bytes on lease on this thread now.
 pub fn leased_bytes() -> usize {
-    POOL.with(|pool| pool.leased.get())
+    LEASED.get()
 }
 
 /// Whether the limit of bytes on lease is reached: time to stop accepting and to refuse new requests.
 pub fn leases_exhausted() -> bool {
-    POOL.with(|pool| pool.leased.get() >= pool.leased_max.get())
+    LEASED.get() >= LEASED_MAX.get()
 }
 
 /// Sets the limit of bytes on lease on this thread.
 pub fn set_leased_bytes_max(bytes: usize) {
-    POOL.with(|pool| pool.leased_max.set(bytes));
+    LEASED_MAX.set(bytes);
 }
 
+/// The smallest class for that many bytes. By arithmetic, because every request asks: class n has 4^n KiB.
+#[inline]
 fn class_of(size: usize) -> Option<usize> {
-    LEASE_CLASSES.iter().position(|&class| size <= class)
+    let above_first = size.div_ceil(KIB).saturating_sub(1);
+    let class = (usize::BITS - above_first.leading_zeros()).div_ceil(2) as usize;
+    (class < LEASE_CLASSES.len()).then_some(class)
 }
 
 /// The bytes that a block of at least this size has.
@@ -62,50 +62,52 @@ fn charge_of(size: usize) -> usize {
     class_of(size).map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class])
 }
 
-/// One block of memory and the account that it is charged to.
+/// One block of memory, charged to its thread.
 struct Block {
     memory: Box<[u8]>,
     charged: usize,
-    pool: Rc<Pool>,
+    /// It stays on the thread whose account it is in.
+    _not_send: PhantomData<Rc<()>>,
 }
 
 impl Block {
     fn take(size: usize) -> io::Result<Block> {
-        POOL.with(|pool| {
-            let hard_limit = pool.leased_max.get().saturating_add(pool.leased_max.get() / 4);
-            if pool.leased.get() + charge_of(size) > hard_limit {
-                return Err(io::ErrorKind::OutOfMemory.into());
-            }
-            Ok(Block::take_from(pool, size))
-        })
+        let leased_max = LEASED_MAX.get();
+        if LEASED.get().saturating_add(charge_of(size)) > leased_max.saturating_add(leased_max / 4) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        Ok(Block::take_past_limit(size))
     }
 
     /// Without a look at the limit.
-    fn take_from(pool: &Rc<Pool>, size: usize) -> Block {
+    fn take_past_limit(size: usize) -> Block {
         let charged = charge_of(size);
-        let kept = class_of(size).and_then(|class| pool.free.borrow_mut()[class].pop());
+        // A thread that ends has no free blocks any more.
+        let kept = class_of(size).and_then(|class| FREE.try_with(|free| free.borrow_mut()[class].pop()).ok().flatten());
         let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
-        pool.leased.set(pool.leased.get() + charged);
-        Block { memory, charged, pool: Rc::clone(pool) }
+        LEASED.set(LEASED.get() + charged);
+        Block { memory, charged, _not_send: PhantomData }
     }
 }
 
 impl Block {
     fn return_memory(&mut self) {
         let memory = std::mem::take(&mut self.memory);
-        let class = LEASE_CLASSES.iter().position(|&class| class == memory.len());
-        if let Some(class) = class {
-            let list = &mut self.pool.free.borrow_mut()[class];
-            if list.len() < KEPT_MAX[class] {
-                list.push(memory);
-            }
+        // Nothing when the memory is away (see `Lease::return_memory`); of no class when it is too large for any.
+        if let Some(class) = class_of(memory.len()).filter(|_| !memory.is_empty()) {
+            let _ = FREE.try_with(|free| {
+                let list = &mut free.borrow_mut()[class];
+                if list.len() < KEPT_MAX[class] {
+                    list.push(memory);
+                }
+            });
         }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.pool.leased.set(self.pool.leased.get() - self.charged);
+        LEASED.set(LEASED.get() - self.charged);
         self.return_memory();
     }
 }
@@ -297,7 +299,7 @@ impl Buffer {
     /// Appends a copy of `bytes`, above the limits if need be, where the caller has a bound of its own: they are charged,
     /// so nobody else gets more until they are gone.
     pub(crate) fn append_past_limit(&mut self, bytes: &[u8]) {
-        let room = self.make_room(bytes.len(), |size| Ok(POOL.with(|pool| Block::take_from(pool, size))));
+        let room = self.make_room(bytes.len(), |size| Ok(Block::take_past_limit(size)));
         room.expect("the size is in bounds").copy_from_slice(bytes);
         self.commit(bytes.len());
     }
@@ -364,6 +366,16 @@ impl fmt::Debug for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_size_gets_the_smallest_class_that_holds_it() {
+        assert_eq!(class_of(0), Some(0));
+        for (class, &bytes) in LEASE_CLASSES.iter().enumerate() {
+            assert_eq!(class_of(bytes), Some(class));
+            assert_eq!(class_of(bytes + 1), Some(class + 1).filter(|&class| class < LEASE_CLASSES.len()));
+        }
+        assert_eq!(class_of(usize::MAX), None);
+    }
 
     #[test]
     fn an_empty_buffer_holds_no_memory() {

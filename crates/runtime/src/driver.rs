@@ -167,6 +167,10 @@ pub(crate) trait Driver {
     /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
+    /// Sends the first of `bytes` if that takes no waiting and no queue, and returns how many. 0 says nothing: what is
+    /// left goes by `poll_send`. Nothing else may be waiting to be sent.
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize>;
+
     /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
     fn poll_sendfile(
         &self,
@@ -190,14 +194,29 @@ pub(crate) trait Driver {
     /// Takes a listening socket, which other loops may share.
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
 
+    /// Accepts in another way from now on.
+    fn set_accept_options(&self, key: Key, options: AcceptOptions);
+
     /// Forgets a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
+    /// As `pause_listener`, at once; returns what the kernel has accepted and nobody has taken.
+    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
+        self.pause_listener(key);
+        Vec::new()
+    }
+
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);
+
+    /// Accepts what waits now on a socket of another loop, which is held up, as if it had come to the listener that this
+    /// loop alone accepts from at the same address; if there is one, and it is waited for.
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let _ = (address, socket);
+    }
 
     /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;

@@ -4,6 +4,7 @@
 //! found through a thread-local while the loop runs; sockets and timers keep a reference to theirs.
 
 use std::cell::{Cell, RefCell};
+use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,7 +16,8 @@ use crate::inbox::{Inbox, Remote};
 use crate::timer::Wheel;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Rc<Environment>>> = const { RefCell::new(None) };
+    /// A plain pointer, because a request looks at the clock several times: no count, no flag, no destructor.
+    static CURRENT: Cell<*const Environment> = const { Cell::new(ptr::null()) };
 }
 
 pub(crate) struct Environment {
@@ -31,9 +33,17 @@ pub(crate) struct Environment {
 impl Environment {
     /// The environment of the running loop. Panics outside of one.
     pub fn current() -> Rc<Environment> {
-        CURRENT.with(|current| current.borrow().clone()).expect("called on a thread without a running event loop")
+        let current = CURRENT.get();
+        assert!(!current.is_null(), "called on a thread without a running event loop");
+        // SAFETY: the pointer came from an `Rc` that `Entered` holds until it has replaced the pointer; the count goes up
+        // before the new `Rc` exists.
+        unsafe {
+            Rc::increment_strong_count(current);
+            Rc::from_raw(current)
+        }
     }
 
+    #[inline]
     pub fn with<T>(f: impl FnOnce(&Environment) -> T) -> T {
         Self::try_with(f).expect("called on a thread without a running event loop")
     }
@@ -41,24 +51,30 @@ impl Environment {
     /// `None` outside of a loop.
     #[inline]
     pub fn try_with<T>(f: impl FnOnce(&Environment) -> T) -> Option<T> {
-        CURRENT.try_with(|current| current.borrow().as_deref().map(f)).ok().flatten()
+        // SAFETY: null, or kept alive by the `Entered` of a caller farther down this thread's stack, which cannot end
+        // while `f` runs.
+        let current = unsafe { CURRENT.get().as_ref() };
+        current.map(f)
     }
 
     /// Makes this the current environment until the guard is dropped.
     pub fn enter(self: &Rc<Self>) -> Entered {
-        let previous = CURRENT.with(|current| current.replace(Some(Rc::clone(self))));
-        Entered { previous }
+        let own = Rc::clone(self);
+        let previous = CURRENT.replace(Rc::as_ptr(&own));
+        Entered { own, previous }
     }
 }
 
+/// While it lives, `own` is the current environment. Lives on the stack of the call that entered, and guards nest.
 pub(crate) struct Entered {
-    previous: Option<Rc<Environment>>,
+    own: Rc<Environment>,
+    previous: *const Environment,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let own = CURRENT.with(|current| current.replace(self.previous.take()));
-        drop(own);
+        let ended = CURRENT.replace(self.previous);
+        debug_assert!(ptr::eq(ended, Rc::as_ptr(&self.own)), "guards end in the reverse order");
     }
 }
 

@@ -23,6 +23,7 @@ use crate::memory;
 use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::timer::Wheel;
+use crate::watchdog;
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
@@ -104,7 +105,7 @@ impl EventLoop {
             mounts::refresh();
             files::probe();
         }
-        let inbox = Inbox::new()?;
+        let inbox = Inbox::new(options.worker)?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
         let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(options.workers));
         buffer::set_leased_bytes_max(leased_bytes_max);
@@ -149,16 +150,20 @@ impl EventLoop {
         let mut main = pin!(main);
         let waker = environment.executor.begin_main();
         let _ended = EndMain(&environment);
-        environment.clock.begin_turn();
+        let turns = &environment.inbox.turns;
+        self.begin_turn();
         loop {
             self.take_calls_and_wakes();
             self.expire_timers();
             environment.executor.begin_turn();
+            let mut is_at_end = false;
             for _ in 0..POLLS_PER_TURN {
                 match environment.executor.pop() {
+                    None if !is_at_end && environment.executor.end_turn() => is_at_end = true,
                     None => break,
-                    Some(Runnable::Task(key)) => environment.executor.poll_task(key),
+                    Some(Runnable::Task(key)) => environment.executor.poll_task(key, turns),
                     Some(Runnable::Main) => {
+                        turns.note(|| "the main task");
                         environment.executor.set_main_running(true);
                         let polled = main.as_mut().poll(&mut Context::from_waker(&waker));
                         environment.executor.set_main_running(false);
@@ -167,6 +172,9 @@ impl EventLoop {
                         }
                     }
                 }
+            }
+            if !is_at_end {
+                environment.executor.end_turn();
             }
             self.wait();
         }
@@ -178,6 +186,7 @@ impl EventLoop {
             self.environment.executor.wake(crate::executor::key_of(word));
         }
         for call in self.calls.drain(..) {
+            self.environment.inbox.turns.note(|| "a call from another thread");
             let _ = boundary("call", call);
         }
     }
@@ -191,7 +200,7 @@ impl EventLoop {
     fn wait(&mut self) {
         let Environment { clock, inbox, executor, wheel, driver, .. } = &*self.environment;
         let ended = clock.read();
-        inbox.turns.record(ended.saturating_sub(clock.now().as_nanos()));
+        inbox.turns.end(clock.now().as_nanos(), ended);
         let next_timer = wheel.borrow().next_look();
         // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
         let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
@@ -216,7 +225,18 @@ impl EventLoop {
         {
             clock.advance_to(nanos);
         }
+        self.begin_turn();
+    }
+
+    fn begin_turn(&self) {
+        let Environment { clock, inbox, .. } = &*self.environment;
         clock.begin_turn();
+        inbox.turns.note(|| "events and timers");
+        // In virtual time no turn is ever long.
+        if !clock.is_virtual() {
+            inbox.turns.begin(clock.now().as_nanos());
+            watchdog::note_turn();
+        }
     }
 }
 
@@ -235,6 +255,7 @@ impl Drop for EndMain<'_> {
     fn drop(&mut self) {
         self.0.executor.set_main_running(false);
         self.0.executor.end_main();
+        self.0.inbox.turns.end(self.0.clock.now().as_nanos(), self.0.clock.read());
     }
 }
 

@@ -16,6 +16,7 @@ use crate::environment::Environment;
 use crate::inbox;
 use crate::panics::boundary;
 use crate::slots::{GENERATION_BITS, Key, Slots};
+use crate::stall::{Name, Turns};
 
 /// Bounds a turn to a few hundred microseconds at a microsecond per poll.
 pub(crate) const POLLS_PER_TURN: usize = 512;
@@ -57,7 +58,46 @@ pub async fn yield_now() {
     .await;
 }
 
-type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
+/// A task's future, which knows its type's name: for who asks what a loop is at.
+trait Job: Future<Output = ()> {
+    fn name(&self) -> Name;
+}
+
+impl<F: Future<Output = ()>> Job for F {
+    fn name(&self) -> Name {
+        std::any::type_name::<F>
+    }
+}
+
+/// Ready once, when the turn is at its end: before the loop waits, after everything else that could run has run or has had
+/// its share. It makes no turn by itself. Polled again after that, it waits for the end of the next turn.
+#[derive(Default, Debug)]
+pub struct TurnEnd {
+    /// The turn that is being waited for the end of.
+    turn: Option<u64>,
+}
+
+impl TurnEnd {
+    /// Ready when a turn has ended since the last time that it was ready or was first polled.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        Environment::with(|environment| {
+            let executor = &environment.executor;
+            let ended = executor.turns_ended.get();
+            if self.turn.is_some_and(|turn| turn < ended) {
+                self.turn = None;
+                return Poll::Ready(());
+            }
+            self.turn = Some(ended);
+            let mut waiting = executor.waiting_for_turn_end.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+}
+
+type BoxedFuture = Pin<Box<dyn Job>>;
 
 struct Task {
     /// Taken out while it is polled, so that no borrow is held while its code runs. Always `None` for the main future.
@@ -81,6 +121,9 @@ pub(crate) struct Executor {
     running: Cell<Option<Key>>,
     main: Cell<Option<Key>>,
     closed: Cell<bool>,
+    turns_ended: Cell<u64>,
+    /// A few: tasks that accept.
+    waiting_for_turn_end: RefCell<Vec<Waker>>,
 }
 
 impl Executor {
@@ -94,7 +137,14 @@ impl Executor {
             running: Cell::new(None),
             main: Cell::new(None),
             closed: Cell::new(false),
+            turns_ended: Cell::new(0),
+            waiting_for_turn_end: RefCell::default(),
         }
+    }
+
+    /// The number of the loop, in its wakers.
+    pub fn loop_index(&self) -> usize {
+        self.loop_index
     }
 
     fn spawn(&self, future: BoxedFuture) -> TaskId {
@@ -163,6 +213,17 @@ impl Executor {
         }
     }
 
+    /// Wakes those that wait for the end of the turn; false if nobody does.
+    pub fn end_turn(&self) -> bool {
+        let waiting = self.waiting_for_turn_end.take();
+        if waiting.is_empty() {
+            return false;
+        }
+        self.turns_ended.set(self.turns_ended.get() + 1);
+        waiting.into_iter().for_each(Waker::wake);
+        true
+    }
+
     /// Whether something can run without waiting for an event.
     pub fn has_work(&self) -> bool {
         !self.ready.borrow().is_empty() || !self.next_turn.borrow().is_empty()
@@ -184,13 +245,15 @@ impl Executor {
         self.running.set(if running { self.main.get() } else { None });
     }
 
-    pub fn poll_task(&self, key: Key) {
+    pub fn poll_task(&self, key: Key, turns: &Turns) {
         let taken = self.tasks.borrow_mut().get_mut(key).and_then(|task| {
             task.queued = false;
             task.future.take()
         });
         let Some(mut future) = taken else { return };
         let waker = self.waker(key);
+        // Of what is in the box; the box is a future, too.
+        turns.note(future.as_ref().get_ref().name());
         self.running.set(Some(key));
         let outcome = boundary("task", || future.as_mut().poll(&mut Context::from_waker(&waker)));
         self.running.set(None);

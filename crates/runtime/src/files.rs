@@ -10,7 +10,8 @@
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
 //! that is leased out.) Where `openat2` is missing (old kernels,
-//! seccomp) the pool does it all.
+//! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
+//! take the pool from the others.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -25,7 +26,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buffer::Lease;
 use crate::mounts;
-use crate::pool::{ThreadPool, default_pool, on_a_loop};
+use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
 /// handing over costs more.
@@ -166,33 +167,33 @@ impl FileMetadata {
 
 /// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, and the pool's.
 pub async fn open(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    match try_open(path, flags) {
-        Some(result) => result,
-        None => open_in_pool(&default_pool(), path, flags).await,
+    match attempt_open(path, flags) {
+        Ok(result) => result,
+        Err(device) => open_in_pool(&default_pool(), device, path, flags).await,
     }
 }
 
 /// Opens a file, in the given pool if that cannot be done at once.
 pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
-    match try_open(path, flags) {
-        Some(result) => result,
-        None => open_in_pool(pool, path, flags).await,
+    match attempt_open(path, flags) {
+        Ok(result) => result,
+        Err(device) => open_in_pool(pool, device, path, flags).await,
     }
 }
 
 /// Looks at what a path names, following links, in the pool `default` if that cannot be done at once.
 pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
-    match try_stat(path) {
-        Some(result) => result,
-        None => stat_in_pool(&default_pool(), path).await,
+    match attempt_stat(path) {
+        Ok(result) => result,
+        Err(device) => stat_in_pool(&default_pool(), device, path).await,
     }
 }
 
 /// Looks at what a path names, in the given pool if that cannot be done at once.
 pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
-    match try_stat(path) {
-        Some(result) => result,
-        None => stat_in_pool(pool, path).await,
+    match attempt_stat(path) {
+        Ok(result) => result,
+        Err(device) => stat_in_pool(pool, device, path).await,
     }
 }
 
@@ -215,51 +216,69 @@ fn is_regular(path: &Path) -> bool {
 /// Opens a file if the kernel can do it from memory; `None` = not without waiting: then [`open`] uses the pool. Always
 /// `None` for flags that create or truncate.
 pub fn try_open(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
-    if !flags.may_be_answered_from_cache() || !lies_where_nothing_waits(path, flags.no_follow)? {
-        return None;
-    }
-    let descriptor = match resolve_cached(path, flags.kernel())? {
-        Ok(descriptor) => descriptor,
-        Err(errno) => return Some(Err(errno.into())),
-    };
-    Some(rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
-        let metadata = FileMetadata::from_kernel(&stat);
-        File::new(descriptor, metadata, false)
-    }))
+    attempt_open(path, flags).ok()
 }
 
 /// Looks at what a path names, following links, if the kernel can do it from memory; `None` = not without waiting.
 pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
-    if !lies_where_nothing_waits(path, false)? {
-        return None;
-    }
-    let descriptor = match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC)? {
-        Ok(descriptor) => descriptor,
-        Err(errno) => return Some(Err(errno.into())),
-    };
-    Some(rustix::fs::fstat(descriptor).map(|stat| FileMetadata::from_kernel(&stat)).map_err(io::Error::from))
+    attempt_stat(path).ok()
 }
 
-/// Whether an open of this path is the kernel's work alone; `None` when that cannot be known without waiting.
-fn lies_where_nothing_waits(path: &Path, no_follow: bool) -> Option<bool> {
+/// Opens a file if the kernel can do it from memory; else the error is the device that a pool will wait for.
+fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
+    if !flags.may_be_answered_from_cache() {
+        return Err(likely_device(path));
+    }
+    check_nothing_waits(path, flags.no_follow)?;
+    Ok(match resolve_cached(path, flags.kernel()).ok_or_else(|| likely_device(path))? {
+        Ok(descriptor) => rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
+            let metadata = FileMetadata::from_kernel(&stat);
+            File::new(descriptor, metadata, false)
+        }),
+        Err(errno) => Err(errno.into()),
+    })
+}
+
+/// As [`attempt_open`].
+fn attempt_stat(path: &Path) -> Result<io::Result<FileMetadata>, Device> {
+    check_nothing_waits(path, false)?;
+    Ok(match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC).ok_or_else(|| likely_device(path))? {
+        Ok(descriptor) => {
+            rustix::fs::fstat(descriptor).map(|stat| FileMetadata::from_kernel(&stat)).map_err(io::Error::from)
+        }
+        Err(errno) => Err(errno.into()),
+    })
+}
+
+/// Whether an open of this path is the kernel's work alone. If not, or where that cannot be known without waiting, the
+/// error is the device that a pool will wait for.
+fn check_nothing_waits(path: &Path, no_follow: bool) -> Result<(), Device> {
     if mounts::refresh_due() {
-        let _detached = default_pool().run(mounts::refresh);
+        // Refused, it is done a few seconds later.
+        let _ = default_pool().detach(Device::NONE, mounts::refresh);
     }
     if !mounts::any_waiting() {
-        return Some(true);
+        return Ok(());
     }
     let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     flags.set(OFlags::NOFOLLOW, no_follow);
-    let descriptor = match resolve_cached(path, flags)? {
+    let descriptor = match resolve_cached(path, flags).ok_or_else(|| likely_device(path))? {
         Ok(descriptor) => descriptor,
         // The open proper will say the same.
-        Err(_) => return Some(true),
+        Err(_) => return Ok(()),
     };
     // DONT_SYNC: what is cached, without asking a server.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(&descriptor, c"", flags, StatxFlags::empty()).ok()?;
+    let Ok(stat) = rustix::fs::statx(&descriptor, c"", flags, StatxFlags::empty()) else {
+        return Err(likely_device(path));
+    };
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    mounts::may_wait(device).map(|waits| !waits)
+    if mounts::may_wait(device) == Some(false) { Ok(()) } else { Err(Device::number(device)) }
+}
+
+/// What walking along a path will wait for, as far as its text tells: the device mounted above it. For tasks in a pool.
+pub fn likely_device(path: &Path) -> Device {
+    mounts::device_of_path(path).map_or(Device::NONE, Device::number)
 }
 
 /// Opens from the kernel's cache of names; `None` when it is not there, or when the kernel cannot do this.
@@ -280,14 +299,14 @@ pub(crate) fn probe() {
     OPENAT2_REFUSED.store(result.is_err(), Ordering::Relaxed);
 }
 
-async fn open_in_pool(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Result<File> {
+async fn open_in_pool(pool: &ThreadPool, device: Device, path: &Path, flags: OpenFlags) -> io::Result<File> {
     let path = PathBuf::from(path);
-    pool.run_while_wanted(move || open_blocking(&path, flags)).await?
+    pool.run_for(device, move || open_blocking(&path, flags)).await?
 }
 
-async fn stat_in_pool(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
+async fn stat_in_pool(pool: &ThreadPool, device: Device, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run_while_wanted(move || {
+    pool.run_for(device, move || {
         let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&descriptor)?;
         if mounts::any_waiting() {
@@ -331,6 +350,11 @@ impl File {
     /// What was known when it was opened.
     pub fn metadata(&self) -> &FileMetadata {
         &self.shared.metadata
+    }
+
+    /// The device that operations on it wait for.
+    pub fn device(&self) -> Device {
+        Device::number(self.shared.metadata.device)
     }
 
     /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
@@ -390,7 +414,7 @@ impl File {
         // never begins. What is beyond the account is at most what the threads are reading.
         let size = lease.return_memory();
         let (memory, count) = pool
-            .run_while_wanted(move || {
+            .run_for(self.device(), move || {
                 let mut memory = vec![0; size].into_boxed_slice();
                 let count = file.read_blocking(offset, &mut memory[..length]);
                 (memory, count)
@@ -428,8 +452,8 @@ impl Drop for Shared {
         let costly = self.waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
         let descriptor = self.descriptor.take();
         if costly && on_a_loop() {
-            // Refused by a full pool, the task is dropped and the descriptor closed here all the same.
-            let _detached = default_pool().run(move || drop(descriptor));
+            // Never refused: there are no more of these than descriptors.
+            default_pool().dispose(Device::number(self.metadata.device), descriptor);
         }
     }
 }

@@ -1,27 +1,17 @@
 //! The inbox: how other threads reach a loop. Calls (bounded) and wakes of its tasks.
 //!
-//! # The protocol
-//!
-//! ```text
-//!   sender                               loop, before it waits
-//!   1  push under the lock               a  sleeping = true
-//!   2  pending = true                    b  if pending: sleeping = false, do not wait
-//!   3  if sleeping.swap(false):          c  wait (the eventfd is one of the events)
-//!   4      write the eventfd             d  sleeping = false; if pending.swap(false): take all under the lock
-//! ```
-//!
-//! All four accesses of the flags are sequentially consistent. If the loop's `b` does not see the sender's `2`, then `b`
-//! comes before `2` in that order, so `a` comes before `3`, which therefore sees `sleeping` and writes. The write is
-//! an edge for epoll whenever it happens, also before the wait begins, so it is never lost; nobody reads the eventfd. Only
-//! one of several senders finds `sleeping` set, so there is one write per sleep. In `d` the flag is cleared before the
-//! queue is taken: what is pushed later sets it again.
+//! Who is to be woken, and when, is the doorbell's business (`inbox/doorbell.rs`). The bell is an eventfd, which the driver has
+//! among its events. The write is an edge for epoll whenever it happens, also before the wait begins, so it is never lost;
+//! nobody reads the eventfd.
+
+mod doorbell;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, Ordering::SeqCst};
 
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
@@ -29,6 +19,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::environment::Environment;
 use crate::executor::LOOPS_MAX;
 use crate::stall::Turns;
+use crate::watchdog::Watched;
+use doorbell::Doorbell;
 
 /// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.
 const CALLS_MAX: usize = 4096;
@@ -104,23 +96,24 @@ struct Queue {
 
 pub(crate) struct Inbox {
     queue: Mutex<Queue>,
-    pending: AtomicBool,
-    sleeping: AtomicBool,
+    doorbell: Doorbell,
     eventfd: OwnedFd,
     /// How many [`Outside`] there are.
     pub outside: AtomicUsize,
     pub turns: Turns,
+    pub watched: Watched,
 }
 
 impl Inbox {
-    pub fn new() -> io::Result<Arc<Inbox>> {
+    /// For a loop of the calling thread, which is this worker.
+    pub fn new(worker: usize) -> io::Result<Arc<Inbox>> {
         Ok(Arc::new(Inbox {
             queue: Mutex::new(Queue::default()),
-            pending: AtomicBool::new(false),
-            sleeping: AtomicBool::new(false),
+            doorbell: Doorbell::new(),
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             outside: AtomicUsize::new(0),
             turns: Turns::new(),
+            watched: Watched::new(worker),
         }))
     }
 
@@ -130,8 +123,7 @@ impl Inbox {
 
     fn send(&self, push: impl FnOnce(&mut Queue) -> Result<(), RemoteError>) -> Result<(), RemoteError> {
         push(&mut self.queue.lock())?;
-        self.pending.store(true, SeqCst);
-        if self.sleeping.swap(false, SeqCst) {
+        if self.doorbell.announce() {
             // It fails only when the counter is at its maximum, which is an event as well.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
@@ -140,25 +132,20 @@ impl Inbox {
 
     /// Announces that the loop is about to wait; false if something has arrived and it must not.
     pub fn may_sleep(&self) -> bool {
-        self.sleeping.store(true, SeqCst);
-        if self.pending.load(SeqCst) {
-            self.sleeping.store(false, SeqCst);
-            return false;
-        }
-        true
+        self.doorbell.may_sleep()
     }
 
     pub fn is_pending(&self) -> bool {
-        self.pending.load(SeqCst)
+        self.doorbell.is_pending()
     }
 
     pub fn awake(&self) {
-        self.sleeping.store(false, SeqCst);
+        self.doorbell.awake();
     }
 
     /// Takes at most `calls_max` calls and all wakes; both vectors come empty.
     pub fn take(&self, calls_max: usize, calls: &mut Vec<Call>, wakes: &mut Vec<u64>) {
-        if !self.pending.load(SeqCst) || !self.pending.swap(false, SeqCst) {
+        if !self.doorbell.answer() {
             return;
         }
         let mut queue = self.queue.lock();
@@ -166,7 +153,7 @@ impl Inbox {
         let count = queue.calls.len().min(calls_max);
         calls.extend(queue.calls.drain(..count));
         if !queue.calls.is_empty() {
-            self.pending.store(true, SeqCst);
+            self.doorbell.answer_again();
         }
     }
 
@@ -213,6 +200,24 @@ static LOOPS: [RwLock<Option<Arc<Inbox>>>; LOOPS_MAX] = [const { RwLock::new(Non
 /// One more than the highest number that a loop has had.
 static LOOPS_END: AtomicUsize = AtomicUsize::new(0);
 
+/// Changes with every loop that begins or ends.
+static VERSION: AtomicUsize = AtomicUsize::new(0);
+
+/// Two equal numbers mean that the loops are the same.
+pub(crate) fn version() -> usize {
+    VERSION.load(SeqCst)
+}
+
+/// The inboxes of all loops.
+pub(crate) fn all() -> Vec<Arc<Inbox>> {
+    LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|place| place.read().clone()).collect()
+}
+
+/// The inbox of the loop with this number.
+pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
+    LOOPS[index].read().clone()
+}
+
 /// Enters a loop and returns its number.
 pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
     for (index, place) in LOOPS.iter().enumerate() {
@@ -222,6 +227,7 @@ pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
         if place.is_none() {
             *place = Some(Arc::clone(inbox));
             LOOPS_END.fetch_max(index + 1, SeqCst);
+            VERSION.fetch_add(1, SeqCst);
             return Ok(index);
         }
     }
@@ -230,24 +236,21 @@ pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
 
 pub(crate) fn unregister(index: usize) {
     let inbox = LOOPS[index].write().take();
+    VERSION.fetch_add(1, SeqCst);
     drop(inbox);
 }
 
 /// Has `call` executed on every loop. One whose inbox is full is left out: it is stuck anyhow.
 pub(crate) fn call_all(call: fn()) {
-    for place in &LOOPS[..LOOPS_END.load(SeqCst)] {
-        let inbox = place.read().clone();
-        if let Some(inbox) = inbox {
-            let _ = Remote::new(inbox).run(Box::new(call));
-        }
+    for inbox in all() {
+        let _ = Remote::new(inbox).run(Box::new(call));
     }
 }
 
 /// Wakes a task of another loop. A loop that has ended, or its successor under the same number, ignores the word or
 /// sees one spurious wake.
 pub(crate) fn wake_remote(index: usize, word: u64) {
-    let inbox = LOOPS[index].read().clone();
-    if let Some(inbox) = inbox {
+    if let Some(inbox) = of_loop(index) {
         let _ = inbox.send(|queue| {
             if !queue.closed {
                 queue.wakes.push(word);
@@ -268,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_is_written_once_per_sleep_and_never_to_a_loop_that_is_awake() {
-        let inbox = Inbox::new().unwrap();
+        let inbox = Inbox::new(0).unwrap();
         let remote = Remote::new(Arc::clone(&inbox));
         remote.run(Box::new(|| ())).unwrap();
         assert!(!readable(&inbox));
@@ -285,7 +288,7 @@ mod tests {
 
     #[test]
     fn calls_are_bounded_and_refused_after_the_end() {
-        let inbox = Inbox::new().unwrap();
+        let inbox = Inbox::new(0).unwrap();
         let remote = Remote::new(Arc::clone(&inbox));
         for _ in 0..CALLS_MAX {
             remote.run(Box::new(|| ())).unwrap();

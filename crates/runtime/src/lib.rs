@@ -38,6 +38,7 @@
 //! # }
 //! ```
 
+mod accept_mutex;
 mod address;
 mod buffer;
 mod clock;
@@ -57,19 +58,23 @@ mod slots;
 pub mod stall;
 mod stream;
 mod timer;
+mod watchdog;
 
+pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
 pub use buffer::{Buffer, LEASE_CLASSES, Lease, leased_bytes, leases_exhausted, set_leased_bytes_max};
 pub use clock::{ClockChoice, Moment};
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
-pub use executor::{TaskId, abort, spawn, yield_now};
+pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
 pub use files::{File, FileKind, FileMetadata, OpenFlags};
 pub use inbox::{Call, Remote, RemoteError};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH};
 pub use output::Output;
 pub use panics::{Panic, panic_count, set_panic_reporter};
-pub use pool::{PoolCounters, PoolError, PoolTask, ThreadPool, default_pool, set_default_pool};
+pub use pool::{
+    Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
+};
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};

@@ -23,11 +23,14 @@ pub struct AcceptOptions {
     /// Connections accepted per turn at most; a few more from a queue found long on a socket that is not shared. 1 is
     /// nginx's `multi_accept off`.
     pub batch: u32,
+    /// The kernel accepts by itself and ahead of the caller, some dozens at most, where it can (io_uring, multishot accept)
+    /// and no other loop accepts from the socket. Whoever stops accepting then has to [`Listener::stop`].
+    pub ahead: bool,
 }
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        AcceptOptions { exclusive: false, batch: 1 }
+        AcceptOptions { exclusive: false, batch: 1, ahead: false }
     }
 }
 
@@ -50,6 +53,7 @@ impl Listener {
         rustix::io::ioctl_fionbio(&*socket, true)?;
         let environment = Environment::current();
         let key = environment.driver.attach_listener(Arc::clone(&socket), options);
+        environment.inbox.watched.note_listener(&socket, own_address(&socket, options));
         Ok(Listener { environment, socket, key })
     }
 
@@ -97,10 +101,29 @@ impl Listener {
         self.environment.driver.pause_listener(self.key);
     }
 
+    /// As [`Listener::pause`], at once; returns the connections that the kernel has accepted ahead and nobody has taken.
+    /// Dropped instead, a listener closes them.
+    pub fn stop(&self) -> Vec<(Stream, SocketAddress)> {
+        let accepted = self.environment.driver.stop_listener(self.key);
+        accepted.into_iter().map(|(socket, peer)| self.stream(socket, peer)).collect()
+    }
+
+    /// Accepts in another way from now on: loops come and go.
+    pub fn set_options(&self, options: AcceptOptions) {
+        self.environment.driver.set_accept_options(self.key, options);
+        self.environment.inbox.watched.note_listener(&self.socket, own_address(&self.socket, options));
+    }
+
     /// The address that it listens on.
     pub fn local_address(&self) -> io::Result<SocketAddress> {
         SocketAddress::from_kernel(Some(net::getsockname(&*self.socket)?))
     }
+}
+
+/// Where a socket listens, if only this loop accepts from it.
+pub(crate) fn own_address(socket: &OwnedFd, options: AcceptOptions) -> Option<SocketAddress> {
+    let address = || SocketAddress::from_kernel(Some(net::getsockname(socket).ok()?)).ok();
+    if options.exclusive { None } else { address() }
 }
 
 impl AsFd for Listener {
@@ -112,5 +135,6 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.environment.driver.detach_listener(self.key);
+        self.environment.inbox.watched.forget_listener(&self.socket);
     }
 }

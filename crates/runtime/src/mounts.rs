@@ -4,11 +4,17 @@
 //! Mount points cannot be told from paths without walking them, so: while the mount table names no file system that
 //! waits, which is the common case, nothing needs to be asked; otherwise a path is resolved first (from the kernel's cache)
 //! and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
+//!
+//! For the pools' fairness a guess is enough: the device that is mounted where the path, as it is written, begins. Where it
+//! is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's line.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use gale_base::radix::PrefixTree;
 use parking_lot::RwLock;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -64,6 +70,8 @@ const REFRESH_SECONDS: u64 = 5;
 static ANY_WAITING: AtomicBool = AtomicBool::new(false);
 static READ_AT_SECONDS: AtomicU64 = AtomicU64::new(0);
 static DEVICES: RwLock<Option<HashMap<u64, Kind>>> = RwLock::new(None);
+/// Devices by mount point.
+static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
 
 /// Whether a file system that waits for others is mounted.
 pub(crate) fn any_waiting() -> bool {
@@ -78,6 +86,17 @@ pub(crate) fn may_wait(device: u64) -> Option<bool> {
 /// Whether the files of this device are known to be nowhere but in memory.
 pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
+}
+
+/// The device that a path most likely leads to, as far as its text tells.
+pub(crate) fn device_of_path(path: &Path) -> Option<u64> {
+    device_below(POINTS.read().as_ref()?, path.as_os_str().as_bytes())
+}
+
+fn device_below(points: &PrefixTree<u64>, path: &[u8]) -> Option<u64> {
+    // `/mnt` is no parent of `/mnt2`; the root has its slash itself.
+    let is_parent = |length: usize| length == path.len() || path[length] == b'/' || path[..length].ends_with(b"/");
+    points.prefixes(path).find(|&(_, length)| is_parent(length)).map(|(&device, _)| device)
 }
 
 /// Asks the file system itself whether its files may wait for others, which may block, and remembers the answer.
@@ -112,18 +131,51 @@ pub(crate) fn refresh_due() -> bool {
 pub(crate) fn refresh() {
     // Without /proc every device is asked by `classify` when something is opened in the pool.
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok();
-    let devices: HashMap<u64, Kind> = table.iter().flat_map(|table| table.lines().filter_map(device_of)).collect();
+    let mounts: Vec<Mount> = table.iter().flat_map(|table| table.lines().filter_map(mount_of)).collect();
+    let mut points = PrefixTree::new();
+    for mount in &mounts {
+        // Of several at one place the last one hides the others.
+        points.insert(&mount.point, mount.device);
+    }
+    *POINTS.write() = Some(points);
+    let devices: HashMap<u64, Kind> = mounts.iter().map(|mount| (mount.device, mount.kind)).collect();
     let any_waiting = table.is_none() || devices.values().any(|&kind| kind == Kind::Remote);
     ANY_WAITING.store(any_waiting, Ordering::Relaxed);
     *DEVICES.write() = Some(devices);
 }
 
+struct Mount {
+    device: u64,
+    point: Vec<u8>,
+    kind: Kind,
+}
+
 /// One line of mountinfo: `36 35 98:0 /root /mount options [optional fields] - type source options`.
-fn device_of(line: &str) -> Option<(u64, Kind)> {
-    let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
+fn mount_of(line: &str) -> Option<Mount> {
+    let mut fields = line.split(' ').skip(2);
+    let (major, minor) = fields.next()?.split_once(':')?;
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+    let point = unescape(fields.nth(1)?.as_bytes());
     let name = line.split_once(" - ")?.1.split(' ').next()?;
-    Some((device, kind_by_name(name.split('.').next()?)))
+    Some(Mount { device, point, kind: kind_by_name(name.split('.').next()?) })
+}
+
+/// Blanks and the like stand as `\040` in the mount table (proc(5)).
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = |digits: &[u8]| {
+            digits.iter().try_fold(0u8, |value, &digit| match digit {
+                b'0'..=b'7' => value.checked_mul(8)?.checked_add(digit - b'0'),
+                _ => None,
+            })
+        };
+        let escaped = after.get(..3).filter(|_| first == b'\\').and_then(octal);
+        rest = if escaped.is_some() { &after[3..] } else { after };
+        plain.push(escaped.unwrap_or(first));
+    }
+    plain
 }
 
 fn kind_by_name(name: &str) -> Kind {
@@ -139,15 +191,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_mount_table_tells_device_and_kind() {
+    fn a_line_of_the_mount_table_tells_device_and_kind_and_place() {
+        let tells =
+            |line| mount_of(line).map(|mount| (mount.device, mount.kind, String::from_utf8(mount.point).unwrap()));
+        let device = rustix::fs::makedev;
         let local = "26 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw";
-        assert_eq!(device_of(local), Some((rustix::fs::makedev(8, 1), Kind::Local)));
+        assert_eq!(tells(local), Some((device(8, 1), Kind::Local, "/".into())));
         let remote = "40 26 0:45 / /home/a\\040b rw master:2 - fuse.sshfs host:/ rw,user_id=0";
-        assert_eq!(device_of(remote), Some((rustix::fs::makedev(0, 45), Kind::Remote)));
+        assert_eq!(tells(remote), Some((device(0, 45), Kind::Remote, "/home/a b".into())));
         let layered = "41 26 0:46 / /merged rw - overlay overlay rw,lowerdir=/a:/b";
-        assert_eq!(device_of(layered), Some((rustix::fs::makedev(0, 46), Kind::Layered)));
+        assert_eq!(tells(layered), Some((device(0, 46), Kind::Layered, "/merged".into())));
         let memory = "42 26 0:47 / /dev/shm rw - tmpfs tmpfs rw";
-        assert_eq!(device_of(memory), Some((rustix::fs::makedev(0, 47), Kind::Memory)));
-        assert_eq!(device_of("nonsense"), None);
+        assert_eq!(tells(memory), Some((device(0, 47), Kind::Memory, "/dev/shm".into())));
+        assert_eq!(tells("nonsense"), None);
+    }
+
+    #[test]
+    fn escapes_of_the_mount_table_are_undone_and_everything_else_is_kept() {
+        let plain = |text: &str| String::from_utf8(unescape(text.as_bytes())).unwrap();
+        assert_eq!(plain(r"/a\040b\011\134"), "/a b\t\\");
+        assert_eq!(plain(r"/a\04"), r"/a\04");
+        assert_eq!(plain(r"/a\999\777\"), r"/a\999\777\");
+    }
+
+    #[test]
+    fn a_path_belongs_to_the_nearest_mount_point_above_it() {
+        let mut points = PrefixTree::new();
+        for (device, point) in (1..).zip(["/", "/mnt", "/mnt/disk"]) {
+            points.insert(point.as_bytes(), device);
+        }
+        let device = |path: &str| device_below(&points, path.as_bytes());
+        assert_eq!([device("/"), device("/etc"), device("/mnt2/x")], [Some(1); 3]);
+        assert_eq!([device("/mnt"), device("/mnt/x"), device("/mnt/disk2")], [Some(2); 3]);
+        assert_eq!([device("/mnt/disk"), device("/mnt/disk/a/b")], [Some(3); 2]);
+        assert_eq!([device("relative/path"), device("")], [None; 2]);
     }
 }

@@ -29,12 +29,19 @@ impl Key {
     }
 }
 
-/// A table of values named by [`Key`]s. Insertion reuses the place freed last (its cache lines are warm).
+/// A table of values named by [`Key`]s. Insertion reuses the place freed last (its cache lines are warm). It grows by
+/// chunks, so that nothing is ever copied: at a hundred thousand connections that would hold up the loop.
 pub(crate) struct Slots<T> {
-    entries: Vec<Entry<T>>,
+    chunks: Vec<Vec<Entry<T>>>,
+    /// How many entries there are in all chunks.
+    length: usize,
     free: u32,
     occupied: usize,
 }
+
+/// Entries per chunk: a few pages.
+const CHUNK: usize = 1 << CHUNK_BITS;
+const CHUNK_BITS: u32 = 8;
 
 struct Entry<T> {
     generation: u32,
@@ -48,7 +55,7 @@ enum Content<T> {
 
 impl<T> Slots<T> {
     pub const fn new() -> Self {
-        Slots { entries: Vec::new(), free: NONE, occupied: 0 }
+        Slots { chunks: Vec::new(), length: 0, free: NONE, occupied: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -58,22 +65,33 @@ impl<T> Slots<T> {
     pub fn insert(&mut self, value: T) -> Key {
         self.occupied += 1;
         if self.free == NONE {
-            let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 slots");
-            self.entries.push(Entry { generation: 0, content: Content::Occupied(value) });
+            let index = u32::try_from(self.length).expect("fewer than 2^32 slots");
+            if self.length.is_multiple_of(CHUNK) {
+                self.chunks.push(Vec::with_capacity(CHUNK));
+            }
+            let last = self.chunks.last_mut().expect("one with room is there");
+            last.push(Entry { generation: 0, content: Content::Occupied(value) });
+            self.length += 1;
             return Key { index, generation: 0 };
         }
         let index = self.free;
-        let entry = &mut self.entries[index as usize];
+        let entry = self.entry(index).expect("the free list names entries");
+        let generation = entry.generation;
         match std::mem::replace(&mut entry.content, Content::Occupied(value)) {
             Content::Vacant { next } => self.free = next,
             Content::Occupied(_) => unreachable!("the free list names vacant entries only"),
         }
-        Key { index, generation: entry.generation }
+        Key { index, generation }
+    }
+
+    #[inline]
+    fn entry(&mut self, index: u32) -> Option<&mut Entry<T>> {
+        self.chunks.get_mut(index as usize >> CHUNK_BITS)?.get_mut(index as usize % CHUNK)
     }
 
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        match self.entries.get_mut(key.index as usize) {
+        match self.entry(key.index) {
             Some(Entry { generation, content: Content::Occupied(value) }) if *generation == key.generation => {
                 Some(value)
             }
@@ -84,17 +102,18 @@ impl<T> Slots<T> {
     /// The value at an index that the caller knows to be occupied, whatever its generation (intrusive lists).
     #[inline]
     pub fn at(&mut self, index: u32) -> &mut T {
-        match &mut self.entries[index as usize].content {
-            Content::Occupied(value) => value,
-            Content::Vacant { .. } => unreachable!("a list links occupied slots only"),
+        match self.entry(index) {
+            Some(Entry { content: Content::Occupied(value), .. }) => value,
+            _ => unreachable!("a list links occupied slots only"),
         }
     }
 
     pub fn remove(&mut self, key: Key) -> Option<T> {
         self.get_mut(key)?;
-        let entry = &mut self.entries[key.index as usize];
+        let next = self.free;
+        let entry = self.entry(key.index)?;
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
-        let content = std::mem::replace(&mut entry.content, Content::Vacant { next: self.free });
+        let content = std::mem::replace(&mut entry.content, Content::Vacant { next });
         self.free = key.index;
         self.occupied -= 1;
         match content {
@@ -104,7 +123,7 @@ impl<T> Slots<T> {
     }
 
     pub fn for_each(&mut self, mut f: impl FnMut(Key, &mut T)) {
-        for (index, entry) in self.entries.iter_mut().enumerate() {
+        for (index, entry) in self.chunks.iter_mut().flatten().enumerate() {
             if let Content::Occupied(value) = &mut entry.content {
                 f(Key { index: index as u32, generation: entry.generation }, value);
             }
@@ -113,23 +132,24 @@ impl<T> Slots<T> {
 
     /// One more than the highest index that was ever in use.
     pub fn end(&self) -> u32 {
-        self.entries.len() as u32
+        self.length as u32
     }
 
     /// The values at these indices, as far as there are any: for looking at a large table piece by piece.
     pub fn for_each_in(&mut self, indices: Range<u32>, mut f: impl FnMut(Key, &mut T)) {
-        let end = (indices.end as usize).min(self.entries.len());
-        let Some(entries) = self.entries.get_mut(indices.start as usize..end) else { return };
-        for (index, entry) in (indices.start..).zip(entries) {
-            if let Content::Occupied(value) = &mut entry.content {
-                f(Key { index, generation: entry.generation }, value);
+        for index in indices.start..indices.end.min(self.end()) {
+            if let Some(Entry { generation, content: Content::Occupied(value) }) = self.entry(index) {
+                f(Key { index, generation: *generation }, value);
             }
         }
     }
 
     /// The key of the first value at or behind an index. For emptying a table whose values run code on drop.
     pub fn first_from(&self, index: u32) -> Option<Key> {
-        (index..).zip(self.entries.get(index as usize..)?).find_map(|(index, entry)| match entry.content {
+        let chunks = self.chunks.get(index as usize >> CHUNK_BITS..)?;
+        let first = index as usize % CHUNK;
+        let entries = chunks.iter().flatten().skip(first);
+        (index..).zip(entries).find_map(|(index, entry)| match entry.content {
             Content::Occupied(_) => Some(Key { index, generation: entry.generation }),
             Content::Vacant { .. } => None,
         })
@@ -156,16 +176,19 @@ mod tests {
     #[test]
     fn a_table_is_emptied_in_one_pass() {
         let mut slots = Slots::new();
-        let keys: Vec<Key> = (0..5).map(|value| slots.insert(value)).collect();
-        slots.remove(keys[0]);
-        slots.remove(keys[3]);
+        let count = 2 * CHUNK + 5;
+        let keys: Vec<Key> = (0..count).map(|value| slots.insert(value)).collect();
+        for gone in [0, 3, CHUNK, CHUNK + 1] {
+            slots.remove(keys[gone]);
+        }
         let (mut found, mut next) = (Vec::new(), 0);
         while let Some(key) = slots.first_from(next) {
             found.extend(slots.remove(key));
             next = key.index + 1;
         }
-        assert_eq!((found, slots.len()), (vec![1, 2, 4], 0));
-        assert_eq!(slots.first_from(1000), None);
+        let expected: Vec<usize> = (0..count).filter(|value| ![0, 3, CHUNK, CHUNK + 1].contains(value)).collect();
+        assert_eq!((found, slots.len()), (expected, 0));
+        assert_eq!(slots.first_from(100 * CHUNK as u32), None);
     }
 
     #[test]

@@ -169,6 +169,14 @@ impl Stream {
         self.environment.driver.poll_send(self.key, cx, out)
     }
 
+    /// Sends the first of `bytes` if that takes no waiting, and returns how many: for a short answer, which then needs no
+    /// memory of its own. 0 says nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be
+    /// sent. Errors: the connection's.
+    #[inline]
+    pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.environment.driver.try_send(self.key, bytes)
+    }
+
     /// Sends at most `length` bytes of `file` (a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of
     /// the file.
     ///

@@ -17,7 +17,7 @@ fn accept_tells_of_exhaustion_waits_without_spinning_and_recovers() {
     let mut event_loop = event_loop(simulated_time());
     let remote = event_loop.remote();
     event_loop.run(async move {
-        let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, exclusive: false };
+        let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
         let listener = Listener::bind(&any_port(), 16, options).unwrap();
         let address = listener.local_address().unwrap().inet().unwrap();
         let client = std::net::TcpStream::connect(address).unwrap();

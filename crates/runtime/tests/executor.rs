@@ -371,3 +371,82 @@ fn random_numbers_repeat_with_the_seed_only() {
     assert_eq!(draw(Some(1)), draw(Some(1)));
     assert_ne!(draw(None), draw(None));
 }
+
+#[test]
+fn the_end_of_a_turn_comes_after_everything_that_runs_in_it() {
+    run(async {
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let note = |text: &'static str| {
+            let order = Rc::clone(&order);
+            move || order.borrow_mut().push(text)
+        };
+        let (at_end, first, second) = (note("end"), note("first"), note("second"));
+        spawn(async move {
+            let mut end = TurnEnd::default();
+            poll_fn(|cx| end.poll(cx)).await;
+            at_end();
+        });
+        spawn(async move {
+            first();
+            spawn(async move { second() });
+        });
+        yield_now().await;
+        assert_eq!(*order.borrow(), ["first", "second", "end"]);
+    });
+}
+
+#[test]
+fn waiting_for_the_end_of_a_turn_makes_no_turn() {
+    let mut event_loop = event_loop(simulated_time());
+    let remote = event_loop.remote();
+    event_loop.run(async move {
+        let ends = Rc::new(Cell::new(0));
+        let seen = Rc::clone(&ends);
+        spawn(async move {
+            let mut end = TurnEnd::default();
+            loop {
+                poll_fn(|cx| end.poll(cx)).await;
+                seen.set(seen.get() + 1);
+            }
+        });
+        yield_now().await;
+        assert_eq!(ends.get(), 1);
+        let before = remote.turns().count();
+        sleep(Duration::from_secs(60)).await;
+        let turns = remote.turns().count() - before;
+        assert!(turns < 10 && ends.get() <= turns + 1, "{turns} turns, {} ends", ends.get());
+    });
+}
+
+#[test]
+fn one_loop_at_a_time_has_the_accept_mutex() {
+    let mutex = AcceptMutex::new();
+    let (mut first, mut second) = (event_loop(simulated_time()), event_loop(simulated_time()));
+    assert!(first.run(async { mutex.try_take() && mutex.try_take() && mutex.is_held() }));
+    assert!(second.run(async { !mutex.try_take() && !mutex.is_held() && !mutex.release() }));
+    assert!(first.run(async { mutex.release() && !mutex.is_held() }));
+    assert!(second.run(async { mutex.try_take() }));
+    assert!(first.run(async { !mutex.try_take() }));
+    // Who has ended does not keep it.
+    drop(second);
+    assert!(first.run(async { mutex.try_take() }));
+}
+
+#[test]
+fn a_loop_that_stalls_does_not_keep_the_accept_mutex() {
+    static MUTEX: AcceptMutex = AcceptMutex::new();
+    let (taken, is_taken) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let stalling = std::thread::spawn(move || {
+        run_real(async move {
+            assert!(MUTEX.try_take());
+            taken.send(()).unwrap();
+            let _ = released.recv();
+            assert!(!MUTEX.is_held());
+        });
+    });
+    is_taken.recv().unwrap();
+    run(async { while !MUTEX.try_take() {} });
+    drop(release);
+    stalling.join().unwrap();
+}

@@ -15,11 +15,15 @@ mod files;
 mod pool;
 #[path = "sockets.rs"]
 mod sockets;
+#[path = "stall.rs"]
+mod stall;
 #[path = "takeover.rs"]
 mod takeover;
+#[path = "wakeups.rs"]
+mod wakeups;
 
 /// The kernels that brought something that the ring uses, each without what came later.
-const KERNELS: &[&str] = &["5.13", "5.15", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15"];
+const KERNELS: &[&str] = &["5.13", "5.18", "5.19", "6.0", "6.1", "6.15"];
 
 #[test]
 fn sockets_work_the_same_with_what_older_kernels_have() {
@@ -29,7 +33,12 @@ fn sockets_work_the_same_with_what_older_kernels_have() {
     let program = std::env::current_exe().unwrap();
     for kernel in KERNELS {
         let mut tests = std::process::Command::new(&program);
-        tests.env(sockets::common::KERNEL_MAX, kernel).args(["sockets::", "takeover::", "dropped_futures::"]);
+        tests.env(sockets::common::KERNEL_MAX, kernel).args([
+            "sockets::",
+            "stall::",
+            "takeover::",
+            "dropped_futures::",
+        ]);
         let output = tests.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "with what {kernel} has:\n{text}");

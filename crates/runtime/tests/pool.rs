@@ -1,4 +1,4 @@
-//! Thread pools: bounds, results, panics, stopping.
+//! Thread pools: bounds, results, devices, panics, cancelling, stopping.
 
 mod common;
 
@@ -7,7 +7,7 @@ mod common;
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use gale_runtime::*;
@@ -37,20 +37,91 @@ fn a_result_comes_back_to_the_loop() {
 }
 
 #[test]
-fn a_task_that_nobody_wants_any_more_is_dropped_if_it_was_worth_only_its_result() {
+fn a_task_that_nobody_wants_any_more_does_not_begin_and_leaves_the_count_at_once() {
     run(async {
-        let pool = ThreadPool::new("test", 1, usize::MAX);
+        let pool = ThreadPool::new("test", 1, 3);
         let (running, release) = block(&pool);
         let (ran, has_run) = mpsc::channel();
-        let (for_result, for_effect) = (ran.clone(), ran);
-        let wanted = pool.run_while_wanted(|| "wanted");
-        drop(pool.run_while_wanted(move || for_result.send("for its result")));
-        drop(pool.run(move || for_effect.send("for its effect")));
+        let (given_up, detached) = (ran.clone(), ran);
+        let wanted = pool.run(|| "wanted");
+        let unwanted = pool.run(move || given_up.send("given up"));
+        pool.detach(Device::NONE, move || detached.send("detached").unwrap()).unwrap();
+        assert_eq!(pool.counters().waiting, 3);
+        drop(unwanted);
+        assert_eq!(pool.counters().waiting, 2);
+        let in_its_place = pool.run(|| "in its place");
         drop(release);
         running.await.unwrap();
         assert_eq!(wanted.await, Ok("wanted"));
+        assert_eq!(in_its_place.await, Ok("in its place"));
+        assert_eq!(has_run.iter().collect::<Vec<_>>(), ["detached"]);
+        let counters = pool.counters();
+        assert_eq!((counters.completed, counters.cancelled, counters.refused), (4, 1, 0));
+    });
+}
+
+/// Tells on which thread it is dropped.
+struct Tells(mpsc::Sender<std::thread::ThreadId>);
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::current().id());
+    }
+}
+
+#[test]
+fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let (sender, dropped) = mpsc::channel();
+        let tells = || Tells(sender.clone());
+        let thread = pool.run(|| std::thread::current().id()).await.unwrap();
+        // What a task has captured that never begins.
+        let (running, release) = block(&pool);
+        let captured = tells();
+        drop(pool.run(move || drop(captured)));
+        assert!(dropped.try_recv().is_err());
+        drop(release);
+        running.await.unwrap();
+        assert_eq!(dropped.recv(), Ok(thread));
+        // A result that comes too late.
+        let (begun, has_begun) = mpsc::channel();
+        let (late, result) = (mpsc::channel::<()>(), tells());
+        let task = pool.run(move || {
+            begun.send(()).unwrap();
+            let _ = late.1.recv();
+            result
+        });
+        has_begun.recv().unwrap();
+        drop(task);
+        drop(late.0);
+        assert_eq!(dropped.recv(), Ok(thread));
+        // One that is there and was not taken.
+        let result = tells();
+        let task = pool.run(move || result);
         pool.run(|| ()).await.unwrap();
-        assert_eq!(has_run.iter().collect::<Vec<_>>(), ["for its effect"]);
+        drop(task);
+        assert_eq!(dropped.recv(), Ok(thread));
+        // Also in a pool that ends, as long as it has a thread.
+        let ending = ThreadPool::new("ending", 2, 10);
+        let (running, release) = block(&ending);
+        let result = tells();
+        let task = ending.run(move || result);
+        ending.run(|| ()).await.unwrap();
+        drop(ending);
+        drop(task);
+        drop(release);
+        running.await.unwrap();
+        assert_ne!(dropped.recv(), Ok(std::thread::current().id()));
+        // And whatever is handed over for it, even to a full pool.
+        let pool = ThreadPool::new("full", 1, 0);
+        let (running, release) = block(&pool);
+        assert!(pool.run(|| ()).await.is_err());
+        pool.dispose(Device::NONE, tells());
+        assert!(dropped.try_recv().is_err());
+        drop(release);
+        running.await.unwrap();
+        assert_ne!(dropped.recv(), Ok(std::thread::current().id()));
     });
 }
 
@@ -114,24 +185,180 @@ fn a_panic_is_a_result() {
         assert_eq!(pool.run(|| panic!("in the pool")).await, Err::<(), _>(PoolError::Panicked));
         assert!(panic_count() > before);
         assert_eq!(pool.run(|| "alive").await, Ok("alive"));
+        // Nobody is there to see this one.
+        pool.detach(Device::NONE, || panic!("unseen")).unwrap();
+        assert_eq!(pool.run(|| "alive").await, Ok("alive"));
+        let counters = pool.counters();
+        assert_eq!((counters.completed, counters.panicked, counters.threads), (4, 2, 1));
     });
 }
 
+/// Tasks that hang on a device until the sender is dropped; returns when all of them have begun.
+fn hang(pool: &ThreadPool, device: Device, count: usize) -> (Vec<PoolTask<()>>, mpsc::Sender<()>) {
+    let (release, released) = mpsc::channel::<()>();
+    let released = std::sync::Arc::new(std::sync::Mutex::new(released));
+    let (begun, has_begun) = mpsc::channel();
+    let tasks = (0..count).map(|_| {
+        let (begun, released) = (begun.clone(), std::sync::Arc::clone(&released));
+        pool.run_for(device, move || {
+            begun.send(()).unwrap();
+            let _ = released.lock().unwrap().recv();
+        })
+    });
+    let tasks = tasks.collect();
+    (0..count).for_each(|_| has_begun.recv().unwrap());
+    (tasks, release)
+}
+
+const HANGS: Device = Device::number(7);
+const WORKS: Device = Device::number(8);
+
 #[test]
-fn a_dropped_future_detaches_the_task() {
+fn a_device_that_hangs_with_every_thread_does_not_hold_up_the_others() {
     run(async {
-        let pool = ThreadPool::new("test", 1, 10);
-        let (running, release) = block(&pool);
-        let (sender, receiver) = mpsc::channel();
-        drop(pool.run(move || sender.send("done").unwrap()));
-        drop(running);
+        let pool = ThreadPool::new("test", 4, 100);
+        let (tasks, release) = hang(&pool, HANGS, 4);
+        let more = pool.run_for(HANGS, || "more");
+        for number in 0..100 {
+            assert_eq!(pool.run_for(WORKS, move || number).await, Ok(number));
+            assert_eq!(pool.run(move || number).await, Ok(number));
+        }
+        // Two at a time: the half that belongs to the others.
+        let (others, others_release) = hang(&pool, WORKS, 2);
+        let third = pool.run(|| "third");
+        assert_eq!((pool.counters().threads, pool.counters().running, pool.counters().waiting), (6, 6, 2));
+        drop(others_release);
+        for task in others {
+            task.await.unwrap();
+        }
+        assert_eq!(third.await, Ok("third"));
         drop(release);
-        assert_eq!(receiver.recv(), Ok("done"));
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(more.await, Ok("more"));
     });
 }
 
 #[test]
-fn stopping_drops_what_waits_and_is_bounded() {
+fn a_device_that_has_filled_the_queue_leaves_half_to_the_others() {
+    run(async {
+        let pool = ThreadPool::new("test", 2, 4);
+        let (_tasks, release) = hang(&pool, HANGS, 2);
+        let waiting: Vec<_> = (0..4).map(|_| pool.run_for(HANGS, || ())).collect();
+        let error = pool.run_for(HANGS, || ()).await.unwrap_err();
+        assert_eq!(error.to_string(), "thread pool \"test\" queue overflow: 4 tasks waiting");
+        for number in 0..10 {
+            assert_eq!(pool.run_for(WORKS, move || number).await, Ok(number));
+        }
+        let counters = pool.counters();
+        assert_eq!((counters.waiting, counters.refused), (4, 1));
+        drop(release);
+        for task in waiting {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_waits_for_files_is_told_apart_by_their_devices() {
+    run(async {
+        // Neither of the two can be read from the page cache, so both go to the pool.
+        let (stuck, free) = ("/proc/self/stat", "/sys/kernel/notes");
+        let open = |path: &str| files::open_blocking(path.as_ref(), OpenFlags::READ);
+        let (Ok(stuck_file), Ok(free_file)) = (open(stuck), open(free)) else {
+            return eprintln!("skipped: no /sys here");
+        };
+        assert_ne!(stuck_file.device(), free_file.device());
+        let pool = ThreadPool::new("test", 2, 10);
+        let (tasks, release) = hang(&pool, stuck_file.device(), 2);
+        let mut read = Box::pin(stuck_file.read_at_in(&pool, 0, 100));
+        let create = OpenFlags { create: Some(0), ..OpenFlags::READ };
+        let mut opened = Box::pin(files::open_in(&pool, stuck.as_ref(), create));
+        assert!(poll_once(&mut read).await.is_pending() && poll_once(&mut opened).await.is_pending());
+        free_file.read_at_in(&pool, 0, 100).await.unwrap();
+        assert_eq!(pool.counters().waiting, 2);
+        drop(release);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!(!read.await.unwrap().is_empty());
+        opened.await.unwrap();
+    });
+}
+
+#[test]
+fn a_client_that_floods_a_pool_delays_the_others_by_what_it_has_queued_and_no_more() {
+    run(async {
+        let pool = ThreadPool::new("test", 1, usize::MAX);
+        let (running, release) = block(&pool);
+        let (order, in_order) = mpsc::channel();
+        let submit = |name: &'static str| {
+            let order = order.clone();
+            pool.detach(Device::NONE, move || order.send(name).unwrap()).unwrap();
+        };
+        (0..100).for_each(|_| submit("flood"));
+        submit("quiet");
+        (0..100).for_each(|_| submit("flood"));
+        drop(release);
+        running.await.unwrap();
+        pool.run(|| ()).await.unwrap();
+        assert_eq!(in_order.iter().position(|name| name == "quiet"), Some(100));
+    });
+}
+
+#[test]
+fn a_pool_tells_how_long_tasks_have_waited_and_run() {
+    run(async {
+        let pool = ThreadPool::new("told", 1, 10);
+        let (running, release) = block(&pool);
+        let waiting = pool.run(|| ());
+        let submitted = Instant::now();
+        let shown = |is_this: &dyn Fn(&PoolStatus) -> bool| pools().into_iter().find(|pool| is_this(pool)).unwrap();
+        let status = shown(&|status| &*status.name == "told" && status.counters.running == 1);
+        assert_eq!((status.threads_max, status.queue_max, status.is_ending), (1, 10, false));
+        assert_eq!((status.counters.threads, status.counters.waiting, status.counters.completed), (1, 1, 0));
+        assert_eq!((status.wait_times.count(), status.run_times.count()), (0, 0));
+        let has_waited = submitted.elapsed();
+        drop(release);
+        running.await.unwrap();
+        waiting.await.unwrap();
+        let status = pool.status();
+        assert_eq!((status.wait_times.count(), status.run_times.count()), (2, 2));
+        assert!(status.wait_times.max() >= has_waited);
+        assert!(status.run_times.max() >= has_waited && status.run_times.quantile(1.0) >= has_waited);
+    });
+}
+
+#[test]
+fn a_pool_is_found_by_its_name_as_long_as_somebody_has_it() {
+    let pool = named_pool("by name", 3, 30);
+    let found = named_pool("by name", 4, 40);
+    let limits = |pool: &ThreadPool| (pool.status().threads_max, pool.status().queue_max);
+    assert_eq!(limits(&found), (3, 30));
+    found.resize(5, 50);
+    assert_eq!(limits(&pool), (5, 50));
+    // Held by a task that hangs, an old one does not stand in the way of its successor.
+    let (begun, has_begun) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let task = move || {
+        begun.send(()).unwrap();
+        let _ = released.recv();
+    };
+    pool.detach(Device::NONE, task).unwrap();
+    has_begun.recv().unwrap();
+    drop((pool, found));
+    let successor = named_pool("by name", 6, 60);
+    assert_eq!(limits(&successor), (6, 60));
+    let shown = || pools().into_iter().filter(|pool| &*pool.name == "by name").map(|pool| pool.is_ending);
+    assert_eq!(shown().collect::<Vec<_>>(), [true, false]);
+    drop(release);
+    let default = named_pool("default", 1, 1);
+    assert_eq!((default.name(), limits(&default)), ("default", (32, 65536)));
+}
+
+#[test]
+fn stopping_does_what_there_is_time_for_and_is_bounded() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let (running, release) = block(&pool);
@@ -139,9 +366,18 @@ fn stopping_drops_what_waits_and_is_bounded() {
         assert!(!pool.stop(Duration::ZERO), "a task still runs");
         assert_eq!(waiting.await, Err(PoolError::Stopped));
         assert_eq!(pool.run(|| ()).await, Err(PoolError::Stopped));
+        assert_eq!(pool.detach(Device::NONE, || ()), Err(PoolError::Stopped));
         drop(release);
         assert!(pool.stop(Duration::from_secs(3600)));
         assert_eq!(running.await, Ok(()));
+
+        let pool = ThreadPool::new("test", 1, 10);
+        let (running, release) = block(&pool);
+        let (sender, receiver) = mpsc::channel();
+        pool.detach(Device::NONE, move || sender.send("done").unwrap()).unwrap();
+        drop(release);
+        assert!(pool.stop(Duration::from_secs(3600)));
+        assert_eq!((running.await, receiver.try_recv()), (Ok(()), Ok("done")));
     });
 }
 

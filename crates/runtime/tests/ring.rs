@@ -64,7 +64,7 @@ fn who_asks_for_the_best_gets_a_modern_ring_or_epoll_and_the_reason() {
 
 /// Many clients at once, each with several rounds of question and answer.
 async fn serve_many(clients: u32, rounds: u32) {
-    let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, exclusive: false };
+    let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
     let listener = Listener::bind(&any_port(), 1024, options).unwrap();
     let address = listener.local_address().unwrap();
     spawn(async move {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables};
 use gale_runtime::DriverChoice;
 
-use super::{Configuration, MainSettings, ThreadPoolSettings};
+use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::http;
 use crate::http::builder::HttpBuilder;
 use crate::http::configuration::ScopeId;
@@ -74,6 +74,7 @@ pub struct Builder {
     tables: Rc<Tables<Builder>>,
     main_confs: Vec<Option<Conf>>,
     logs: Vec<LogRequest>,
+    needed_pools: Vec<(String, Span)>,
 }
 
 impl Reporter for Builder {
@@ -105,6 +106,7 @@ impl Builder {
             tables: Rc::new(tables(order)),
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
+            needed_pools: Vec::new(),
         }
     }
 
@@ -182,6 +184,11 @@ impl Builder {
         log
     }
 
+    /// Notes that a directive names this thread pool, which may be made further down.
+    pub fn need_thread_pool(&mut self, name: &[u8], span: Span) {
+        self.needed_pools.push((String::from_utf8_lossy(name).into_owned(), span));
+    }
+
     /// Where the program keeps its files when nobody says otherwise: Debian's places.
     pub fn default_pid_path(&self) -> PathBuf {
         self.prefix.join(format!("/run/{}.pid", self.program))
@@ -249,9 +256,8 @@ impl Builder {
         let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
-        let default_pool = main.thread_pool.get().iter().find(|pool| pool.name == ThreadPoolSettings::DEFAULT_NAME);
-        let default_pool = default_pool.cloned().unwrap_or_default();
-        Some(Configuration { process, events, default_pool, error_log, http })
+        let thread_pools = ThreadPools::new(main.thread_pool.get(), process.workers);
+        Some(Configuration { process, events, thread_pools, error_log, http })
     }
 
     fn complete_main(&mut self) {
@@ -270,9 +276,22 @@ impl Builder {
             }
         }
         self.main_confs = confs;
+        self.check_needed_pools();
         if !self.has_events {
             self.diagnostics.report(Diagnostic::emerg("no \"events\" section in configuration"));
         }
+    }
+
+    fn check_needed_pools(&mut self) {
+        let needed = std::mem::take(&mut self.needed_pools);
+        let pools = self.main_conf::<MainSettings>().and_then(|main| main.thread_pool.get_opt()).into_iter().flatten();
+        let known: Vec<&str> = pools.map(|pool| &*pool.name).chain([ThreadPoolSettings::DEFAULT_NAME]).collect();
+        let missing = needed.iter().filter(|(name, _)| !known.contains(&&**name)).map(|(name, span)| {
+            let hint = "a pool is made by the \"thread_pool\" directive in the main context";
+            Diagnostic::emerg(format!("unknown thread pool \"{name}\"")).at(*span).hint(hint)
+        });
+        let missing: Vec<Diagnostic> = missing.collect();
+        self.note(missing);
     }
 
     fn process_settings(&mut self, resources: &mut dyn Resources) -> ProcessSettings {

@@ -7,6 +7,7 @@
 
 mod builder;
 mod main_settings;
+mod thread_pools;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use gale_config::{Diagnostic, Diagnostics, Files, Parsed, Sources, Statement, pa
 
 pub use builder::{Builder, EventsSettings, Level, tables};
 pub use main_settings::{MainSettings, ThreadPoolSettings};
+pub use thread_pools::ThreadPools;
 
 use crate::http::configuration::HttpConfiguration;
 use crate::log::ErrorLog;
@@ -27,8 +29,8 @@ pub struct Configuration {
     pub process: ProcessSettings,
     /// The `events` block.
     pub events: EventsSettings,
-    /// The pool that is used where none is named.
-    pub default_pool: ThreadPoolSettings,
+    /// The thread pools, `default` among them.
+    pub thread_pools: ThreadPools,
     /// Where messages go that belong to no request.
     pub error_log: Arc<ErrorLog>,
     /// The `http` block; without one there is nothing to serve.

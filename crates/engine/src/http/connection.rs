@@ -1,6 +1,7 @@
 //! What is known of a client's connection, whichever protocol it speaks.
 
 use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
 
 use gale_runtime::{Moment, SocketAddress};
 
@@ -13,35 +14,45 @@ pub struct ConnectionInfo {
     /// The client's address.
     pub remote: SocketAddress,
     /// The address of the listening socket that it came in by.
-    pub listening: ListenAddress,
+    pub listening: Rc<ListenAddress>,
     /// When it was accepted.
     pub accepted: Moment,
     /// Requests so far, the current one included: `$connection_requests`.
     pub requests: Cell<u64>,
-    /// Our address, once somebody asked.
-    pub(crate) local: OnceCell<SocketAddress>,
+    asked: OnceCell<Box<Asked>>,
+}
+
+/// What is known once somebody has asked; apart, because most connections are never asked.
+#[derive(Default)]
+struct Asked {
+    local: OnceCell<SocketAddress>,
     remote_text: OnceCell<Box<str>>,
 }
 
 impl ConnectionInfo {
     /// A connection that was just accepted.
-    pub fn new(number: u64, remote: SocketAddress, listening: ListenAddress, accepted: Moment) -> ConnectionInfo {
-        ConnectionInfo {
-            number,
-            remote,
-            listening,
-            accepted,
-            requests: Cell::new(0),
-            local: OnceCell::new(),
-            remote_text: OnceCell::new(),
-        }
+    pub fn new(number: u64, remote: SocketAddress, listening: Rc<ListenAddress>, accepted: Moment) -> ConnectionInfo {
+        ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
     /// The client's address without its port, as `$remote_addr` has it.
     pub fn remote_text(&self) -> &str {
-        self.remote_text.get_or_init(|| match &self.remote {
+        self.asked().remote_text.get_or_init(|| match &self.remote {
             SocketAddress::Inet(address) => address.ip().to_string().into(),
             SocketAddress::Unix(_) => "unix:".into(),
         })
+    }
+
+    /// Our address, which `find` looks up when it is asked for the first time.
+    pub(crate) fn local(&self, find: impl FnOnce() -> Option<SocketAddress>) -> Option<&SocketAddress> {
+        let local = &self.asked().local;
+        if local.get().is_none() {
+            let _ = local.set(find()?);
+        }
+        local.get()
+    }
+
+    fn asked(&self) -> &Asked {
+        self.asked.get_or_init(Box::default)
     }
 }

@@ -86,8 +86,8 @@ pub enum BodyLength {
 pub struct ResponseOptions<'r> {
     /// How the body's end is told.
     pub length: BodyLength,
-    /// What the `Server` field says; empty leaves it out.
-    pub server: &'r [u8],
+    /// The `Server` field with its line end; empty leaves it out.
+    pub server_line: &'r [u8],
     /// Whether the connection may carry another request.
     pub keep_alive: bool,
     /// How long it may be idle before that.
@@ -134,6 +134,14 @@ pub trait Exchange {
     /// Gives the final head. Nothing need be written before the first item, so
     /// that head and body can leave together.
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>);
+    /// Gives the final head and the whole body, which is bytes or nothing.
+    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+        self.start(head, options);
+        if !body.is_empty() {
+            self.push(BodyItem::Bytes(body));
+        }
+        self.end();
+    }
     /// Queues an item of the body.
     fn push(&self, item: BodyItem);
     /// Nothing more will be pushed.

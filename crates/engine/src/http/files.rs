@@ -69,9 +69,9 @@ pub fn set_content_type(request: &mut Request) {
 
 /// What follows the last dot of the last segment.
 fn extension(uri: &[u8]) -> Option<&[u8]> {
-    let segment = memchr::memrchr(b'/', uri).map_or(uri, |slash| &uri[slash + 1..]);
-    let dot = memchr::memrchr(b'.', segment)?;
-    Some(&segment[dot + 1..])
+    // Extensions are short: a loop is done before a search for several bytes at once has begun.
+    let mark = uri.iter().rposition(|&byte| byte == b'.' || byte == b'/')?;
+    (uri[mark] == b'.').then(|| &uri[mark + 1..])
 }
 
 /// What of the URI comes behind the directory; `None` when it does not begin with

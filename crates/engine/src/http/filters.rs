@@ -16,16 +16,16 @@ pub trait Filter: Sync {
     /// Whether it has anything to do with these settings. Asked once, when the
     /// configuration is built.
     fn applies(&self, conf: &dyn Any) -> bool;
-    /// Looks at the head in `request.response` and at the body, and says what
+    /// Looks at the head in `request.response` and at the body, changes them or not, and says what
     /// becomes of them.
-    fn apply(&self, request: &mut Request, conf: &dyn Any, body: Body) -> Filtered;
+    fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered;
 }
 
 /// What a filter made of a response.
-#[derive(Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filtered {
-    /// It goes on with this body, changed or not.
-    Body(Body),
+    /// It goes on.
+    Goes,
     /// It must not be sent. The request ends with this status instead, as if its
     /// handler had said so: `error_page` applies, and the filters see the answer
     /// that is made of it. What the filter leaves in `request.response.fields`
@@ -38,7 +38,7 @@ pub struct Change<C: 'static> {
     /// Whether there is anything to do with these settings.
     pub applies: fn(&C) -> bool,
     /// What it does.
-    pub run: fn(&mut Request, &C, Body) -> Body,
+    pub run: fn(&mut Request, &C, &mut Body),
 }
 
 impl<C: 'static> Filter for Change<C> {
@@ -46,8 +46,9 @@ impl<C: 'static> Filter for Change<C> {
         (self.applies)(settings(conf))
     }
 
-    fn apply(&self, request: &mut Request, conf: &dyn Any, body: Body) -> Filtered {
-        Filtered::Body((self.run)(request, settings(conf), body))
+    fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered {
+        (self.run)(request, settings(conf), body);
+        Filtered::Goes
     }
 }
 
@@ -56,7 +57,7 @@ pub struct Judge<C: 'static> {
     /// Whether there is anything to do with these settings.
     pub applies: fn(&C) -> bool,
     /// What it does.
-    pub run: fn(&mut Request, &C, Body) -> Filtered,
+    pub run: fn(&mut Request, &C, &mut Body) -> Filtered,
 }
 
 impl<C: 'static> Filter for Judge<C> {
@@ -64,7 +65,7 @@ impl<C: 'static> Filter for Judge<C> {
         (self.applies)(settings(conf))
     }
 
-    fn apply(&self, request: &mut Request, conf: &dyn Any, body: Body) -> Filtered {
+    fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered {
         (self.run)(request, settings(conf), body)
     }
 }

@@ -1,6 +1,7 @@
 //! HTTP above the codecs: the request, its way through the phases, and the
 //! response. Nothing in here but `http1` knows which version the client speaks.
 
+pub mod accepting;
 pub mod addresses;
 pub mod body;
 pub mod builder;
@@ -22,5 +23,6 @@ pub mod response;
 pub mod server_name;
 pub mod settings;
 pub mod template;
+pub mod thread_pool;
 pub mod variables;
 pub mod worker;

@@ -59,7 +59,8 @@ pub enum Flow {
     /// The rest of this phase is skipped.
     PhaseDone,
     /// The request ends with this status: an error page (or a redirect) is made
-    /// from it. 444 closes the connection without an answer.
+    /// from it. 444 closes the connection without an answer, and so does
+    /// [`CLIENT_LEFT`].
     Respond(u16),
     /// The response's head is set in the request; this is its body.
     Answer(Body),
@@ -76,6 +77,9 @@ pub enum Flow {
     /// Come back to the same handler after this time.
     Delay(Duration),
 }
+
+/// nginx's own status: there is nobody left to answer.
+pub const CLIENT_LEFT: u16 = 499;
 
 impl Flow {
     /// An internal redirect to `target`, a path that may be followed by a question mark

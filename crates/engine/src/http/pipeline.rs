@@ -12,6 +12,8 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
+use gale_protocol::http1::response;
 use gale_runtime::SocketAddress;
 
 use super::body::{Body, BodyItem};
@@ -20,7 +22,7 @@ use super::error_page;
 use super::exchange::{BodyLength, FileOptions, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
-use super::phases::{Decision, Flow, Phase};
+use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
 use super::settings::{CoreSettings, ServerTokens};
 use crate::process::Level;
@@ -207,8 +209,8 @@ fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time)),
         Flow::Answer(body) => answer(request, body),
-        Flow::Respond(444) => {
-            request.response.status = 444;
+        Flow::Respond(status @ (444 | CLIENT_LEFT)) => {
+            request.response.status = status;
             Some(Step::Close)
         }
         Flow::Respond(status) => match error_page::respond(request, status) {
@@ -228,8 +230,8 @@ fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     for bound in &scope.filters {
-        match bound.filter.apply(request, scope.conf(bound.module), body) {
-            Filtered::Body(changed) => body = changed,
+        match bound.filter.apply(request, scope.conf(bound.module), &mut body) {
+            Filtered::Goes => {}
             // Bounded as redirects are; what comes out then is not filtered again.
             Filtered::Respond(status) if !spend_redirect(request) => {
                 return Some(Step::Answer(error_page::plain(request, status)));
@@ -297,8 +299,7 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
 }
 
 /// Gives the head to the exchange and returns the body to send, both as the
-/// filters made them. What can be sent at once has been queued when this returns
-/// `None`.
+/// filters made them. When this returns `None`, all of it has been given.
 pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
@@ -306,40 +307,35 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let length = body_length(request, &body);
     let exchange = request.exchange();
     let core = &scope.core;
-    let server = server_field(request, core);
+    let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
-    exchange.start(
-        &request.response,
-        &ResponseOptions {
-            length,
-            server: &server,
-            keep_alive: request.keeps_alive(),
-            keep_alive_idle: keep_alive.idle,
-            keep_alive_advertised: keep_alive.advertised,
-            chunked: *core.chunked_transfer_encoding.get(),
-            files: FileOptions {
-                sendfile: *core.sendfile.get(),
-                chunk_max: *core.sendfile_max_chunk.get(),
-                nopush: *core.tcp_nopush.get(),
-            },
-            send_timeout: *core.send_timeout.get(),
+    let options = ResponseOptions {
+        length,
+        server_line: &server_line,
+        keep_alive: request.keeps_alive(),
+        keep_alive_idle: keep_alive.idle,
+        keep_alive_advertised: keep_alive.advertised,
+        chunked: *core.chunked_transfer_encoding.get(),
+        files: FileOptions {
+            sendfile: *core.sendfile.get(),
+            chunk_max: *core.sendfile_max_chunk.get(),
+            nopush: *core.tcp_nopush.get(),
         },
-    );
-    if length == BodyLength::NoBody {
-        exchange.end();
-        return None;
-    }
+        send_timeout: *core.send_timeout.get(),
+    };
     match body {
-        Body::Empty => exchange.end(),
-        Body::Bytes(bytes) => {
-            exchange.push(BodyItem::Bytes(bytes));
-            exchange.end();
-        }
+        _ if length == BodyLength::NoBody => exchange.respond(&request.response, &options, Bytes::new()),
+        Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
+        Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
         Body::File(piece) => {
+            exchange.start(&request.response, &options);
             exchange.push(BodyItem::File(piece));
             exchange.end();
         }
-        rest @ (Body::Items(_) | Body::Stream(_)) => return Some(rest),
+        rest @ (Body::Items(_) | Body::Stream(_)) => {
+            exchange.start(&request.response, &options);
+            return Some(rest);
+        }
     }
     None
 }
@@ -383,6 +379,22 @@ pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u
             Some(text) => Cow::Borrowed(text),
             None => Cow::Owned(text.evaluate(request)),
         },
+    }
+}
+
+/// The `Server` field with its line end; empty when there is none.
+fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_LINE_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(crate::SERVER_LINE),
+        ServerTokens::Text(_) => {
+            let value = server_field(request, core);
+            let mut line = Vec::new();
+            if !value.is_empty() {
+                response::write_header(&mut line, b"Server", &value);
+            }
+            Cow::Owned(line)
+        }
     }
 }
 
@@ -473,10 +485,10 @@ mod tests {
             true
         }
 
-        fn apply(&self, request: &mut Request, _conf: &dyn Any, body: Body) -> Filtered {
+        fn apply(&self, request: &mut Request, _conf: &dyn Any, _body: &mut Body) -> Filtered {
             if request.response.status != self.0 {
                 request.response.add(b"X-Seen", b"yes");
-                return Filtered::Body(body);
+                return Filtered::Goes;
             }
             request.response.clear();
             Filtered::Respond(self.1)

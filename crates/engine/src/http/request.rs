@@ -132,8 +132,7 @@ impl Request {
 
     /// Forgets the exchange that has ended, keeping the memory.
     pub(crate) fn reset(&mut self) {
-        self.head.clear();
-        self.parsed.clear();
+        self.head.clear(); // `parsed` is offsets only, and cleared by the parser
         self.uri.clear();
         self.args.clear();
         self.host.clear();

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
 use gale_base::os_error::OsErrorText;
-use gale_runtime::{File, default_pool};
+use gale_runtime::files::likely_device;
+use gale_runtime::{Device, File, default_pool};
 
 use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
@@ -212,6 +213,8 @@ struct TempFile {
     file: Option<std::fs::File>,
     /// The name that it had, for messages.
     path: PathBuf,
+    /// What writing waits for.
+    device: Device,
     written: u64,
 }
 
@@ -235,17 +238,18 @@ impl TempFile {
         let number = gale_runtime::random_u64() as u32;
         let root = temp_path.path.clone();
         let temp_path = temp_path.clone();
-        let created = default_pool().run(move || create_blocking(&temp_path, number)).await;
+        let device = likely_device(&root);
+        let created = default_pool().run_for(device, move || create_blocking(&temp_path, number)).await;
         let refused = |error: gale_runtime::PoolError| Failure { call: "open", path: root, error: error.into() };
         let (file, path) = created.map_err(refused)??;
-        Ok(TempFile { file: Some(file), path, written: 0 })
+        Ok(TempFile { file: Some(file), path, device, written: 0 })
     }
 
     /// Appends a batch and gives its memory back, empty.
     async fn write(&mut self, mut batch: Vec<u8>) -> Result<Vec<u8>, Failure> {
         let (file, offset) = (self.file.take().expect("there after every success"), self.written);
         // When this future is dropped, the thread still has the file and closes it.
-        let task = default_pool().run(move || {
+        let task = default_pool().run_for(self.device, move || {
             let result = file.write_all_at(&batch, offset);
             let length = batch.len();
             batch.clear();
@@ -261,7 +265,7 @@ impl TempFile {
     /// The file to read from; what it knows of itself includes what was written.
     async fn finish(mut self) -> Result<File, Failure> {
         let file = self.file.take().expect("there after every success");
-        let result = default_pool().run(move || File::from_std(file)).await;
+        let result = default_pool().run_for(self.device, move || File::from_std(file)).await;
         result.unwrap_or_else(|refused| Err(refused.into())).map_err(|error| self.failure("fstat", error))
     }
 
@@ -274,7 +278,7 @@ impl Drop for TempFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             // Closing gives the blocks of a file without a name free, which takes time.
-            let _detached = default_pool().run(move || drop(file));
+            default_pool().dispose(self.device, file);
         }
     }
 }
@@ -505,7 +509,8 @@ mod tests {
     fn a_full_disk_is_told_in_nginx_s_words() {
         on_a_loop(async {
             let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-            let mut file = TempFile { file: Some(full), path: "/tmp/5/34/0000012345".into(), written: 0 };
+            let mut file =
+                TempFile { file: Some(full), path: "/tmp/5/34/0000012345".into(), device: Device::NONE, written: 0 };
             let failure = file.write(sample(100)).await.unwrap_err();
             let expected = "pwrite() \"/tmp/5/34/0000012345\" failed (28: No space left on device)";
             assert_eq!(failure.to_string(), expected);

@@ -6,7 +6,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,36 +13,24 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use gale_base::http_date;
-use gale_base::os_error::OsErrorText;
-use gale_runtime::{AcceptOptions, Listener, Moment, SocketAddress, Stream, TaskId};
+use gale_runtime::{Moment, SocketAddress, Stream, TaskId};
 use slab::Slab;
 
 use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
-use super::http1::Http1;
+use super::http1::{Http1, Transfer};
 use super::request::Request;
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::process::{Level, ListenAddress};
 
 /// Requests kept for their memory when they are done.
 const SPARE_REQUESTS_MAX: usize = 64;
 
-/// How long accepting pauses when the process is out of descriptors, as in nginx.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
-
-/// Most connections that are accepted from a socket before it is closed: the
-/// kernel's own bound on a queue, usually.
-const QUEUED_MAX: usize = 65536;
-
-/// How many of them are accepted before the loop's other work has its turn.
-const QUEUED_PER_TURN: usize = 64;
-
-/// How long accepting pauses when the worker's memory for buffers is exhausted.
-const MEMORY_PAUSE: Duration = Duration::from_millis(50);
-
-/// How many idle connections are closed at most to make room for one, as in nginx.
-const REUSED_AT_ONCE: usize = 32;
+/// The `Date` field before a date is filled in, and where that goes.
+const DATE_LINE: [u8; DATE_LINE_BYTES] = *b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
+const DATE_VALUE: std::ops::Range<usize> = 6..35;
+const DATE_LINE_BYTES: usize = 37;
 
 /// The configuration as the requests of one worker hold it: counted without
 /// atomics. The thread that supervises the loops holds it, too, and longer, so that
@@ -61,6 +48,11 @@ impl Configured {
         &self.0.error_log
     }
 
+    /// The thread pools.
+    pub fn thread_pools(&self) -> &ThreadPools {
+        &self.0.thread_pools
+    }
+
     /// The http block.
     pub fn http(&self) -> &HttpConfiguration {
         self.0.http.as_ref().expect("a worker of http has an http block")
@@ -72,30 +64,33 @@ pub struct HttpWorker {
     configuration: RefCell<Rc<Configured>>,
     /// The access logs' lines on their way.
     pub access: Rc<AccessBuffers>,
-    connections: RefCell<Slab<Entry>>,
-    connections_max: Cell<usize>,
+    pub(super) connections: RefCell<Slab<Entry>>,
+    pub(super) connections_max: Cell<usize>,
     is_draining: Cell<bool>,
     #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
-    waiting_for_room: RefCell<Vec<Waker>>,
+    #[expect(clippy::vec_box, reason = "as the requests")]
+    spare_transfers: RefCell<Vec<Box<Transfer>>>,
+    pub(super) waiting_for_room: RefCell<Vec<Waker>>,
     waiting_for_end: RefCell<Vec<Waker>>,
-    date: Cell<(u64, [u8; 29])>,
+    /// The second that the line was made for, and the line.
+    date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
     /// A response head is put together here before it is queued.
     pub(crate) scratch: RefCell<Vec<u8>>,
     last_complaint: Cell<Option<Moment>>,
     /// A task will wake those that wait for room.
-    has_room_alarm: Cell<bool>,
+    pub(super) has_room_alarm: Cell<bool>,
 }
 
-struct Entry {
-    task: Option<TaskId>,
+pub(super) struct Entry {
+    pub(super) task: Option<TaskId>,
     connection: Weak<Http1>,
 }
 
 impl Entry {
     /// Since when the connection could have been closed to make room; none while it is
     /// busy.
-    fn idle_since(&self, now: Moment) -> Option<Moment> {
+    pub(super) fn idle_since(&self, now: Moment) -> Option<Moment> {
         self.connection.upgrade()?.may_close_at().filter(|&time| time <= now)
     }
 }
@@ -114,9 +109,10 @@ impl HttpWorker {
             connections_max: Cell::new(connections_max),
             is_draining: Cell::new(false),
             spare_requests: RefCell::default(),
+            spare_transfers: RefCell::default(),
             waiting_for_room: RefCell::default(),
             waiting_for_end: RefCell::default(),
-            date: Cell::new((u64::MAX, [0; 29])),
+            date_line: RefCell::new((u64::MAX, DATE_LINE)),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
             has_room_alarm: Cell::new(false),
@@ -171,7 +167,7 @@ impl HttpWorker {
     }
 
     /// When the next idle connection may be closed.
-    fn next_close(&self) -> Option<Moment> {
+    pub(super) fn next_close(&self) -> Option<Moment> {
         let connections = self.connections.borrow();
         let times = connections.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at());
         times.min()
@@ -218,121 +214,13 @@ impl HttpWorker {
         }
     }
 
-    /// Accepts connections from one listening socket until the task is aborted.
-    pub async fn accept_from(self: Rc<Self>, listener: Listener, address: ListenAddress) {
-        loop {
-            if gale_runtime::leases_exhausted() {
-                self.complain("the memory for buffers is exhausted, accepting pauses");
-                listener.pause();
-                gale_runtime::sleep(MEMORY_PAUSE).await;
-                continue;
-            }
-            poll_fn(|context| self.poll_welcome(context, &listener)).await;
-            match listener.accept().await {
-                Ok((stream, remote)) => {
-                    if !self.has_room() {
-                        self.complain_of_connections();
-                        self.close_longest_idle();
-                    }
-                    // Once accepted it is served, even one above the limit: sent away it would be lost.
-                    self.start_connection(stream, remote, &address, None);
-                }
-                Err(error) => {
-                    let message = format!("accept4() failed {}", OsErrorText(&error));
-                    self.configuration().error_log().write(Level::Crit, None, &message);
-                    listener.pause();
-                    gale_runtime::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    /// Accepts what the kernel has queued on a socket that is to be closed. These
-    /// connections are answered as `configuration` says, which still knew the address.
-    pub async fn accept_what_is_queued(
-        self: &Rc<Self>,
-        socket: Arc<OwnedFd>,
-        address: &ListenAddress,
-        configuration: &Rc<Configured>,
-    ) {
-        let Ok(listener) = Listener::from_fd(socket, AcceptOptions::default()) else { return };
-        for count in 1..=QUEUED_MAX {
-            // An error ends it, too: the socket is closed in a moment.
-            let Ok(Some((stream, remote))) = listener.try_accept() else { return };
-            self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
-            if count % QUEUED_PER_TURN == 0 {
-                gale_runtime::yield_now().await;
-            }
-        }
-    }
-
-    /// Ready when a connection may be accepted: there is room, or it can be made once
-    /// somebody has come. Before that no idle connection is closed for it.
-    fn poll_welcome(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
-        if self.has_room() || self.has_idle() {
-            return Poll::Ready(());
-        }
-        self.wait_for_room(context, listener)
-    }
-
-    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
-        self.complain_of_connections();
-        listener.pause();
-        self.waiting_for_room.borrow_mut().push(context.waker().clone());
-        self.wake_when_one_may_close();
-        Poll::Pending
-    }
-
-    /// An idle connection may be protected for a while (`keepalive_min_timeout`): whoever
-    /// waits for room looks again when that is over.
-    fn wake_when_one_may_close(self: &Rc<Self>) {
-        let Some(next) = self.next_close() else { return };
-        if self.has_room_alarm.replace(true) {
-            return;
-        }
-        let worker = Rc::downgrade(self);
-        gale_runtime::spawn(async move {
-            gale_runtime::sleep_until(next).await;
-            if let Some(worker) = worker.upgrade() {
-                worker.has_room_alarm.set(false);
-                worker.wake_waiting_for_room();
-            }
-        });
-    }
-
-    fn has_room(&self) -> bool {
-        self.connection_count() < self.connections_max.get()
-    }
-
-    fn has_idle(&self) -> bool {
-        let now = gale_runtime::now();
-        self.connections.borrow().iter().any(|(_, entry)| entry.idle_since(now).is_some())
-    }
-
-    /// Closes connections that have been idle longest: an eighth of them, as nginx does.
-    fn close_longest_idle(&self) {
-        let now = gale_runtime::now();
-        let mut idle: Vec<(Moment, TaskId)> = {
-            let connections = self.connections.borrow();
-            connections.iter().filter_map(|(_, entry)| Some((entry.idle_since(now)?, entry.task?))).collect()
-        };
-        idle.sort_unstable_by_key(|&(since, _)| since);
-        for &(_, task) in idle.iter().take((idle.len() / 8).clamp(1, REUSED_AT_ONCE)) {
-            gale_runtime::abort(task);
-        }
-    }
-
-    fn complain_of_connections(&self) {
-        self.complain(&format!("{} worker_connections are not enough", self.connections_max.get()));
-    }
-
     /// A connection has become idle: one that waits for room may take its place.
     pub(crate) fn note_idle(&self) {
         self.wake_waiting_for_room();
     }
 
     /// At most once a second, as nginx does.
-    fn complain(&self, message: &str) {
+    pub(super) fn complain(&self, message: &str) {
         let now = gale_runtime::now();
         let is_recent = |last: Moment| now.since(last) < Duration::from_secs(1);
         if !self.last_complaint.get().is_some_and(is_recent) {
@@ -341,26 +229,42 @@ impl HttpWorker {
         }
     }
 
-    fn wake_waiting_for_room(&self) {
-        self.waiting_for_room.take().into_iter().for_each(Waker::wake);
+    #[inline]
+    pub(super) fn wake_waiting_for_room(&self) {
+        if !self.waiting_for_room.borrow().is_empty() {
+            self.waiting_for_room.take().into_iter().for_each(Waker::wake);
+        }
     }
 
-    fn start_connection(
+    pub(super) fn start_connection(
         self: &Rc<Self>,
         stream: Stream,
         remote: SocketAddress,
-        address: &ListenAddress,
+        address: &Rc<ListenAddress>,
         first: Option<Rc<Configured>>,
     ) {
         let number = CONNECTION_NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let info = ConnectionInfo::new(number, remote, address.clone(), gale_runtime::now());
+        let info = ConnectionInfo::new(number, remote, Rc::clone(address), gale_runtime::now());
         let connection = Rc::new(Http1::new(info, stream, Rc::clone(self), first));
         let entry = Entry { task: None, connection: Rc::downgrade(&connection) };
-        let place = self.connections.borrow_mut().insert(entry);
-        let listed = Listed { worker: Rc::clone(self), place };
-        let task = gale_runtime::spawn(serve(listed, connection));
+        let number = self.connections.borrow_mut().insert(entry);
+        connection.set_listed(number);
+        let task = gale_runtime::spawn(connection.serve());
         // The task has not run yet: it is there to be found.
-        self.connections.borrow_mut()[place].task = Some(task);
+        self.connections.borrow_mut()[number].task = Some(task);
+    }
+
+    /// Takes a connection that has ended off the list.
+    pub(super) fn forget_connection(&self, number: usize) {
+        let is_empty = {
+            let mut connections = self.connections.borrow_mut();
+            connections.remove(number);
+            connections.is_empty()
+        };
+        self.wake_waiting_for_room();
+        if is_empty {
+            self.waiting_for_end.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     /// A request to fill: a spare one, or a new one.
@@ -380,42 +284,28 @@ impl HttpWorker {
         }
     }
 
-    /// The `Date` field's value, made once a second.
-    pub fn date(&self) -> [u8; 29] {
-        let now = gale_runtime::wall_seconds();
-        let (made, date) = self.date.get();
-        if made == now {
-            return date;
-        }
-        let date = http_date::format(now);
-        self.date.set((now, date));
-        date
+    /// What an HTTP/1 exchange sends and receives with: a spare one, or a new one.
+    pub(super) fn take_transfer(&self) -> Box<Transfer> {
+        self.spare_transfers.borrow_mut().pop().unwrap_or_default()
     }
-}
 
-/// A connection's task: what an idle connection costs beside its [`Http1`].
-async fn serve(_listed: Listed, connection: Rc<Http1>) {
-    connection.serve().await;
-}
-
-/// A connection's place in its worker's list, given back when it ends, however
-/// it ends.
-struct Listed {
-    worker: Rc<HttpWorker>,
-    place: usize,
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        let is_empty = {
-            let mut connections = self.worker.connections.borrow_mut();
-            connections.remove(self.place);
-            connections.is_empty()
-        };
-        self.worker.wake_waiting_for_room();
-        if is_empty {
-            self.worker.waiting_for_end.take().into_iter().for_each(Waker::wake);
+    /// Takes a transfer back of which nothing is left.
+    pub(super) fn give_transfer_back(&self, transfer: Box<Transfer>) {
+        let mut spare = self.spare_transfers.borrow_mut();
+        if spare.len() < SPARE_REQUESTS_MAX {
+            spare.push(transfer);
         }
+    }
+
+    /// Appends the `Date` field with its line end, made once a second.
+    pub(crate) fn append_date_line(&self, out: &mut Vec<u8>) {
+        let now = gale_runtime::wall_seconds();
+        let (made, line) = &mut *self.date_line.borrow_mut();
+        if *made != now {
+            *made = now;
+            line[DATE_VALUE].copy_from_slice(&http_date::format(now));
+        }
+        out.extend_from_slice(line);
     }
 }
 
@@ -425,31 +315,25 @@ pub fn hostname() -> &'static [u8] {
     HOSTNAME.get_or_init(|| rustix::system::uname().nodename().to_bytes().to_ascii_lowercase())
 }
 
-/// How a listening socket is accepted from.
-pub fn accept_options(is_shared: bool, multi_accept: bool) -> AcceptOptions {
-    AcceptOptions {
-        exclusive: is_shared,
-        batch: if multi_accept { gale_runtime::MULTI_ACCEPT_BATCH } else { AcceptOptions::default().batch },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::http::pipeline;
 
     /// How many bytes the future of an asynchronous function takes, which need not be called for that.
-    fn future_bytes<A, B, F: Future>(_function: impl FnOnce(A, B) -> F) -> usize {
+    fn future_bytes<A, F: Future>(_function: impl FnOnce(A) -> F) -> usize {
         size_of::<F>()
     }
 
     #[test]
     fn a_connection_is_small_and_an_exchange_is_not_much_larger() {
-        let connection = future_bytes(serve);
-        let exchange = future_bytes(pipeline::finish_and_send);
+        let connection = future_bytes(Http1::serve);
+        let exchange = future_bytes(|(request, step)| pipeline::finish_and_send(request, step));
         let state = size_of::<Http1>();
         println!("futures: connection {connection} bytes, exchange {exchange} bytes; Http1 {state} bytes");
-        assert!(connection <= 512, "the connection's future has {connection} bytes");
+        // What is allocated for each idle connection: just within the allocator's classes of 128 and 256 bytes.
+        assert!(connection <= 128, "the connection's future has {connection} bytes");
+        assert!(state + 2 * size_of::<usize>() <= 256, "the connection has {state} bytes");
         assert!(exchange <= 512, "the exchange's future has {exchange} bytes");
     }
 }

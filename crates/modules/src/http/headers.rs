@@ -58,7 +58,7 @@ fn is_usual(status: u16) -> bool {
     matches!(status, 200 | 201 | 204 | 206 | 301 | 302 | 303 | 304 | 307 | 308)
 }
 
-fn add(request: &mut Request, conf: &Conf, body: Body) -> Body {
+fn add(request: &mut Request, conf: &Conf, _body: &mut Body) {
     let is_usual = is_usual(request.response.status);
     for added in conf.added.get().iter().filter(|added| added.always || is_usual) {
         let value = added.value.evaluate(request);
@@ -72,5 +72,4 @@ fn add(request: &mut Request, conf: &Conf, body: Body) -> Body {
             request.response.add(&added.name, &value);
         }
     }
-    body
 }

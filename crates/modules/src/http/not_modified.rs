@@ -14,7 +14,7 @@ use gale_engine::http::request::Request;
 use gale_engine::http::response::ResponseHead;
 use gale_engine::http::settings::IfModifiedSince;
 use gale_engine::module::Module;
-use gale_protocol::http1::KnownHeader;
+use gale_protocol::http1::{KnownHeader, KnownHeaders};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -23,9 +23,17 @@ pub const MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-fn check(request: &mut Request, _conf: &(), body: Body) -> Filtered {
-    if request.response.status != 200 {
-        return Filtered::Body(body);
+/// The fields that make a request conditional, but for `If-Range`.
+const CONDITIONS: KnownHeaders = KnownHeaders::of(&[
+    KnownHeader::IfUnmodifiedSince,
+    KnownHeader::IfMatch,
+    KnownHeader::IfModifiedSince,
+    KnownHeader::IfNoneMatch,
+]);
+
+fn check(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
+    if request.response.status != 200 || !request.parsed.has_any(CONDITIONS) {
+        return Filtered::Goes;
     }
     let conditions = Conditions {
         unmodified_since: request.header(KnownHeader::IfUnmodifiedSince),
@@ -35,10 +43,11 @@ fn check(request: &mut Request, _conf: &(), body: Body) -> Filtered {
         how: *request.scope().core.if_modified_since.get(),
     };
     match conditions.judge(&request.response) {
-        Verdict::Send => Filtered::Body(body),
+        Verdict::Send => Filtered::Goes,
         Verdict::NotModified => {
             describe_nothing(&mut request.response);
-            Filtered::Body(Body::Empty)
+            *body = Body::Empty;
+            Filtered::Goes
         }
         Verdict::Failed => {
             request.response.clear();

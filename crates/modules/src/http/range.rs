@@ -40,23 +40,28 @@ const PART_HEAD_COST: u64 = 256;
 /// How many bytes of heads of parts are free.
 const PART_HEADS_FREE: u64 = 4096;
 
-fn cut(request: &mut Request, _conf: &(), body: Body) -> Filtered {
+fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
+    if !request.response.allows_ranges {
+        return Filtered::Goes;
+    }
     let max_ranges = *request.scope().core.max_ranges.get();
     let head = &request.response;
-    let may_be_cut = head.allows_ranges && head.status == 200 && max_ranges > 0 && request.version() != Version::Http09;
+    let may_be_cut = head.status == 200 && max_ranges > 0 && request.version() != Version::Http09;
     let Some(total) = body.length().filter(|_| may_be_cut) else {
         request.response.allows_ranges = false;
-        return Filtered::Body(body);
+        return Filtered::Goes;
     };
     let asked = match request.header(KnownHeader::Range) {
         Some(value) if still_holds(request.header(KnownHeader::IfRange), head) => parse(value, total, max_ranges),
         _ => Asked::Whole,
     };
     match asked {
-        Asked::Whole => Filtered::Body(body),
+        Asked::Whole => Filtered::Goes,
         Asked::Parts(ranges) => {
             let boundary = gale_runtime::random_u64();
-            Filtered::Body(send_parts(&mut request.response, body, total, ranges, boundary))
+            let whole = std::mem::take(body);
+            *body = send_parts(&mut request.response, whole, total, ranges, boundary);
+            Filtered::Goes
         }
         Asked::Impossible => {
             request.response.clear();

@@ -2,24 +2,39 @@
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_store_body;         location    reads the whole body and tells what became of it
+//!   test_worker;             location    tells the number of the worker that answers
 //!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
+//!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
+//!   test_pool NAME SOCKET [DEVICE];
+//!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
+//!   test_pools;              location    tells what the thread pools do
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
-//! ended, a stored body, an interim response. Nothing may depend on them.
+//! ended, a stored body, an interim response, a stall, a thread pool of one's own. Nothing may depend on them.
 
-use std::io;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::exchange::{BodyLimits, Exchange};
-use gale_engine::http::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::request_body::{StoredBody, read_body};
+use gale_engine::http::template::Template;
+use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::Level;
+use gale_runtime::{Device, PoolCounters};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -45,6 +60,22 @@ pub const MODULE: Module = Module {
             ..HOOK
         },
         Directive {
+            name: "test_worker",
+            about: "For tests: tells the worker's number.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Worker)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_stall",
+            takes: Takes::Exactly(1),
+            about: "For tests: blocks the event loop.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| {
+                conf.stalls_by = Some(OsStr::from_bytes(&statement.args[0].text).into());
+                Ok(())
+            }),
+            ..HOOK
+        },
+        Directive {
             name: "test_early_hints",
             about: "For tests: sends a 103 before the answer.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| {
@@ -53,10 +84,24 @@ pub const MODULE: Module = Module {
             }),
             ..HOOK
         },
+        Directive {
+            name: "test_pool",
+            takes: Takes::Between(2, 3),
+            about: "For tests: waits in a thread pool until a Unix socket is closed.",
+            store: &Custom(set_pool),
+            ..HOOK
+        },
+        Directive {
+            name: "test_pools",
+            about: "For tests: tells what the thread pools do.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Pools)),
+            ..HOOK
+        },
     ],
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[
         (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.sends_early_hints, run: |request, _| hint(request) }),
+        (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.stalls_by.is_some(), run: |_, conf| stall(conf) }),
         (Phase::Content, &Wait { applies: |conf: &Conf| conf.answer.is_some(), first: answer_at_once, then: answer }),
     ],
     ..Module::EMPTY
@@ -78,6 +123,15 @@ const HOOK: Directive = Directive {
 struct Conf {
     answer: Option<Answer>,
     sends_early_hints: bool,
+    stalls_by: Option<PathBuf>,
+    /// What `test_pool` says.
+    pool: Option<PoolHook>,
+}
+
+struct PoolHook {
+    pool: PoolName,
+    socket: Template,
+    device: Template,
 }
 
 #[derive(Clone, Copy)]
@@ -86,6 +140,9 @@ enum Answer {
     PanicWaiting,
     Echo,
     StoreBody,
+    Worker,
+    Pool,
+    Pools,
 }
 
 fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
@@ -101,17 +158,36 @@ fn set_panic(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
     }
 }
 
+fn set_pool(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let pool = PoolName::new(builder, &statement.args[0])?;
+    let socket = builder.http_mut().template(&statement.args[1])?;
+    let device = statement.args.get(2).map(|word| builder.http_mut().template(word)).transpose()?.unwrap_or_default();
+    conf.pool = Some(PoolHook { pool, socket, device });
+    set(conf, Answer::Pool)
+}
+
 fn hint(request: &mut Request) -> Flow {
     let link = (Bytes::from_static(b"Link"), Bytes::from_static(b"</style.css>; rel=preload"));
     request.exchange().interim(103, &[link]);
     Flow::Next
 }
 
+/// Waits for a writer, and then until it has written or gone.
+fn stall(conf: &Conf) -> Flow {
+    let path = conf.stalls_by.as_ref().expect("there whenever the handler is");
+    match File::open(path).and_then(|mut fifo| fifo.read(&mut [0])) {
+        Ok(_) => Flow::Next,
+        Err(_) => Flow::Respond(500),
+    }
+}
+
 fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     match conf.answer.expect("there whenever the handler is") {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
-        Answer::PanicWaiting | Answer::StoreBody => None,
+        Answer::Worker => Some(tell_worker(request)),
+        Answer::Pools => Some(text(request, describe_pools())),
+        Answer::PanicWaiting | Answer::StoreBody | Answer::Pool => None,
     }
 }
 
@@ -121,11 +197,76 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
             gale_runtime::yield_now().await;
             panic!("a test wanted it later");
         }
+        if let (Some(Answer::Pool), Some(hook)) = (conf.answer, &conf.pool) {
+            return wait_in_pool(request, hook).await;
+        }
         match read_body(request).await {
             Ok(stored) => describe(request, &stored).await.unwrap_or(Flow::Respond(500)),
             Err(error) => Flow::Respond(error.status()),
         }
     })
+}
+
+fn tell_worker(request: &mut Request) -> Flow {
+    text(request, gale_runtime::worker().to_string())
+}
+
+/// The thread says the request's arguments when it has begun. With the argument `panic` it panics when it is let go.
+async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
+    let Some(pool) = hook.pool.find(request) else {
+        return Flow::Respond(500);
+    };
+    let socket = PathBuf::from(OsString::from_vec(hook.socket.evaluate(request)));
+    let device = hook.device.evaluate(request);
+    let device = units::parse_number(&device).map_or(Device::NONE, Device::key);
+    let args = request.args.to_vec();
+    let waited = pool.run_for(device, move || -> io::Result<()> {
+        let mut stream = UnixStream::connect(socket)?;
+        // Closed or reset, now or later: that lets it go.
+        let _ = stream.write_all(&args);
+        let _ = stream.read(&mut [0]);
+        if args == b"panic" {
+            panic!("a test wanted it in a pool");
+        }
+        Ok(())
+    });
+    let Some(waited) = while_client_stays(request, waited).await else {
+        return Flow::Respond(CLIENT_LEFT);
+    };
+    match waited.unwrap_or_else(|error| Err(error.into())) {
+        Ok(()) => text(request, "done".to_owned()),
+        Err(error) => {
+            request.log(Level::Error, format_args!("{error}"));
+            Flow::Respond(500)
+        }
+    }
+}
+
+/// A line for each pool, in the order of their names.
+fn describe_pools() -> String {
+    let mut lines: Vec<String> = gale_runtime::pools()
+        .iter()
+        .map(|pool| {
+            let PoolCounters { running, waiting, completed, panicked, cancelled, refused, .. } = pool.counters;
+            format!(
+                "{} threads_max={} queue_max={} is_ending={} running={running} waiting={waiting} completed={completed} \
+                 panicked={panicked} cancelled={cancelled} refused={refused} waited={} ran={}\n",
+                pool.name,
+                pool.threads_max,
+                pool.queue_max,
+                pool.is_ending,
+                pool.wait_times.count(),
+                pool.run_times.count(),
+            )
+        })
+        .collect();
+    lines.sort();
+    lines.concat()
+}
+
+fn text(request: &mut Request, text: String) -> Flow {
+    request.response.status = 200;
+    Flow::Answer(Body::Bytes(text.into()))
 }
 
 fn echo(request: &mut Request) -> Flow {

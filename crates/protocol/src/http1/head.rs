@@ -7,9 +7,9 @@
 
 use super::connection::ConnectionOptions;
 use super::framing::{self, Framing};
-use super::header::{KNOWN_COUNT, KnownHeader};
+use super::header::{KNOWN_COUNT, KnownHeader, KnownHeaders};
 use super::method::Method;
-use super::scan::{LineEnd, find_line_end};
+use super::scan::{LineEnd, find_line_end, skip_text};
 use crate::host::{self, Authority};
 use crate::{Offence, Range32, uri};
 
@@ -121,10 +121,35 @@ pub struct RequestHead {
 impl RequestHead {
     /// Forgets everything but the capacity.
     pub fn clear(&mut self) {
-        let mut headers = std::mem::take(&mut self.headers);
+        // Field by field: what is large, the list and the places of known fields, stays where it is.
+        let RequestHead {
+            method,
+            method_range,
+            target_range,
+            target,
+            version,
+            version_range,
+            line,
+            headers,
+            authority,
+            framing,
+            ignored_count,
+            ignored_first,
+            known,
+        } = self;
+        *method = Method::default();
+        *method_range = Range32::default();
+        *target_range = Range32::default();
+        *target = uri::Target::default();
+        *version = Version::default();
+        *version_range = Range32::default();
+        *line = Range32::default();
         headers.clear();
-        let known = KnownIndex { present: 0, ..self.known }; // the places need no clearing
-        *self = Self { headers, known, ..Self::default() };
+        *authority = None;
+        *framing = Framing::default();
+        *ignored_count = 0;
+        *ignored_first = None;
+        known.present = 0;
     }
 
     /// The method's text.
@@ -150,6 +175,12 @@ impl RequestHead {
     /// True if a field of that kind is there.
     pub fn has(&self, header: KnownHeader) -> bool {
         self.known.first(header).is_some()
+    }
+
+    /// True if a field of any of these kinds is there.
+    #[inline]
+    pub fn has_any(&self, headers: KnownHeaders) -> bool {
+        headers.has_any_of(self.known.present)
     }
 
     /// The first field of that kind.
@@ -281,7 +312,11 @@ impl HeadParser {
         }
         if self.phase == Phase::Start {
             head.clear();
-            if !self.skip_empty_lines(input)? {
+            let (limit, _) = self.deadline(limits);
+            if let Some(next) = parse_usual_request_line(&input[..input.len().min(limit)], head) {
+                self.phase = Phase::Fields;
+                self.begin_line(next);
+            } else if !self.skip_empty_lines(input)? {
                 return Ok(Status::NeedMore);
             }
         }
@@ -300,6 +335,11 @@ impl HeadParser {
             self.begin_line(next);
         }
         loop {
+            if let Some((field, next)) = self.find_usual_field(input, limits) {
+                add_field(input, field.name, field.value, limits, head)?;
+                self.begin_line(next);
+                continue;
+            }
             let Some((end, next)) = self.find_line(input, limits, false)? else {
                 return Ok(Status::NeedMore);
             };
@@ -391,6 +431,27 @@ impl HeadParser {
         }
     }
 
+    /// The field line that begins here, if it is whole and written as nearly all are: looked at once from front to back.
+    /// Everything else is for the thorough way.
+    fn find_usual_field(&self, input: &[u8], limits: &Limits) -> Option<(UsualField, usize)> {
+        let (limit, _) = self.deadline(limits);
+        let seen = &input[..input.len().min(limit)];
+        let start = self.line_start as usize;
+        let name_length = seen.get(start..)?.iter().position(|&byte| NAME[byte as usize] != VALID)?;
+        let name_end = start + name_length;
+        if name_length == 0 || seen[name_end] != b':' {
+            return None;
+        }
+        let value_start = name_end + 1 + usize::from(seen.get(name_end + 1) == Some(&b' '));
+        let value_end = skip_text(seen, value_start);
+        let has_more_space = seen.get(value_start) == Some(&b' ') || seen[value_end - 1] == b' ';
+        if has_more_space && value_end > value_start || !seen[value_end..].starts_with(b"\r\n") {
+            return None;
+        }
+        let field = UsualField { name: Range32::new(start, name_end), value: Range32::new(value_start, value_end) };
+        Some((field, value_end + 2))
+    }
+
     /// Where the current line must have ended, and whether that is because of its own length.
     fn deadline(&self, limits: &Limits) -> (usize, bool) {
         let start = self.line_start as usize;
@@ -398,6 +459,37 @@ impl HeadParser {
         let head = limits.head_max.max(start);
         (line.min(head).min(u32::MAX as usize), line <= head)
     }
+}
+
+/// The parts of a field line.
+struct UsualField {
+    name: Range32,
+    value: Range32,
+}
+
+/// The request line at the beginning of the input, if it is whole and written as nearly all are, and where the next line
+/// begins: `GET /path?query HTTP/1.1`. Looked at once from front to back; everything else is for the thorough way.
+fn parse_usual_request_line(input: &[u8], head: &mut RequestHead) -> Option<usize> {
+    let (method, method_end) = match input {
+        [b'G', b'E', b'T', b' ', ..] => (Method::Get, 3),
+        [b'P', b'O', b'S', b'T', b' ', ..] => (Method::Post, 4),
+        [b'H', b'E', b'A', b'D', b' ', ..] => (Method::Head, 4),
+        _ => return None,
+    };
+    let start = method_end + 1;
+    let (target, end) = uri::split_plain_until_space(input, start)?;
+    let version_end = end + 1 + b"HTTP/1.1".len();
+    if !input[end..].starts_with(b" HTTP/1.1\r\n") {
+        return None;
+    }
+    head.method = method;
+    head.method_range = Range32::new(0, method_end);
+    head.target_range = Range32::new(start, end);
+    head.target = target;
+    head.version = Version::Http11;
+    head.version_range = Range32::new(end + 1, version_end);
+    head.line = Range32::new(0, version_end);
+    Some(version_end + 2)
 }
 
 /// The request line `input[start..end]`, whose method has been checked: RFC 9112 §3, with runs of
@@ -475,7 +567,18 @@ fn parse_field(input: &[u8], start: usize, end: usize, limits: &Limits, head: &m
     }
     let name = Range32::new(start, start + name_length);
     let value = trim(input, start + name_length + 1, end);
-    let known = KnownHeader::from_token(name.of(input)); // the line holds no control characters
+    add_field(input, name, value, limits, head)
+}
+
+/// Notes a field, whose line holds no control characters but perhaps tabs.
+fn add_field(
+    input: &[u8],
+    name: Range32,
+    value: Range32,
+    limits: &Limits,
+    head: &mut RequestHead,
+) -> Result<(), Offence> {
+    let known = KnownHeader::from_token(name.of(input));
     let field = HeaderField { name, value, known };
     if head.headers.len() >= limits.headers_max.min(HEADERS_MAX) {
         return Err(Offence::TooManyHeaders);

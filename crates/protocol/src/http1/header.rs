@@ -109,6 +109,27 @@ impl KnownHeader {
     }
 }
 
+/// A set of known fields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KnownHeaders(u64);
+
+impl KnownHeaders {
+    /// These fields.
+    pub const fn of(headers: &[KnownHeader]) -> Self {
+        let (mut set, mut index) = (0, 0);
+        while index < headers.len() {
+            set |= 1 << headers[index] as u8;
+            index += 1;
+        }
+        KnownHeaders(set)
+    }
+
+    /// Whether one of them is among `present`, a word with the bit of each field that is there.
+    pub(super) fn has_any_of(self, present: u64) -> bool {
+        self.0 & present != 0
+    }
+}
+
 /// Compares eight bytes at a time, leaving out the bit in which capital and small letters differ. Among
 /// the bytes of known names that bit otherwise only tells digits and "-" from control characters.
 fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {

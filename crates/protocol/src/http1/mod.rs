@@ -17,5 +17,5 @@ pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded};
 pub use connection::{ConnectionOptions, names_option};
 pub use framing::Framing;
 pub use head::{HeadParser, HeaderField, Limits, RequestHead, Status, Version};
-pub use header::KnownHeader;
+pub use header::{KnownHeader, KnownHeaders};
 pub use method::Method;

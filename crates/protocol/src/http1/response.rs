@@ -3,6 +3,8 @@
 //! Writes bytes, decides nothing. Invariant: whatever value is written as a field, it cannot end
 //! its line.
 
+use super::scan;
+
 /// Declares the status codes that have a phrase.
 macro_rules! phrases {
     ($($code:literal $phrase:literal)+) => {
@@ -123,6 +125,7 @@ pub fn write_own_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 
 /// Appends `name: number` with its line end.
 pub fn write_header_number(out: &mut Vec<u8>, name: &[u8], number: u64) {
+    out.reserve(name.len() + 24);
     out.extend_from_slice(name);
     out.extend_from_slice(b": ");
     write_decimal(out, number);
@@ -196,7 +199,7 @@ pub fn write_chunk(out: &mut Vec<u8>, data: &[u8]) {
 }
 
 fn write_value(out: &mut Vec<u8>, value: &[u8]) {
-    if memchr::memchr3(b'\r', b'\n', 0, value).is_none() {
+    if !scan::has_control(value) {
         return out.extend_from_slice(value);
     }
     let breaks = |byte: u8| matches!(byte, b'\r' | b'\n' | 0);

@@ -39,7 +39,7 @@ pub(super) fn find_line_end(input: &[u8], from: usize) -> LineEnd {
 }
 
 /// The first control character (tab included) at or behind `from`, or the input's length.
-fn skip_text(input: &[u8], from: usize) -> usize {
+pub(super) fn skip_text(input: &[u8], from: usize) -> usize {
     let mut at = from;
     let mut rest = &input[from..];
     while let Some((block, tail)) = rest.split_first_chunk::<32>() {
@@ -59,6 +59,11 @@ fn skip_text(input: &[u8], from: usize) -> usize {
         rest = tail;
     }
     at + rest.iter().position(|&byte| byte < 0x20 || byte == 0x7f).unwrap_or(rest.len())
+}
+
+/// Whether there is a control character (tab included) in a text that is usually short.
+pub(super) fn has_control(text: &[u8]) -> bool {
+    skip_text(text, 0) < text.len()
 }
 
 /// High bits set in the bytes that are control characters; only the lowest set bit is exact,

@@ -89,6 +89,37 @@ pub fn split_in(input: &[u8], range: Range32) -> Result<Target, Offence> {
     }
 }
 
+/// The target in origin form that begins at `start` and ends before a space, and where it ends: only for one whose path is
+/// plain and that has no fragment. `None` for everything else, the wrong included.
+pub(crate) fn split_plain_until_space(input: &[u8], start: usize) -> Option<(Target, usize)> {
+    if input.get(start) != Some(&b'/') {
+        return None;
+    }
+    let mut at = start;
+    let mut before = b'\0';
+    let (path_end, last) = loop {
+        let byte = *input.get(at)?;
+        if PATH[byte as usize] != ORDINARY {
+            match byte {
+                b'/' | b'.' if before != b'/' => {}
+                b'?' | b' ' => break (at, byte),
+                _ => return None,
+            }
+        }
+        before = byte;
+        at += 1;
+    };
+    let mut target = Target { plain: true, path: Range32::new(start, path_end), ..Target::default() };
+    if last == b' ' {
+        return Some((target, path_end));
+    }
+    let query = input.get(path_end + 1..)?;
+    let length = query.iter().position(|&byte| byte <= b' ' || byte == 0x7f || byte == b'#')?;
+    let end = path_end + 1 + length;
+    target.query = Some(Range32::new(path_end + 1, end));
+    (input[end] == b' ').then_some((target, end))
+}
+
 /// Splits the target of CONNECT, `host:port`, where the port must be present: RFC 9110 §9.3.6.
 pub fn split_authority(input: &[u8], range: Range32) -> Result<Target, Offence> {
     let end = host_end(input, range.start(), range.end())?;

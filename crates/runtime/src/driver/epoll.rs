@@ -61,7 +61,8 @@ struct Connection {
     writes: Share,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    closed_waiter: Option<Waker>,
+    /// Apart, because few wait for that.
+    closed_waiter: Option<Box<Waker>>,
 }
 
 /// Whether the kernel watches a listening socket.
@@ -173,7 +174,7 @@ impl Epoll {
             writer = connection.writer.take();
         }
         if hung_up {
-            closed_waiter = connection.closed_waiter.take();
+            closed_waiter = connection.closed_waiter.take().map(|waker| *waker);
         }
         drop(connections);
         [reader, writer, closed_waiter].into_iter().flatten().for_each(Waker::wake);
@@ -287,6 +288,18 @@ impl Driver for Epoll {
         })
     }
 
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if !connection.writable || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let sent = send_now(connection.socket.as_fd(), bytes)?;
+        // A short send has filled the socket; that it has room again will be an edge.
+        connection.writable = sent == bytes.len() || connection.hung_up;
+        Ok(sent)
+    }
+
     fn poll_sendfile(
         &self,
         key: Key,
@@ -314,7 +327,10 @@ impl Driver for Epoll {
         if let Err(error) = self.register(key, connection) {
             return Poll::Ready(Err(error));
         }
-        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        let displaced = match &mut connection.closed_waiter {
+            Some(waiter) if waiter.will_wake(cx.waker()) => None,
+            waiter => waiter.replace(Box::new(cx.waker().clone())),
+        };
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -343,6 +359,21 @@ impl Driver for Epoll {
         self.listeners.borrow_mut().insert(Listening::new(socket, options))
     }
 
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        let acceptor = if listener.set_options(options) && listener.registration {
+            self.unregister(listener);
+            listener.acceptor.take()
+        } else {
+            None
+        };
+        drop(listeners);
+        acceptor.into_iter().for_each(Waker::wake);
+    }
+
     fn detach_listener(&self, key: Key) {
         self.pause_listener(key);
         let listener = self.listeners.borrow_mut().remove(key);
@@ -350,10 +381,14 @@ impl Driver for Epoll {
     }
 
     fn pause_listener(&self, key: Key) {
-        if let Some(listener) = self.listeners.borrow_mut().get_mut(key) {
-            self.unregister(listener);
-            listener.readable = false;
-        }
+        let mut listeners = self.listeners.borrow_mut();
+        let Some(listener) = listeners.get_mut(key) else {
+            return;
+        };
+        self.unregister(listener);
+        let acceptor = listener.pause();
+        drop(listeners);
+        drop(acceptor);
     }
 
     fn rearm_shared_listeners(&self) {
@@ -368,6 +403,14 @@ impl Driver for Epoll {
                 }
             }
         });
+    }
+
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        let mut wakers = Vec::new();
+        self.listeners
+            .borrow_mut()
+            .for_each(|_, listener| wakers.extend(listener.accept_for_another(address, &socket)));
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
@@ -389,7 +432,11 @@ impl Driver for Epoll {
             listener.registration = true;
         }
         let displaced = park(&mut listener.acceptor, cx.waker());
+        let has_more = listener.has_more();
         drop(listeners);
+        if has_more {
+            cx.waker().wake_by_ref();
+        }
         drop(displaced);
         Poll::Pending
     }
@@ -479,4 +526,16 @@ pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize
     }
     let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
     Ok((sent, offered))
+}
+
+/// Sends of a few bytes what the socket takes, perhaps nothing.
+pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match net::send(socket, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
 }

@@ -2,14 +2,14 @@
 //! was told of and does not take.
 //!
 //! How the kernel is asked to tell of connections is the driver's matter (`R`). Whatever it is, an event that nobody waits
-//! for must not be told again and again, and on a socket that loops share it is told to the others.
+//! for must not be told again and again, and on a socket that loops share it is told to the others. A listener that its loop
+//! alone accepts from also takes what waits on sockets of the same address whose loops are held up.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
@@ -17,7 +17,8 @@ use super::epoll::Share;
 use crate::address::SocketAddress;
 use crate::environment::Environment;
 use crate::inbox;
-use crate::listener::AcceptOptions;
+use crate::listener::{AcceptOptions, own_address};
+use crate::watchdog::has_connection;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
@@ -42,11 +43,17 @@ pub(super) struct Listening<R> {
     pub readable: bool,
     pub acceptor: Option<Waker>,
     accepts: Accepts,
+    /// Where it listens, if only this loop accepts from it.
+    own_address: Option<SocketAddress>,
+    /// Sockets of loops that are held up, until nothing waits there. At most one for each other loop.
+    others: Vec<Arc<OwnedFd>>,
 }
 
 impl<R: Default> Listening<R> {
     pub fn new(socket: Arc<OwnedFd>, options: AcceptOptions) -> Self {
         Listening {
+            own_address: own_address(&socket, options),
+            others: Vec::new(),
             socket,
             options,
             registration: R::default(),
@@ -66,7 +73,60 @@ impl<R> Listening<R> {
             return Ok(Some(accepted));
         }
         self.readable = false;
+        while let Some(socket) = self.others.last() {
+            if !self.accepts.may_accept_more(turn) {
+                break;
+            }
+            match accept(socket) {
+                Ok(Some(accepted)) => return Ok(Some(accepted)),
+                Ok(None) => drop(self.others.pop()),
+                Err(error) => {
+                    self.others.clear();
+                    return Err(error);
+                }
+            }
+        }
         Ok(None)
+    }
+
+    /// Accepts in another way from now on. True if whoever waits has to have the socket registered anew.
+    pub fn set_options(&mut self, options: AcceptOptions) -> bool {
+        let is_other = self.options.exclusive != options.exclusive || self.options.ahead != options.ahead;
+        self.options = options;
+        if is_other {
+            self.own_address = own_address(&self.socket, options);
+            self.others.clear();
+        }
+        is_other
+    }
+
+    /// Whether one more may be taken in this turn of those that were accepted ahead.
+    pub fn may_take_accepted(&mut self, turn: u32) -> bool {
+        self.accepts.may_accept_more(turn)
+    }
+
+    /// Whether there is more than this turn may take, of which the kernel will not tell.
+    pub fn has_more(&self) -> bool {
+        !self.others.is_empty()
+    }
+
+    /// Takes what waits on the socket of another loop, if this is the place for it; returns who has to look.
+    pub fn accept_for_another(&mut self, address: &SocketAddress, socket: &Arc<OwnedFd>) -> Option<Waker> {
+        if self.own_address.as_ref() != Some(address) || Arc::ptr_eq(&self.socket, socket) {
+            return None;
+        }
+        let acceptor = self.acceptor.take()?;
+        if !self.others.iter().any(|known| Arc::ptr_eq(known, socket)) {
+            self.others.push(Arc::clone(socket));
+        }
+        Some(acceptor)
+    }
+
+    /// Accepts no more until it is polled again. Returns who waited, to be dropped when nothing is borrowed.
+    pub fn pause(&mut self) -> Option<Waker> {
+        self.readable = false;
+        self.others.clear();
+        self.acceptor.take()
     }
 
     /// Notes that the kernel has told of connections, and returns who waits for that. If nobody does, the driver sees to it
@@ -101,6 +161,10 @@ impl Accepts {
         self.cautious_events = self.cautious_events.saturating_sub(1);
     }
 
+    fn may_accept_more(&mut self, turn: u32) -> bool {
+        self.share.take(turn, UNSHARED_BATCH)
+    }
+
     /// The next connection, within this turn's bounds; `None` if there is none or not in this turn.
     fn accept(&mut self, socket: &OwnedFd, options: AcceptOptions, turn: u32) -> io::Result<Option<Accepted>> {
         let batch = options.batch.max(1);
@@ -131,13 +195,8 @@ pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<Accepted>> {
     Ok(None)
 }
 
-fn has_connection(socket: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(socket, PollFlags::IN)];
-    matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
-}
-
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
-fn concerns_one_connection(errno: Errno) -> bool {
+pub(super) fn concerns_one_connection(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::INTR

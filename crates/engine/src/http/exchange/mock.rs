@@ -75,7 +75,7 @@ struct State {
 impl MockExchange {
     pub(crate) fn new() -> Rc<MockExchange> {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 8000));
-        let listening = ListenAddress::Inet(address);
+        let listening = Rc::new(ListenAddress::Inet(address));
         let connection = ConnectionInfo::new(1, SocketAddress::Inet(address), listening, Moment::from_nanos(0));
         Rc::new(MockExchange { connection, state: RefCell::default() })
     }
@@ -308,7 +308,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     let configuration = Configured::new(Arc::new(Configuration {
         process: ProcessSettings::default(),
         events: EventsSettings::default(),
-        default_pool: Default::default(),
+        thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         http: Some(http),
     }));

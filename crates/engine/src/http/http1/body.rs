@@ -145,14 +145,13 @@ impl RequestBody {
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
                 Poll::Ready(Ok(_)) => self.is_waiting = false,
                 Poll::Pending => {
-                    if !self.is_waiting && !matches!(self.framing, Coding::Tunnel) {
-                        self.is_waiting = true;
+                    if matches!(self.framing, Coding::Tunnel) {
+                        return Poll::Pending;
+                    }
+                    if !std::mem::replace(&mut self.is_waiting, true) {
                         timer.set_after(limits.silence_max);
                     }
-                    if timer.deadline().is_some() && timer.poll_expired(context).is_ready() {
-                        return Poll::Ready(Err(BodyError::TimedOut));
-                    }
-                    return Poll::Pending;
+                    return timer.poll_expired(context).map(|()| Err(BodyError::TimedOut));
                 }
             }
         }

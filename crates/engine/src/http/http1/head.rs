@@ -2,12 +2,14 @@
 //! which server, which path, how the body is framed.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Offence, Status, Version};
 use gale_protocol::uri::Form;
-use gale_runtime::Buffer;
+use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State};
@@ -20,10 +22,8 @@ use crate::process::Level;
 
 /// What reading a head led to.
 pub(super) enum Arrival {
-    /// A whole head.
+    /// A whole head, or one that cannot be understood.
     Request(Box<Request>),
-    /// The head cannot be understood.
-    Offence(Box<Request>, Offence),
     /// The client closed the connection in the middle of a head.
     Left(Box<Request>),
     /// The client was silent for too long, perhaps in the middle of a head.
@@ -33,45 +33,61 @@ pub(super) enum Arrival {
     Closed,
 }
 
-/// The head that is being read: kept by the caller, so that a connection that
+/// The request whose head is being read: kept by the caller, so that a connection that
 /// waits for the first byte holds none.
-pub(super) type PendingHead = Option<PendingRequest>;
+pub(super) type PendingHead = Option<Box<Request>>;
 
-/// A head of which something has come.
-pub(super) struct PendingRequest {
-    request: Box<Request>,
+/// How a head is read of which something has come.
+#[derive(Default)]
+pub(super) struct HeadReading {
     limits: Limits,
+    /// How long the rest of the head may take; none when the time runs already.
+    timeout: Option<Duration>,
     first_read_max: usize,
     next_read_max: usize,
+}
+
+impl HeadReading {
+    /// How much is read next when so much is there.
+    fn read_max(&self, length: usize) -> usize {
+        if length < self.first_read_max { self.first_read_max - length } else { self.next_read_max }
+    }
 }
 
 impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { input, parser, timer, sender, body } = &mut *self.state.borrow_mut();
+        let State { input, timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if !input.is_empty() {
                 if pending.is_none() {
-                    let Some(begun) = self.begin_head() else { return Poll::Ready(Arrival::Closed) };
-                    // On a new connection the time runs since it was accepted.
-                    if self.info.requests.get() > 0 || timer.deadline().is_none() {
-                        timer.set_after(begun.timeout);
-                    }
-                    let head = pending.insert(begun.pending);
-                    head.request.is_pipelined = is_pipelined;
-                    head.request.number_on_connection = self.info.requests.get() + 1;
+                    let transfer = transfer.get_or_insert_with(|| self.worker.take_transfer());
+                    let Some(mut request) = self.begin_head(&mut transfer.head) else {
+                        return Poll::Ready(Arrival::Closed);
+                    };
+                    transfer.generation = NonZeroU64::new(request.http().generation);
+                    request.is_pipelined = is_pipelined;
+                    request.number_on_connection = self.info.requests.get() + 1;
+                    *pending = Some(request);
+                    transfer.parser.reset();
                     // What is logged of a head that breaks off is its own.
-                    sender.begin(Version::default());
-                    *body = RequestBody::default();
-                    self.idle_since.set(None);
+                    transfer.sender.begin(Version::default());
+                    transfer.body = RequestBody::default();
+                    self.idle_since.set(Moment::NEVER);
                 }
-                let head = pending.as_mut().expect("there is one now");
-                match parser.parse(input.readable(), &head.limits, &mut head.request.parsed) {
-                    Ok(Status::NeedMore) => {}
+                let (Some(request), Some(transfer)) = (pending.as_mut(), transfer.as_mut()) else {
+                    unreachable!("a head has begun");
+                };
+                match transfer.parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
+                    Ok(Status::NeedMore) => {
+                        if let Some(timeout) = transfer.head.timeout.take() {
+                            timer.set_after(timeout);
+                        }
+                    }
+                    // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        timer.clear();
-                        let mut request = pending.take().expect("there is one").request;
+                        let mut request = pending.take().expect("there is one");
                         match split_off(input, consumed) {
                             Some(head) => request.head = head,
                             None => {
@@ -83,22 +99,17 @@ impl Http1 {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(offence) => {
-                        timer.clear();
-                        let mut request = pending.take().expect("there is one").request;
+                        let mut request = pending.take().expect("there is one");
                         request.head = std::mem::take(input);
-                        return Poll::Ready(Arrival::Offence(request, offence));
+                        transfer.offence = Some(offence);
+                        return Poll::Ready(Arrival::Request(request));
                     }
                 }
             }
             is_pipelined = false;
-            if input.is_empty() && timer.deadline().is_none() {
-                let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
-                timer.set_after(wait);
-            }
-            let read_max = match pending {
-                Some(head) if input.len() < head.first_read_max => head.first_read_max - input.len(),
-                Some(head) => head.next_read_max,
-                None => FIRST_READ,
+            let read_max = match transfer {
+                Some(transfer) if pending.is_some() => transfer.head.read_max(input.len()),
+                _ => FIRST_READ,
             };
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
@@ -111,12 +122,10 @@ impl Http1 {
                 }
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => {
-                    if pending.is_none() && self.idle_since.get().is_none() {
-                        // Accepted in the turn in which the worker began to end: nobody will close it later.
-                        if self.worker.is_draining() && self.info.requests.get() == 0 {
-                            timer.set_after(FIRST_REQUEST_GRACE);
-                        }
-                        self.idle_since.set(Some(gale_runtime::now()));
+                    if pending.is_none() && !self.is_idle() {
+                        let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
+                        timer.set_after(wait);
+                        self.idle_since.set(gale_runtime::now());
                         self.worker.note_idle();
                     }
                     if timer.poll_expired(context).is_pending() {
@@ -130,9 +139,13 @@ impl Http1 {
 
     /// How long to wait for the first byte: `client_header_timeout` on a new
     /// connection, `keepalive_timeout` between requests. `None` closes.
-    fn first_wait(&self) -> Option<std::time::Duration> {
+    fn first_wait(&self) -> Option<Duration> {
         if self.info.requests.get() > 0 {
-            return Some(self.idle_max.get());
+            return Some(Duration::from_nanos(self.idle_max_nanos.get()));
+        }
+        // Accepted in the turn in which the worker began to end: nobody will close it later.
+        if self.worker.is_draining() {
+            return Some(FIRST_REQUEST_GRACE);
         }
         let configuration = self.next_configuration();
         let core = self.place(configuration.http())?.core(configuration.http());
@@ -141,7 +154,7 @@ impl Http1 {
 
     /// Takes a request to read into; its configuration is the one that the exchange
     /// will end with.
-    fn begin_head(self: &Rc<Self>) -> Option<Begun> {
+    fn begin_head(self: &Rc<Self>, reading: &mut HeadReading) -> Option<Box<Request>> {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let place = self.place(http)?;
@@ -155,15 +168,16 @@ impl Http1 {
             ignore_invalid_headers: *core.ignore_invalid_headers.get(),
             underscores_in_headers: *core.underscores_in_headers.get(),
         };
-        let timeout = *core.client_header_timeout.get();
+        // On a new connection that had to be waited for, the time runs since it was accepted.
+        let has_waited = self.info.requests.get() == 0 && self.is_idle();
+        let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
         let mut request = self.worker.take_request();
-        self.exchange_generation.set(Some(http.generation));
-        request.place = place.0;
+        request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        let pending = PendingRequest { request, limits, first_read_max: small, next_read_max: large.size };
-        Some(Begun { pending, timeout })
+        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size };
+        Some(request)
     }
 
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
@@ -176,19 +190,21 @@ impl Http1 {
     }
 
     /// Prepares the exchange and goes through the phases as far as it gets.
-    pub(super) fn begin(&self, request: &mut Request, offence: Option<Offence>) -> Step {
+    pub(super) fn begin(&self, request: &mut Request) -> Step {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
         let configuration = Rc::clone(request.configuration());
         let http = configuration.http();
+        let offence = self.state.borrow_mut().transfer().offence.take();
         if offence.is_none() {
             self.choose_server(request, http);
         }
         let core = &http.scope(request.scope).core;
         {
-            let state = &mut *self.state.borrow_mut();
-            state.sender.begin(request.parsed.version);
-            state.body.begin(&request.parsed, request.head.readable());
+            let mut state = self.state.borrow_mut();
+            let transfer = state.transfer();
+            transfer.sender.begin(request.parsed.version);
+            transfer.body.begin(&request.parsed, request.head.readable());
         }
         request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
         let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
@@ -207,7 +223,7 @@ impl Http1 {
                 if request.parsed.method_range.is_empty() {
                     request.become_get();
                 }
-                self.state.borrow_mut().body.never_mind();
+                self.state.borrow_mut().transfer().body.never_mind();
                 pipeline::fail(request, offence.status())
             }
         }
@@ -276,7 +292,7 @@ impl Http1 {
 
 /// What has come of a head that will not be whole.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
-    let mut request = pending.take()?.request;
+    let mut request = pending.take()?;
     request.head = std::mem::take(input);
     Some(request)
 }
@@ -290,11 +306,6 @@ const REQUEST_LINE: &str = "request line";
 
 /// What the first read of a request asks for, before the settings are looked at.
 const FIRST_READ: usize = 1024;
-
-struct Begun {
-    pending: PendingRequest,
-    timeout: std::time::Duration,
-}
 
 fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId) {
     request.server = server;

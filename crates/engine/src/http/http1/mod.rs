@@ -12,6 +12,7 @@ mod send;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -22,12 +23,13 @@ use gale_protocol::http1::{HeadParser, Offence, response};
 use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
 use self::body::RequestBody;
-use self::head::Arrival;
+use self::head::{Arrival, HeadReading};
 use self::send::Sender;
 use super::body::BodyItem;
 use super::configuration::{HttpConfiguration, ServerId};
 use super::connection::ConnectionInfo;
 use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
 use super::request::Request;
 use super::response::ResponseHead;
@@ -35,8 +37,8 @@ use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
 use crate::process::{Level, ListenAddress};
 
-/// How long a worker on its way out waits for the first request of a connection: it
-/// may be on its way.
+/// How long the first request of a connection is waited for although the worker is on its way out or needs the room: it
+/// may be on its way. (nginx closes such a connection at once to make room.)
 const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
 
 /// A closing connection is read from in pieces of this size.
@@ -48,23 +50,42 @@ pub struct Http1 {
     stream: Stream,
     worker: Rc<HttpWorker>,
     state: RefCell<State>,
-    first_configuration: RefCell<Option<Rc<Configured>>>,
-    /// The configuration of the exchange that is under way.
-    exchange_generation: Cell<Option<u64>>,
-    /// Since when it waits for a request of which nothing has come.
-    idle_since: Cell<Option<Moment>>,
-    /// How long it may be idle after the last response.
-    idle_max: Cell<Duration>,
+    first_configuration: Cell<Option<Rc<Configured>>>,
+    /// Since when it waits for a request of which nothing has come; never while it does not.
+    idle_since: Cell<Moment>,
+    /// How long it may be idle after the last response, in nanoseconds.
+    idle_max_nanos: Cell<u64>,
     nodelay_is_set: Cell<bool>,
-    /// Where the connection belongs in the configuration of that generation.
-    known_place: Cell<Option<(u64, Option<Place>)>>,
+    /// Its number in the worker's list, and one: 0 while it is in none.
+    listed: Cell<Option<NonZeroU32>>,
+    /// Where the connection belongs in the configuration of that generation; none has the generation 0.
+    known_place: Cell<Option<Place>>,
+    known_generation: Cell<u64>,
 }
 
 struct State {
     input: Buffer,
-    parser: HeadParser,
     /// The deadline of whatever is read at the moment.
     timer: Timer,
+    /// There from a request's first byte to its end.
+    transfer: Option<Box<Transfer>>,
+}
+
+impl State {
+    fn transfer(&mut self) -> &mut Transfer {
+        self.transfer.as_mut().expect("an exchange is under way")
+    }
+}
+
+/// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
+#[derive(Default)]
+pub(super) struct Transfer {
+    parser: HeadParser,
+    head: HeadReading,
+    /// The configuration of the exchange.
+    generation: Option<NonZeroU64>,
+    /// What is wrong with the head that has come.
+    offence: Option<Offence>,
     body: RequestBody,
     sender: Sender,
 }
@@ -101,34 +122,38 @@ impl Http1 {
             info,
             stream,
             worker,
-            state: RefCell::new(State {
-                input: Buffer::new(),
-                parser: HeadParser::new(),
-                timer: Timer::new(),
-                body: RequestBody::default(),
-                sender: Sender::default(),
-            }),
-            first_configuration: RefCell::new(first),
-            exchange_generation: Cell::new(None),
-            idle_since: Cell::new(None),
-            idle_max: Cell::new(Duration::ZERO),
+            state: RefCell::new(State { input: Buffer::new(), timer: Timer::new(), transfer: None }),
+            first_configuration: Cell::new(first),
+            idle_since: Cell::new(Moment::NEVER),
+            idle_max_nanos: Cell::new(0),
             nodelay_is_set: Cell::new(false),
+            listed: Cell::new(None),
             known_place: Cell::new(None),
+            known_generation: Cell::new(0),
         }
+    }
+
+    /// Says which number the connection has in its worker's list, from which it is taken when it ends, however it ends.
+    pub(super) fn set_listed(&self, number: usize) {
+        self.listed.set(u32::try_from(number + 1).ok().and_then(NonZeroU32::new));
     }
 
     /// The configuration for the next exchange.
     fn next_configuration(&self) -> Rc<Configured> {
-        self.first_configuration.borrow().clone().unwrap_or_else(|| self.worker.configuration())
+        let first = self.first_configuration.take();
+        self.first_configuration.set(first.clone());
+        first.unwrap_or_else(|| self.worker.configuration())
     }
 
     /// When an idle connection may be closed to make room or to let the worker end:
-    /// at once, or when `keepalive_min_timeout` has passed. `None` while it is busy.
+    /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
     pub fn may_close_at(&self) -> Option<Moment> {
-        let idle_since = self.idle_since.get()?;
+        if !self.is_idle() {
+            return None;
+        }
+        let idle_since = self.idle_since.get();
         if self.info.requests.get() == 0 {
-            let grace = if self.worker.is_draining() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
-            return Some(idle_since + grace);
+            return Some(idle_since + FIRST_REQUEST_GRACE);
         }
         let configuration = self.worker.configuration();
         let http = configuration.http();
@@ -140,7 +165,8 @@ impl Http1 {
     pub fn begin_with(&self, configuration: &Rc<Configured>) -> bool {
         let is_new = self.info.requests.get() == 0;
         if is_new {
-            self.first_configuration.borrow_mut().get_or_insert_with(|| Rc::clone(configuration));
+            let first = self.first_configuration.take();
+            self.first_configuration.set(first.or_else(|| Some(Rc::clone(configuration))));
         }
         is_new
     }
@@ -152,22 +178,27 @@ impl Http1 {
 
     /// Whether it waits for a request of which nothing has come.
     pub fn is_idle(&self) -> bool {
-        self.idle_since.get().is_some()
+        self.idle_since.get() != Moment::NEVER
     }
 
     /// The generation of the configuration of the exchange under way, if any.
     pub fn exchange_generation(&self) -> Option<u64> {
-        self.exchange_generation.get()
+        self.state.borrow().transfer.as_ref()?.generation.map(NonZeroU64::get)
     }
 
     /// Serves the connection to its end.
     pub async fn serve(self: Rc<Self>) {
+        self.serve_requests().await;
+    }
+
+    async fn serve_requests(self: &Rc<Self>) {
         loop {
-            let mut pending = None;
-            let arrival = poll_fn(|context| self.poll_head(context, &mut pending)).await;
-            let afterwards = match arrival {
-                Arrival::Request(request) => self.exchange(request, None).await,
-                Arrival::Offence(request, offence) => self.exchange(request, Some(offence)).await,
+            let arrival = {
+                let mut pending = None;
+                poll_fn(|context| self.poll_head(context, &mut pending)).await
+            };
+            let request = match arrival {
+                Arrival::Request(request) => request,
                 Arrival::Left(request) => return self.give_up(request, "client prematurely closed connection", 400),
                 Arrival::TimedOut(Some(request)) => {
                     if *request.scope().core.reset_timedout_connection.get() {
@@ -177,7 +208,7 @@ impl Http1 {
                 }
                 Arrival::TimedOut(None) | Arrival::Closed => return,
             };
-            self.exchange_generation.set(None);
+            let afterwards = self.exchange(request).await;
             self.first_configuration.take();
             match afterwards {
                 Afterwards::KeepAlive => {}
@@ -187,29 +218,32 @@ impl Http1 {
         }
     }
 
-    /// One request and its response.
-    async fn exchange(self: &Rc<Self>, request: Box<Request>, offence: Option<Offence>) -> Afterwards {
+    /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
+    /// become.
+    fn exchange(&self, request: Box<Request>) -> impl Future<Output = Afterwards> {
         let mut in_flight = InFlight { connection: self, request: Some(request) };
-        let request = in_flight.request();
-        match self.begin(request, offence) {
-            Step::Close => return Afterwards::Close,
-            Step::Answer(body) => {
-                if let Some(rest) = pipeline::start_response(request, body) {
-                    Box::pin(pipeline::send_rest(request, rest)).await;
-                }
+        async move {
+            if let Some(rest) = self.answer_at_once(in_flight.request())
+                && !rest.await
+            {
+                return Afterwards::Close;
             }
-            step => {
-                if !Box::pin(pipeline::finish_and_send(request, step)).await {
-                    return Afterwards::Close;
-                }
+            let sent = poll_fn(|context| self.poll_sent(context)).await;
+            match self.afterwards(in_flight.request(), sent) {
+                // The body that nobody wanted is read first.
+                None => Box::pin(self.drain_and_settle(in_flight.request())).await,
+                Some(afterwards) => self.settle(in_flight.request(), afterwards),
             }
         }
-        let sent = poll_fn(|context| self.poll_sent(context)).await;
-        let mut afterwards = self.afterwards(request, sent);
-        if afterwards == Afterwards::KeepAlive && !self.body_is_read() {
-            afterwards = Box::pin(self.drain_body(request)).await;
-        }
-        self.state.borrow_mut().timer.clear();
+    }
+
+    async fn drain_and_settle(&self, request: &Request) -> Afterwards {
+        let afterwards = self.drain_body(request).await;
+        self.settle(request, afterwards)
+    }
+
+    /// The last look at what comes after the response.
+    fn settle(&self, request: &Request, afterwards: Afterwards) -> Afterwards {
         if afterwards == Afterwards::KeepAlive {
             if self.worker.is_draining() {
                 return Afterwards::Close;
@@ -219,48 +253,66 @@ impl Http1 {
         afterwards
     }
 
+    /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its own,
+    /// so that the connection's future has no room for what is only passed through.
+    fn answer_at_once<'r>(&self, request: &'r mut Request) -> Option<LocalBoxFuture<'r, bool>> {
+        match self.begin(request) {
+            Step::Close => Some(Box::pin(std::future::ready(false))),
+            Step::Answer(body) => {
+                let rest = pipeline::start_response(request, body)?;
+                Some(Box::pin(async move {
+                    pipeline::send_rest(request, rest).await;
+                    true
+                }))
+            }
+            step => Some(Box::pin(pipeline::finish_and_send(request, step))),
+        }
+    }
+
     /// The end of an exchange: it is logged, and its memory goes back.
     fn end(&self, mut request: Box<Request>) {
         pipeline::log(&mut request);
         self.worker.give_back(request);
+        let transfer = self.state.borrow_mut().transfer.take();
+        if let Some(transfer) = transfer.filter(|transfer| transfer.sender.is_at_rest()) {
+            self.worker.give_transfer_back(transfer);
+        }
     }
 
-    /// Decides what comes after the response.
-    fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Afterwards {
+    /// Decides what comes after the response; `None` when that shows in what is left of the request's body.
+    fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<Afterwards> {
         if sent == Err(Gone::Aborted) {
             self.log_file_error(request);
         }
         let core = &request.scope().core;
-        let state = self.state.borrow();
+        let State { input, transfer, .. } = &mut *self.state.borrow_mut();
+        let Transfer { body, sender, .. } = &**transfer.as_ref().expect("an exchange is under way");
         let resets = match sent {
-            Ok(()) if !state.sender.is_aborted() => None,
+            Ok(()) if !sender.is_aborted() => None,
             Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
-            _ => Some(state.sender.is_cut_short()),
+            _ => Some(sender.is_cut_short()),
         };
         if let Some(resets) = resets {
             if resets {
                 self.reset();
             }
-            return Afterwards::Close;
+            return Some(Afterwards::Close);
         }
-        if state.sender.keeps_alive() && state.body.may_be_followed() && !self.worker.is_draining() {
-            return Afterwards::KeepAlive;
+        if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
+            return body.is_read().then_some(Afterwards::KeepAlive);
         }
-        let is_sending = !state.body.is_read() || !state.input.is_empty();
+        let is_sending = !body.is_read() || !input.is_empty();
         let lingers = match core.lingering_close.get() {
             LingeringClose::Off => false,
             LingeringClose::Always => true,
             LingeringClose::On => is_sending,
         };
-        if !lingers {
-            return Afterwards::Close;
-        }
-        Afterwards::Linger(Lingering::of(core))
+        Some(if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
     }
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
     fn log_file_error(&self, request: &Request) {
-        let error = self.state.borrow_mut().sender.take_file_error();
+        let error = self.state.borrow_mut().transfer().sender.take_file_error();
         match error {
             Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
@@ -320,6 +372,15 @@ impl Http1 {
         }
     }
 
+    /// Whether the connection can carry another request, and how long it may be idle before that.
+    fn may_keep(&self, body: &RequestBody, options: &ResponseOptions<'_>) -> bool {
+        self.idle_max_nanos.set(u64::try_from(options.keep_alive_idle.as_nanos()).unwrap_or(u64::MAX));
+        options.keep_alive
+            && body.may_be_followed()
+            && !self.worker.is_draining()
+            && self.has_place(&self.worker.configuration())
+    }
+
     fn reset(&self) {
         // If it fails, the connection is closed in the usual way.
         let _ = self.stream.set_linger_reset();
@@ -328,27 +389,34 @@ impl Http1 {
     /// The servers behind the connection's address, as the configuration now has it;
     /// `None` when it is not there any more.
     fn place(&self, http: &HttpConfiguration) -> Option<Place> {
-        if let Some((generation, place)) = self.known_place.get()
-            && generation == http.generation
-        {
-            return place;
+        if self.known_generation.get() == http.generation {
+            return self.known_place.get();
         }
         let place = self.find_place(http);
-        self.known_place.set(Some((http.generation, place)));
+        self.known_generation.set(http.generation);
+        self.known_place.set(place);
         place
     }
 
     fn find_place(&self, http: &HttpConfiguration) -> Option<Place> {
-        let listening = http.addresses.iter().position(|address| address.address == self.info.listening);
+        let listening = http.addresses.iter().position(|address| address.address == *self.info.listening);
         let shares_socket = listening.is_none_or(|index| http.addresses[index].shares_socket);
         if !shares_socket {
-            return listening.map(Place);
+            return listening.map(Place::new);
         }
         let local = match self.local_address()? {
             SocketAddress::Inet(address) => ListenAddress::Inet(*address),
-            SocketAddress::Unix(_) => return listening.map(Place),
+            SocketAddress::Unix(_) => return listening.map(Place::new),
         };
-        http.addresses.iter().position(|address| address.address == local).or(listening).map(Place)
+        http.addresses.iter().position(|address| address.address == local).or(listening).map(Place::new)
+    }
+}
+
+impl Drop for Http1 {
+    fn drop(&mut self) {
+        if let Some(number) = self.listed.get() {
+            self.worker.forget_connection(number.get() as usize - 1);
+        }
     }
 }
 
@@ -372,7 +440,7 @@ impl Drop for InFlight<'_> {
         if std::thread::panicking() {
             return;
         }
-        if request.response.status == 0 && !self.connection.state.borrow().sender.is_started() {
+        if request.response.status == 0 && !self.connection.state.borrow_mut().transfer().sender.is_started() {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
         self.connection.end(request);
@@ -382,13 +450,22 @@ impl Drop for InFlight<'_> {
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
-/// An address of the configuration, as an index.
+/// An address of the configuration: its index and one, so that none takes no room.
 #[derive(Clone, Copy)]
-struct Place(usize);
+struct Place(NonZeroU32);
 
 impl Place {
+    fn new(index: usize) -> Place {
+        let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
+        Place(number.expect("fewer addresses than 2^32"))
+    }
+
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+
     fn default_server(self, http: &HttpConfiguration) -> ServerId {
-        http.addresses[self.0].servers.default
+        http.addresses[self.index()].servers.default
     }
 
     /// The settings before a server has been chosen: those of the default server.
@@ -403,10 +480,7 @@ impl Exchange for Http1 {
     }
 
     fn local_address(&self) -> Option<&SocketAddress> {
-        if self.info.local.get().is_none() {
-            let _ = self.info.local.set(self.stream.local_address().ok()?);
-        }
-        self.info.local.get()
+        self.info.local(|| self.stream.local_address().ok())
     }
 
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {
@@ -417,41 +491,46 @@ impl Exchange for Http1 {
         }
         text.extend_from_slice(b"\r\n");
         let mut state = self.state.borrow_mut();
+        let transfer = state.transfer();
         if status == 100 {
-            state.body.continue_was_sent();
+            transfer.body.continue_was_sent();
         }
-        state.sender.interim(&text);
+        transfer.sender.interim(&text);
     }
 
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
         let mut state = self.state.borrow_mut();
-        let mut scratch = self.worker.scratch.borrow_mut();
-        let keep_alive = options.keep_alive
-            && state.body.may_be_followed()
-            && !self.worker.is_draining()
-            && self.has_place(&self.worker.configuration());
-        self.idle_max.set(options.keep_alive_idle);
-        state.sender.start(head, options, keep_alive, &self.worker.date(), &mut scratch);
+        let Transfer { body, sender, .. } = state.transfer();
+        let may_keep = self.may_keep(body, options);
+        sender.start(head, options, may_keep, &self.worker);
+    }
+
+    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+        let mut state = self.state.borrow_mut();
+        let transfer = state.transfer();
+        let may_keep = self.may_keep(&transfer.body, options);
+        transfer.sender.respond(head, options, may_keep, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {
-        self.state.borrow_mut().sender.push(item);
+        self.state.borrow_mut().transfer().sender.push(item);
     }
 
     fn end(&self) {
-        self.state.borrow_mut().sender.end();
+        self.state.borrow_mut().transfer().sender.end();
     }
 
     fn abort(&self) {
-        self.state.borrow_mut().sender.abort();
+        self.state.borrow_mut().transfer().sender.abort();
     }
 
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.state.borrow_mut().sender.poll_sent(&self.stream, context)
+        self.state.borrow_mut().transfer().sender.poll_sent(&self.stream, context)
     }
 
     fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
-        let State { input, timer, body, sender, .. } = &mut *self.state.borrow_mut();
+        let State { input, timer, transfer, .. } = &mut *self.state.borrow_mut();
+        let Transfer { body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
         if body.wants_continue() && !sender.is_started() {
             body.continue_was_sent();
             sender.interim(b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -464,21 +543,22 @@ impl Exchange for Http1 {
     }
 
     fn body_is_read(&self) -> bool {
-        self.state.borrow().body.is_read()
+        self.state.borrow_mut().transfer().body.is_read()
     }
 
     fn is_complete(&self) -> bool {
-        self.state.borrow().sender.is_complete()
+        self.state.borrow_mut().transfer().sender.is_complete()
     }
 
     fn received(&self) -> u64 {
-        self.state.borrow().body.received()
+        self.state.borrow_mut().transfer().body.received()
     }
 
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
-        state.body.become_tunnel();
-        state.sender.become_tunnel();
+        let transfer = state.transfer();
+        transfer.body.become_tunnel();
+        transfer.sender.become_tunnel();
     }
 
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
@@ -487,6 +567,6 @@ impl Exchange for Http1 {
     }
 
     fn sent(&self) -> Sent {
-        self.state.borrow().sender.sent()
+        self.state.borrow_mut().transfer().sender.sent()
     }
 }

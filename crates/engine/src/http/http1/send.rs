@@ -12,12 +12,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
 use gale_runtime::{File, Lease, Output, Stream, Timer};
 
 use crate::http::body::{BodyItem, FilePiece};
 use crate::http::exchange::{BodyLength, FileOptions, Gone, ResponseOptions, Sent};
 use crate::http::response::ResponseHead;
+use crate::http::worker::HttpWorker;
 
 /// A body up to this size is copied behind the head.
 const COPIED_MAX: usize = 4 * 1024;
@@ -127,6 +129,11 @@ impl Sender {
         self.gone.is_some()
     }
 
+    /// Whether nothing is left of any exchange.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.gone.is_none() && self.output.is_empty() && self.queue.is_empty() && self.reading.is_none()
+    }
+
     pub(super) fn sent(&self) -> Sent {
         self.sent
     }
@@ -143,16 +150,72 @@ impl Sender {
         }
     }
 
-    /// Writes the head. `may_keep` is whether the connection can carry another
+    /// Queues the head. `may_keep` is whether the connection can carry another
     /// request as far as the request is concerned.
     pub(super) fn start(
         &mut self,
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
         may_keep: bool,
-        date: &[u8; 29],
+        worker: &HttpWorker,
+    ) {
+        let scratch = &mut *worker.scratch.borrow_mut();
+        self.begin_response(head, options, may_keep, worker, scratch);
+        self.append(scratch);
+    }
+
+    /// Sends a whole response, or queues what the socket does not take. A short one is put together in the worker's
+    /// scratch and needs no memory of the connection's.
+    pub(super) fn respond(
+        &mut self,
+        head: &ResponseHead,
+        options: &ResponseOptions<'_>,
+        may_keep: bool,
+        worker: &HttpWorker,
+        stream: &Stream,
+        body: Bytes,
+    ) {
+        let scratch = &mut *worker.scratch.borrow_mut();
+        self.begin_response(head, options, may_keep, worker, scratch);
+        let is_first = self.output.is_empty() && self.queue.is_empty() && self.gone.is_none();
+        let fits = match self.coding {
+            Coding::NoBody => true,
+            Coding::Length(length) => length == body.len() as u64 && body.len() <= COPIED_MAX,
+            Coding::Chunked | Coding::UntilClose | Coding::Raw => false,
+        };
+        if !is_first || !fits {
+            self.append(scratch);
+            if !body.is_empty() {
+                self.push(BodyItem::Bytes(body));
+            }
+            return self.end();
+        }
+        if let Coding::Length(left) = &mut self.coding {
+            *left = 0;
+            scratch.extend_from_slice(&body);
+        }
+        self.is_ended = true;
+        match stream.try_send(scratch) {
+            Ok(sent) => {
+                self.sent.bytes += sent as u64;
+                if sent < scratch.len() {
+                    self.append(&scratch[sent..]);
+                }
+            }
+            Err(_) => self.fail(),
+        }
+    }
+
+    /// Settles how the body is framed, and writes the head to `scratch`.
+    fn begin_response(
+        &mut self,
+        head: &ResponseHead,
+        options: &ResponseOptions<'_>,
+        may_keep: bool,
+        worker: &HttpWorker,
         scratch: &mut Vec<u8>,
     ) {
+        scratch.clear();
         self.is_started = true;
         self.send_timeout = options.send_timeout;
         self.files = Some(options.files);
@@ -169,20 +232,18 @@ impl Sender {
             self.keep_alive = false;
             return;
         }
-        scratch.clear();
-        self.write_head(head, options, date, scratch);
+        self.write_head(head, options, worker, scratch);
         self.sent.head_bytes = scratch.len() as u64;
-        self.append(scratch);
     }
 
     /// The fields in nginx's order.
-    fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, date: &[u8; 29], out: &mut Vec<u8>) {
+    fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, worker: &HttpWorker, out: &mut Vec<u8>) {
         response::write_status_line(out, head.status);
-        if !options.server.is_empty() && head.field(b"server").is_none() {
-            response::write_header(out, b"Server", options.server);
+        if head.field(b"server").is_none() {
+            out.extend_from_slice(options.server_line);
         }
-        if head.fields.is_empty() || head.field(b"date").is_none() {
-            response::write_own_header(out, b"Date", date);
+        if head.field(b"date").is_none() {
+            worker.append_date_line(out);
         }
         if !head.content_type.is_empty() {
             response::write_header(out, b"Content-Type", &head.content_type);
@@ -197,24 +258,24 @@ impl Sender {
             response::write_header(out, b"Location", &head.location);
         }
         if self.coding == Coding::Chunked {
-            response::write_own_header(out, b"Transfer-Encoding", b"chunked");
+            out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
         match (self.coding, self.keep_alive) {
-            (Coding::Raw, _) => response::write_own_header(out, b"Connection", b"upgrade"),
+            (Coding::Raw, _) => out.extend_from_slice(b"Connection: upgrade\r\n"),
             (_, true) => {
-                response::write_own_header(out, b"Connection", b"keep-alive");
+                out.extend_from_slice(b"Connection: keep-alive\r\n");
                 if let Some(time) = options.keep_alive_advertised {
                     let value = format!("timeout={}", time.as_secs());
                     response::write_header(out, b"Keep-Alive", value.as_bytes());
                 }
             }
-            (_, false) => response::write_own_header(out, b"Connection", b"close"),
+            (_, false) => out.extend_from_slice(b"Connection: close\r\n"),
         }
         if !head.etag.is_empty() {
             response::write_header(out, b"ETag", &head.etag);
         }
         if head.allows_ranges {
-            response::write_own_header(out, b"Accept-Ranges", b"bytes");
+            out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
         }
         for field in &head.fields {
             response::write_header(out, &field.name, &field.value);

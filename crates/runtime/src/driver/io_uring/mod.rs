@@ -20,6 +20,7 @@
 mod buffers;
 mod connection;
 mod idle;
+mod listeners;
 mod operation;
 mod ring;
 
@@ -37,12 +38,12 @@ use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, socko
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, Receive, Sending, Terms};
 use self::idle::Sweep;
+use self::listeners::Listeners;
 use self::operation::{
-    KIND_CANCEL, KIND_CANCEL_OP, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
+    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
 };
 use self::ring::{Completion, Ring};
-use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send};
-use super::listening::{Listening, accept};
+use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send, send_now};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -72,7 +73,7 @@ pub(crate) struct IoUring {
     ring: RefCell<Ring>,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
-    listeners: RefCell<Slots<Listening<Polls>>>,
+    listeners: Listeners,
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
@@ -92,17 +93,8 @@ pub(crate) struct IoUring {
 enum Request {
     /// A connection wants operations.
     Connection(Key),
-    /// A listener wants its poll.
-    Listener(Key),
     /// The operation of this user data is not wanted any more.
     Cancel(u64),
-}
-
-/// How the kernel tells of connections: by a poll at a time.
-#[derive(Default)]
-struct Polls {
-    is_wanted: bool,
-    is_in_flight: bool,
 }
 
 impl IoUring {
@@ -133,7 +125,7 @@ impl IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
-            listeners: RefCell::new(Slots::new()),
+            listeners: Listeners::new(options.allows(5, 19)),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
@@ -351,7 +343,7 @@ impl IoUring {
         }
         let terms = self.terms();
         let mut connections = self.connections.borrow_mut();
-        let mut listeners = self.listeners.borrow_mut();
+        self.listeners.make_entries(&mut ring);
         for request in self.requests.borrow_mut().drain(..) {
             match request {
                 Request::Connection(key) => {
@@ -363,11 +355,6 @@ impl IoUring {
                             self.sweep.armed.update(|armed| armed + 1);
                             ring.counters.receives += 1;
                         }
-                    }
-                }
-                Request::Listener(key) => {
-                    if let Some(listener) = listeners.get_mut(key) {
-                        listener.make_entry(key, &mut ring);
                     }
                 }
                 Request::Cancel(operation) => push_cancel(&mut ring, operation),
@@ -387,7 +374,8 @@ impl IoUring {
             KIND_CANCEL => {}
             KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CANCEL_OP => {}
-            KIND_LISTENER => self.handle_listener(key),
+            KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
+            KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
     }
@@ -439,24 +427,6 @@ impl IoUring {
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
-    fn handle_listener(&self, key: Key) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        listener.registration.is_in_flight = false;
-        let acceptor = listener.handle_event();
-        if acceptor.is_none() {
-            listener.pass_on();
-        } else if !std::mem::replace(&mut listener.registration.is_wanted, true) {
-            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
-            // nobody waits for them here, the others are told.
-            self.requests.borrow_mut().push(Request::Listener(key));
-        }
-        drop(listeners);
-        acceptor.into_iter().for_each(Waker::wake);
-    }
-
     /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
     /// and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
     fn settle(&self, key: Key) -> io::Result<()> {
@@ -493,17 +463,20 @@ impl IoUring {
         Err(send_under_way())
     }
 
-    /// Waits until nothing is in flight any more for connections that were closed. False if that takes too long.
+    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections
+    /// that were closed. False if that takes too long.
     fn finish_closed(&self) -> bool {
         self.make_entries();
-        for _ in 0..CLOSE_CALLS_MAX {
-            if self.connections.borrow().len() == 0 {
+        for call in 0..CLOSE_CALLS_MAX {
+            // Of listeners nobody knows what is in flight any more; it ends within the first calls.
+            let is_first = call < 2;
+            if !is_first && self.connections.borrow().len() == 0 {
                 return true;
             }
             let mut completions = Vec::new();
             {
                 let mut ring = self.ring.borrow_mut();
-                if ring.enter(Some(CLOSE_PAUSE)).is_err() {
+                if ring.enter(Some(if is_first { Duration::ZERO } else { CLOSE_PAUSE })).is_err() {
                     return false;
                 }
                 ring.take(&mut completions, usize::MAX);
@@ -553,19 +526,6 @@ impl IoUring {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         f(connection.socket())
-    }
-}
-
-impl Listening<Polls> {
-    fn make_entry(&mut self, key: Key, ring: &mut Ring) {
-        if !std::mem::take(&mut self.registration.is_wanted) || self.registration.is_in_flight {
-            return;
-        }
-        let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
-        let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
-        self.registration.is_in_flight = true;
-        // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
-        unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
     }
 }
 
@@ -693,6 +653,20 @@ impl Driver for IoUring {
         })
     }
 
+    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        // A connection on the ring has its answers queued.
+        let is_fit = !connection.is_on_ring && connection.sending.is_none() && connection.writable;
+        if !is_fit || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let sent = send_now(connection.socket().as_fd(), bytes)?;
+        // A short send has filled the socket.
+        connection.writable = sent == bytes.len() || connection.hung_up;
+        Ok(sent)
+    }
+
     fn poll_sendfile(
         &self,
         key: Key,
@@ -747,64 +721,54 @@ impl Driver for IoUring {
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
-        self.listeners.borrow_mut().insert(Listening::new(socket, options))
+        self.listeners.attach(socket, options)
+    }
+
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        self.listeners.set_options(key, options);
     }
 
     fn detach_listener(&self, key: Key) {
-        self.pause_listener(key);
-        let listener = self.listeners.borrow_mut().remove(key);
-        drop(listener);
+        self.listeners.detach(key);
     }
 
     fn pause_listener(&self, key: Key) {
-        let mut listeners = self.listeners.borrow_mut();
-        let Some(listener) = listeners.get_mut(key) else {
-            return;
-        };
-        listener.readable = false;
-        let acceptor = listener.acceptor.take();
-        if listener.registration.is_in_flight {
-            self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
+        self.listeners.pause(key);
+    }
+
+    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
+        self.listeners.pause(key);
+        for _ in 0..CANCEL_CALLS_MAX {
+            if !self.listeners.is_accepting(key) {
+                break;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                self.listeners.make_entries(&mut ring);
+                // If it fails, the cancellation is submitted when the turn ends.
+                let _ = ring.enter(Some(Duration::ZERO));
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
         }
-        if std::mem::take(&mut listener.registration.is_wanted) || listener.registration.is_in_flight {
-            listener.pass_on();
-        }
-        drop(listeners);
-        drop(acceptor);
+        self.listeners.take_accepted(key)
     }
 
     fn rearm_shared_listeners(&self) {
-        let mut wakers = Vec::new();
-        self.listeners.borrow_mut().for_each(|_, listener| {
-            if listener.options.exclusive
-                && let Some(acceptor) = listener.acceptor.take()
-            {
-                listener.readable = true;
-                wakers.push(acceptor);
-            }
-        });
-        wakers.into_iter().for_each(Waker::wake);
+        self.listeners.rearm_shared();
+    }
+
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        self.listeners.accept_for_another(address, &socket);
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        accept(&listener.socket)
+        self.listeners.try_accept(key)
     }
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        let mut listeners = self.listeners.borrow_mut();
-        let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if let Some(accepted) = listener.next(self.turn.get()).transpose() {
-            return Poll::Ready(accepted);
-        }
-        if !listener.registration.is_in_flight && !std::mem::replace(&mut listener.registration.is_wanted, true) {
-            self.requests.borrow_mut().push(Request::Listener(key));
-        }
-        let displaced = park(&mut listener.acceptor, cx.waker());
-        drop(listeners);
-        drop(displaced);
-        Poll::Pending
+        self.listeners.poll_accept(key, cx, self.turn.get())
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
@@ -842,8 +806,13 @@ fn send_under_way() -> io::Error {
 
 impl Drop for IoUring {
     fn drop(&mut self) {
+        let close_accepted = |completion: &Completion| {
+            if kind_and_key(completion.user_data).0 == KIND_ACCEPT {
+                drop(listeners::take_accepted(completion));
+            }
+        };
         // Every stream has gone before; what is left of them is in flight.
-        let is_over = self.ring.borrow_mut().cancel_all() || self.finish_closed();
+        let is_over = self.ring.borrow_mut().cancel_all(close_accepted) || self.finish_closed();
         if !is_over {
             // The kernel may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));

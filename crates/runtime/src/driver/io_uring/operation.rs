@@ -35,8 +35,9 @@ pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
 /// The cancellation of something else than an [`Op`].
 pub(super) const KIND_CANCEL: u64 = 10;
+pub(super) const KIND_ACCEPT: u64 = 11;
 /// The cancellation of a connection's [`Op`].
-pub(super) const KIND_CANCEL_OP: u64 = 11;
+pub(super) const KIND_CANCEL_OP: u64 = 12;
 const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL_OP < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {

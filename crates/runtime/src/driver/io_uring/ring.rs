@@ -254,7 +254,8 @@ impl Ring {
     }
 
     /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before 6.0).
-    pub fn cancel_all(&mut self) -> bool {
+    /// `handle` gets their completions.
+    pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
         if !self.cancels_at_once {
             return false;
         }
@@ -268,7 +269,7 @@ impl Ring {
         for _ in 0..CANCEL_CALLS_MAX {
             let _ = self.enter(Some(Duration::ZERO));
             self.take(&mut completions, usize::MAX);
-            completions.clear();
+            completions.drain(..).for_each(|completion| handle(&completion));
             if !self.has_deferred_work() {
                 break;
             }

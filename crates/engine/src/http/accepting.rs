@@ -1,0 +1,265 @@
+//! Accepting: a loop's share of the listening sockets, and room for what comes.
+//!
+//! A connection is accepted only if it can be served: while there is no room, the memory for buffers is exhausted or the
+//! process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served.
+//!
+//! With `accept_mutex on` the workers take turns on the sockets that they share: one at a time listens. It gives its turn
+//! back with the first connection and tries again when its loop's turn ends, as the others do at the ends of theirs and
+//! after `accept_mutex_delay`; whoever is short of connections lets some of these pass. (nginx's way:
+//! <https://nginx.org/en/docs/ngx_core_module.html#accept_mutex>)
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gale_base::os_error::OsErrorText;
+use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, Stream, TaskId, Timer, TurnEnd};
+
+use super::worker::{Configured, HttpWorker};
+use crate::process::{Level, ListenAddress};
+
+/// How long accepting pauses when the process is out of descriptors, as in nginx.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Most connections that are accepted from a socket before it is closed: the
+/// kernel's own bound on a queue, usually.
+const QUEUED_MAX: usize = 65536;
+
+/// How many of them are accepted before the loop's other work has its turn.
+const QUEUED_PER_TURN: usize = 64;
+
+/// How long accepting pauses when the worker's memory for buffers is exhausted.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
+
+/// How many idle connections are closed at most to make room for one, as in nginx.
+const REUSED_AT_ONCE: usize = 32;
+
+/// Whose turn it is among the loops of this process.
+static ACCEPT_MUTEX: AcceptMutex = AcceptMutex::new();
+
+/// Leaves accepting to the other workers: this one stops.
+pub fn leave_accept_mutex() {
+    ACCEPT_MUTEX.hand_over();
+}
+
+impl HttpWorker {
+    /// Accepts connections from one listening socket until the task is aborted. With `accept_mutex_delay` the workers take
+    /// turns.
+    pub async fn accept_from(
+        self: Rc<Self>,
+        listener: Rc<Listener>,
+        address: Rc<ListenAddress>,
+        accept_mutex_delay: Option<Duration>,
+    ) {
+        let mut turns = accept_mutex_delay.map(|delay| Turns::new(&listener, delay));
+        loop {
+            if gale_runtime::leases_exhausted() {
+                self.complain("the memory for buffers is exhausted, accepting pauses");
+                self.pause(&listener);
+                gale_runtime::sleep(MEMORY_PAUSE).await;
+                continue;
+            }
+            poll_fn(|context| self.poll_welcome(context, &listener)).await;
+            let accepted = match &mut turns {
+                None => listener.accept().await,
+                Some(turns) => poll_fn(|context| turns.poll_accept(&self, context)).await,
+            };
+            match accepted {
+                Ok((stream, remote)) => {
+                    if !self.has_room() {
+                        self.complain_of_connections();
+                        self.close_longest_idle();
+                    }
+                    // Once accepted it is served, even one above the limit: sent away it would be lost.
+                    self.start_connection(stream, remote, &address, None);
+                }
+                Err(error) => {
+                    let message = format!("accept4() failed {}", OsErrorText(&error));
+                    self.configuration().error_log().write(Level::Crit, None, &message);
+                    self.pause(&listener);
+                    gale_runtime::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Accepts nothing more for now, and lets another worker take its turn.
+    fn pause(&self, listener: &Listener) {
+        listener.pause();
+        ACCEPT_MUTEX.hand_over();
+    }
+
+    /// How many connections there are above seven eighths of those that there may be. (nginx's accept_disabled)
+    fn connections_above_comfort(&self) -> usize {
+        let max = self.connections_max.get();
+        self.connection_count().saturating_sub(max - max / 8)
+    }
+
+    /// Accepts what the kernel has queued on a socket that is to be closed. These
+    /// connections are answered as `configuration` says, which still knew the address.
+    pub async fn accept_what_is_queued(
+        self: &Rc<Self>,
+        listener: &Listener,
+        address: &Rc<ListenAddress>,
+        configuration: &Rc<Configured>,
+    ) {
+        for count in 1..=QUEUED_MAX {
+            // An error ends it, too: the socket is closed in a moment.
+            let Ok(Some((stream, remote))) = listener.try_accept() else { return };
+            self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
+            if count % QUEUED_PER_TURN == 0 {
+                gale_runtime::yield_now().await;
+            }
+        }
+    }
+
+    /// Ready when a connection may be accepted: there is room, or it can be made once
+    /// somebody has come. Before that no idle connection is closed for it.
+    fn poll_welcome(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+        if self.has_room() || self.has_idle() {
+            return Poll::Ready(());
+        }
+        self.wait_for_room(context, listener)
+    }
+
+    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+        self.complain_of_connections();
+        self.pause(listener);
+        self.waiting_for_room.borrow_mut().push(context.waker().clone());
+        self.wake_when_one_may_close();
+        Poll::Pending
+    }
+
+    /// An idle connection may be protected for a while (`keepalive_min_timeout`): whoever
+    /// waits for room looks again when that is over.
+    fn wake_when_one_may_close(self: &Rc<Self>) {
+        let Some(next) = self.next_close() else { return };
+        if self.has_room_alarm.replace(true) {
+            return;
+        }
+        let worker = Rc::downgrade(self);
+        gale_runtime::spawn(async move {
+            gale_runtime::sleep_until(next).await;
+            if let Some(worker) = worker.upgrade() {
+                worker.has_room_alarm.set(false);
+                worker.wake_waiting_for_room();
+            }
+        });
+    }
+
+    fn has_room(&self) -> bool {
+        self.connection_count() < self.connections_max.get()
+    }
+
+    fn has_idle(&self) -> bool {
+        let now = gale_runtime::now();
+        self.connections.borrow().iter().any(|(_, entry)| entry.idle_since(now).is_some())
+    }
+
+    /// Closes connections that have been idle longest: an eighth of them, as nginx does.
+    fn close_longest_idle(&self) {
+        let now = gale_runtime::now();
+        let mut idle: Vec<(Moment, TaskId)> = {
+            let connections = self.connections.borrow();
+            connections.iter().filter_map(|(_, entry)| Some((entry.idle_since(now)?, entry.task?))).collect()
+        };
+        idle.sort_unstable_by_key(|&(since, _)| since);
+        for &(_, task) in idle.iter().take((idle.len() / 8).clamp(1, REUSED_AT_ONCE)) {
+            gale_runtime::abort(task);
+        }
+    }
+
+    fn complain_of_connections(&self) {
+        self.complain(&format!("{} worker_connections are not enough", self.connections_max.get()));
+    }
+}
+
+/// One listening socket's part in taking turns.
+struct Turns<'a> {
+    listener: &'a Listener,
+    delay: Duration,
+    /// The next time to try if the loop makes no turn before.
+    retry: Timer,
+    turn_end: TurnEnd,
+    /// It listens, or did until the turn was given back.
+    is_listening: bool,
+    /// Something was accepted in this turn.
+    has_accepted: bool,
+    /// How many turns of the loop are still let pass.
+    passes: usize,
+}
+
+impl<'a> Turns<'a> {
+    fn new(listener: &'a Listener, delay: Duration) -> Turns<'a> {
+        Turns {
+            listener,
+            delay,
+            retry: Timer::new(),
+            turn_end: TurnEnd::default(),
+            is_listening: false,
+            has_accepted: false,
+            passes: 0,
+        }
+    }
+
+    fn poll_accept(
+        &mut self,
+        worker: &HttpWorker,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<(Stream, SocketAddress)>> {
+        let is_overdue = self.retry.poll_expired(context).is_ready();
+        let is_at_end = self.turn_end.poll(context).is_ready();
+        if is_at_end {
+            // The next is waited for in any case: what the task of another socket did decides about this one, too.
+            let _ = self.turn_end.poll(context);
+        }
+        let has_turn = ACCEPT_MUTEX.is_held() || (is_at_end || is_overdue) && self.try_take(is_overdue);
+        if has_turn {
+            self.retry.clear();
+            self.is_listening = true;
+            let accepted = self.listener.poll_accept(context);
+            if accepted.is_ready() {
+                self.has_accepted = true;
+            } else if std::mem::take(&mut self.has_accepted) {
+                // Until the end of this turn others may have it.
+                self.passes = worker.connections_above_comfort();
+                if self.passes == 0 {
+                    ACCEPT_MUTEX.release();
+                } else {
+                    ACCEPT_MUTEX.hand_over();
+                }
+            }
+            return accepted;
+        }
+        if is_at_end || is_overdue {
+            if std::mem::take(&mut self.is_listening) {
+                self.listener.pause();
+            }
+            self.retry.set(gale_runtime::now() + self.delay);
+            // Has the task woken by it.
+            let _ = self.retry.poll_expired(context);
+        }
+        Poll::Pending
+    }
+
+    /// What nobody has taken for the whole delay is taken even by a loop that lets turns pass: all of them might.
+    fn try_take(&mut self, is_overdue: bool) -> bool {
+        if self.passes > 0 && !is_overdue {
+            self.passes -= 1;
+            return false;
+        }
+        ACCEPT_MUTEX.try_take()
+    }
+}
+
+/// How a listening socket is accepted from.
+pub fn accept_options(is_shared: bool, multi_accept: bool) -> AcceptOptions {
+    AcceptOptions {
+        exclusive: is_shared,
+        // Costs what it saves: see docs/decisions/0011-accepting.md.
+        ahead: false,
+        batch: if multi_accept { gale_runtime::MULTI_ACCEPT_BATCH } else { AcceptOptions::default().batch },
+    }
+}

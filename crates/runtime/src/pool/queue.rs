@@ -1,0 +1,511 @@
+//! Which task of a pool runs next, and which is refused: first come, first served on each device, devices in turn.
+//!
+//! A data structure only: it knows no threads, no locks and no clock, and takes the pool's word for what runs.
+//!
+//! One device may hold all threads and the whole queue as long as nobody else wants them. While others wait it gets no more
+//! than half of each (rounded up). What it already holds cannot be taken from it, least of all when it hangs; so the half
+//! that belongs to the others, if it is taken, is lent by a *reserve* of the same size:
+//!
+//! ```text
+//!   threads=4     A alone          B comes            A answers again
+//!   threads       A A A A          A A A A            A A B B
+//!   reserve       . .              B B                . .
+//! ```
+//!
+//! Invariants: at most `threads` tasks run, and with the reserve half as many more; the devices other than the largest
+//! always find half of the threads and of the queue; a thread never rests while a task waits that may run. With a single
+//! thread there is no half to lend, and no reserve: tasks run strictly one after the other.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::Device;
+
+/// The tasks of one device.
+struct Lane<J> {
+    jobs: VecDeque<J>,
+    /// Of `jobs`, those that count: not those that only clear away.
+    waiting: usize,
+    /// Tasks that run and count.
+    running: usize,
+    /// Threads that are busy for this device, whatever with.
+    busy: usize,
+}
+
+impl<J> Default for Lane<J> {
+    fn default() -> Self {
+        Lane { jobs: VecDeque::new(), waiting: 0, running: 0, busy: 0 }
+    }
+}
+
+impl<J> Lane<J> {
+    fn load(&self) -> usize {
+        self.running + self.waiting
+    }
+}
+
+pub(super) struct FairQueue<J> {
+    threads_max: usize,
+    queue_max: usize,
+    /// Those that have jobs or busy threads.
+    lanes: HashMap<Device, Lane<J>>,
+    /// The devices that have jobs, each once, the next one first.
+    turns: VecDeque<Device>,
+    jobs: usize,
+    waiting: usize,
+    running: usize,
+    busy: usize,
+    /// The device that has more than its share of the threads. There cannot be two, except after the pool was made smaller:
+    /// then the other one is found when something of it begins or ends.
+    over_share: Option<Device>,
+    /// The same for threads and queue together.
+    over_half: Option<Device>,
+}
+
+/// A job that a thread is to take on.
+pub(super) struct Taken<J> {
+    pub job: J,
+    pub device: Device,
+    pub counts: bool,
+}
+
+impl<J> FairQueue<J> {
+    pub fn new(threads_max: usize, queue_max: usize) -> Self {
+        FairQueue {
+            threads_max: threads_max.max(1),
+            queue_max,
+            lanes: HashMap::new(),
+            turns: VecDeque::new(),
+            jobs: 0,
+            waiting: 0,
+            running: 0,
+            busy: 0,
+            over_share: None,
+            over_half: None,
+        }
+    }
+
+    pub fn threads_max(&self) -> usize {
+        self.threads_max
+    }
+
+    pub fn queue_max(&self) -> usize {
+        self.queue_max
+    }
+
+    /// Changes the limits. What is there stays, also when it is more than they allow now.
+    pub fn resize(&mut self, threads_max: usize, queue_max: usize) {
+        self.threads_max = threads_max.max(1);
+        self.queue_max = queue_max;
+        let largest = |size: fn(&Lane<J>) -> usize| {
+            self.lanes.iter().max_by_key(|(_, lane)| size(lane)).map(|(device, lane)| (*device, size(lane)))
+        };
+        let over_share = largest(|lane| lane.busy).filter(|&(_, busy)| busy > self.share());
+        let over_half = largest(Lane::load).filter(|&(_, load)| load > self.half());
+        (self.over_share, self.over_half) = (over_share.map(|over| over.0), over_half.map(|over| over.0));
+    }
+
+    /// Jobs, whether they count or not.
+    pub fn jobs(&self) -> usize {
+        self.jobs
+    }
+
+    /// Tasks that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Tasks that run.
+    pub fn running(&self) -> usize {
+        self.running
+    }
+
+    /// What one device may have of the threads while others wait.
+    fn share(&self) -> usize {
+        self.threads_max.div_ceil(2)
+    }
+
+    /// What one device may have of threads and queue while others wait.
+    fn half(&self) -> usize {
+        self.share().saturating_add(self.queue_max.div_ceil(2))
+    }
+
+    fn lane(&self, device: Device) -> Option<&Lane<J>> {
+        self.lanes.get(&device)
+    }
+
+    /// How many threads there may be: more than `threads_max` while one device has more than its share of them.
+    pub fn threads_allowed(&self) -> usize {
+        let lent = self.over_share.and_then(|device| self.lane(device));
+        let reserved = self.threads_max - self.share();
+        lent.map_or(self.threads_max, |lane| self.threads_max.max(lane.busy.saturating_add(reserved)))
+    }
+
+    /// Whether there is room for one more task of this device; if not, how many tasks wait.
+    pub fn admit(&self, device: Device) -> Result<(), usize> {
+        let load = self.running + self.waiting;
+        if load < self.threads_max {
+            return Ok(());
+        }
+        let (own_load, own_waiting) = self.lane(device).map_or((0, 0), |lane| (lane.load(), lane.waiting));
+        let room = self.threads_max.saturating_add(self.queue_max);
+        let admitted = if own_load < self.half() {
+            let others = || self.over_half.and_then(|over| self.lane(over)).map(|over| load - over.load());
+            load < room || others().is_some_and(|others| others < room - self.half())
+        } else {
+            load < room && own_waiting == self.waiting
+        };
+        if admitted { Ok(()) } else { Err(load - self.threads_max) }
+    }
+
+    /// Appends a job. One that does not count takes nobody's place and was not asked for admission.
+    pub fn push(&mut self, device: Device, job: J, counts: bool) {
+        let lane = self.lanes.entry(device).or_default();
+        if lane.jobs.is_empty() {
+            self.turns.push_back(device);
+        }
+        lane.jobs.push_back(job);
+        self.jobs += 1;
+        if counts {
+            lane.waiting += 1;
+            self.waiting += 1;
+            self.note_load(device);
+        }
+    }
+
+    /// A job that waits counts no more.
+    pub fn discount(&mut self, device: Device) {
+        let lane = self.lanes.get_mut(&device).expect("a lane with a job that waits");
+        lane.waiting -= 1;
+        self.waiting -= 1;
+        self.note_load(device);
+    }
+
+    /// Whether a thread would find a job that may run now.
+    pub fn has_startable(&self) -> bool {
+        if self.busy < self.threads_max {
+            // Two devices that have their share of the threads have all of them; so one of those that wait has not.
+            return !self.turns.is_empty();
+        }
+        let Some((over, lane)) = self.over_share.and_then(|over| Some((over, self.lane(over)?))) else {
+            return false;
+        };
+        let reserved = self.threads_max - self.share();
+        let others_wait = self.turns.iter().take(2).any(|&device| device != over);
+        others_wait && self.busy - lane.busy < reserved
+    }
+
+    /// The next job for a thread that is free. `counts` says of it whether it still does.
+    pub fn take(&mut self, counts: impl FnOnce(&J) -> bool) -> Option<Taken<J>> {
+        if !self.has_startable() {
+            return None;
+        }
+        // At most three devices can have their share of the threads and are passed over.
+        let device = (0..self.turns.len()).find_map(|_| {
+            let device = self.turns.pop_front()?;
+            let is_alone = self.turns.is_empty() && self.busy < self.threads_max;
+            let has_share = self.lane(device).is_some_and(|lane| lane.busy >= self.share());
+            if has_share && !is_alone {
+                self.turns.push_back(device);
+                return None;
+            }
+            Some(device)
+        })?;
+        let lane = self.lanes.get_mut(&device).expect("a device with jobs has a lane");
+        let job = lane.jobs.pop_front().expect("a device that has its turn has a job");
+        if !lane.jobs.is_empty() {
+            self.turns.push_back(device);
+        }
+        let counts = counts(&job);
+        lane.busy += 1;
+        lane.waiting -= usize::from(counts);
+        lane.running += usize::from(counts);
+        self.jobs -= 1;
+        self.busy += 1;
+        self.waiting -= usize::from(counts);
+        self.running += usize::from(counts);
+        self.note_busy(device);
+        Some(Taken { job, device, counts })
+    }
+
+    /// A thread is done with what it took.
+    pub fn finish(&mut self, device: Device, counts: bool) {
+        let lane = self.lanes.get_mut(&device).expect("a device with busy threads has a lane");
+        lane.busy -= 1;
+        lane.running -= usize::from(counts);
+        self.busy -= 1;
+        self.running -= usize::from(counts);
+        self.note_busy(device);
+        self.note_load(device);
+        if self.lane(device).is_some_and(|lane| lane.busy == 0 && lane.jobs.is_empty()) {
+            self.lanes.remove(&device);
+        }
+    }
+
+    /// Takes everything that waits.
+    pub fn drain(&mut self) -> Vec<J> {
+        self.turns.clear();
+        (self.jobs, self.waiting) = (0, 0);
+        let mut jobs = Vec::new();
+        for lane in self.lanes.values_mut() {
+            lane.waiting = 0;
+            jobs.extend(lane.jobs.drain(..));
+        }
+        self.lanes.retain(|_, lane| lane.busy > 0);
+        self.resize(self.threads_max, self.queue_max);
+        jobs
+    }
+
+    fn note_busy(&mut self, device: Device) {
+        let is_over = self.lane(device).is_some_and(|lane| lane.busy > self.share());
+        note(&mut self.over_share, device, is_over);
+    }
+
+    fn note_load(&mut self, device: Device) {
+        let is_over = self.lane(device).is_some_and(|lane| lane.load() > self.half());
+        note(&mut self.over_half, device, is_over);
+    }
+}
+
+fn note(place: &mut Option<Device>, device: Device, is_over: bool) {
+    if is_over {
+        *place = Some(device);
+    } else if *place == Some(device) {
+        *place = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: Device = Device::number(1);
+    const B: Device = Device::number(2);
+    const C: Device = Device::number(3);
+
+    /// Pushes if there is room.
+    fn submit(queue: &mut FairQueue<u32>, device: Device, number: u32) -> Result<(), usize> {
+        queue.admit(device)?;
+        queue.push(device, number, true);
+        Ok(())
+    }
+
+    fn submit_all(queue: &mut FairQueue<u32>, device: Device, numbers: impl IntoIterator<Item = u32>) {
+        numbers.into_iter().for_each(|number| submit(queue, device, number).expect("room"));
+    }
+
+    fn take(queue: &mut FairQueue<u32>) -> Option<u32> {
+        queue.take(|_| true).map(|taken| taken.job)
+    }
+
+    /// What threads take when there is nothing else to do.
+    fn take_all(queue: &mut FairQueue<u32>) -> Vec<u32> {
+        std::iter::from_fn(|| take(queue)).collect()
+    }
+
+    #[test]
+    fn tasks_of_one_device_come_in_order_and_devices_in_turn() {
+        let mut queue = FairQueue::new(100, 0);
+        submit_all(&mut queue, A, [1, 2, 3, 4]);
+        submit_all(&mut queue, B, [11, 12]);
+        submit_all(&mut queue, C, [21]);
+        assert_eq!(take_all(&mut queue), [1, 11, 21, 2, 12, 3, 4]);
+    }
+
+    #[test]
+    fn alone_a_device_has_every_thread_and_the_whole_queue() {
+        let mut queue = FairQueue::new(4, 3);
+        submit_all(&mut queue, A, 0..7);
+        assert_eq!(submit(&mut queue, A, 7), Err(3));
+        assert_eq!(take_all(&mut queue), [0, 1, 2, 3]);
+        queue.finish(A, true);
+        assert_eq!(take_all(&mut queue), [4]);
+    }
+
+    #[test]
+    fn while_others_wait_a_device_has_half_of_the_threads() {
+        let mut queue = FairQueue::new(4, 100);
+        submit_all(&mut queue, A, 0..6);
+        submit_all(&mut queue, B, 10..16);
+        assert_eq!(take_all(&mut queue), [0, 10, 1, 11]);
+        // B hangs. What A leaves goes to A, although B waits as well.
+        queue.finish(A, true);
+        queue.finish(A, true);
+        assert_eq!(take_all(&mut queue), [2, 3]);
+    }
+
+    #[test]
+    fn a_device_that_hangs_with_every_thread_leaves_a_reserve_of_half() {
+        let mut queue = FairQueue::new(4, 100);
+        submit_all(&mut queue, A, 0..10);
+        assert_eq!(take_all(&mut queue), [0, 1, 2, 3]);
+        assert_eq!(queue.threads_allowed(), 6);
+        submit_all(&mut queue, B, 10..20);
+        assert_eq!(take_all(&mut queue), [10, 11]);
+        queue.finish(B, true);
+        assert_eq!(take_all(&mut queue), [12]);
+        submit_all(&mut queue, C, [21]);
+        queue.finish(B, true);
+        assert_eq!(take_all(&mut queue), [13]);
+        queue.finish(B, true);
+        assert_eq!(take_all(&mut queue), [21], "the others take turns in the reserve");
+        // A answers: its debt is paid before anything of it begins.
+        queue.finish(A, true);
+        assert_eq!((take_all(&mut queue), queue.threads_allowed()), (vec![], 5));
+        queue.finish(A, true);
+        assert_eq!((take_all(&mut queue), queue.threads_allowed()), (vec![], 4));
+        queue.finish(A, true);
+        assert_eq!(take_all(&mut queue), [4]);
+    }
+
+    #[test]
+    fn a_queue_that_one_device_has_filled_has_room_for_others() {
+        let mut queue = FairQueue::new(2, 4);
+        submit_all(&mut queue, A, 0..6);
+        assert_eq!(take_all(&mut queue), [0, 1]);
+        assert_eq!(submit(&mut queue, A, 6), Err(4));
+        submit_all(&mut queue, B, [10, 11, 12]);
+        assert_eq!(submit(&mut queue, B, 13), Err(7));
+        assert_eq!(submit(&mut queue, C, 20), Err(7));
+    }
+
+    #[test]
+    fn while_others_wait_a_device_has_half_of_the_queue() {
+        let mut queue = FairQueue::new(2, 4);
+        submit_all(&mut queue, A, [0, 1]);
+        submit_all(&mut queue, B, [10]);
+        submit_all(&mut queue, A, [2]);
+        assert_eq!(submit(&mut queue, A, 3), Err(2));
+        submit_all(&mut queue, B, [11, 12]);
+        assert_eq!(submit(&mut queue, B, 13), Err(4));
+    }
+
+    #[test]
+    fn without_a_queue_there_is_room_for_as_many_as_can_run() {
+        let mut queue = FairQueue::new(4, 0);
+        submit_all(&mut queue, A, 0..4);
+        assert_eq!(submit(&mut queue, A, 4), Err(0));
+        assert_eq!(take_all(&mut queue), [0, 1, 2, 3]);
+        submit_all(&mut queue, B, [10, 11]);
+        assert_eq!(submit(&mut queue, B, 12), Err(2));
+        assert_eq!(take_all(&mut queue), [10, 11]);
+    }
+
+    #[test]
+    fn a_single_thread_does_one_thing_at_a_time() {
+        let mut queue = FairQueue::new(1, 2);
+        submit_all(&mut queue, A, 0..2);
+        submit_all(&mut queue, B, [10]);
+        assert_eq!((take_all(&mut queue), queue.threads_allowed()), (vec![0], 1));
+        queue.finish(A, true);
+        assert_eq!(take_all(&mut queue), [10]);
+    }
+
+    #[test]
+    fn what_does_not_count_takes_no_room() {
+        let mut queue = FairQueue::new(1, 1);
+        submit_all(&mut queue, A, [0, 1]);
+        queue.push(A, 2, false);
+        assert_eq!((queue.jobs(), queue.waiting()), (3, 2));
+        assert_eq!(submit(&mut queue, A, 3), Err(1));
+        queue.discount(A);
+        submit_all(&mut queue, A, [3]);
+        let taken: Vec<(u32, bool)> = std::iter::from_fn(|| {
+            let taken = queue.take(|&job| job == 0 || job == 3)?;
+            queue.finish(taken.device, taken.counts);
+            Some((taken.job, taken.counts))
+        })
+        .collect();
+        assert_eq!(taken, [(0, true), (1, false), (2, false), (3, true)]);
+        assert_eq!((queue.jobs(), queue.waiting(), queue.running(), queue.lanes.len()), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn a_smaller_pool_still_lends_to_others_what_a_device_holds() {
+        let mut queue = FairQueue::new(8, 8);
+        submit_all(&mut queue, A, 0..8);
+        assert_eq!(take_all(&mut queue).len(), 8);
+        queue.resize(2, 8);
+        submit_all(&mut queue, B, [10, 11]);
+        assert_eq!(take_all(&mut queue), [10]);
+        queue.resize(16, 8);
+        assert_eq!(take_all(&mut queue), [11]);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Submit(u64),
+        Take,
+        Finish(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0..4u64).prop_map(Step::Submit),
+            4 => Just(Step::Take),
+            2 => any::<usize>().prop_map(Step::Finish),
+        ];
+        proptest::collection::vec(step, 1..200)
+    }
+
+    /// Whatever happens: the bounds hold, order within a device is kept, and no thread rests while something may run.
+    fn check(threads: usize, length: usize, steps: Vec<Step>) {
+        let mut queue = FairQueue::new(threads, length);
+        let mut running: Vec<Device> = Vec::new();
+        let mut last_taken: HashMap<Device, u32> = HashMap::new();
+        for (number, step) in (1..).zip(steps) {
+            match step {
+                Step::Submit(device) => {
+                    let _ = submit(&mut queue, Device::number(device), number);
+                }
+                Step::Take => {
+                    let could = queue.has_startable();
+                    let taken = queue.take(|_| true);
+                    assert_eq!(taken.is_some(), could);
+                    if let Some(Taken { job, device, .. }) = taken {
+                        assert!(last_taken.insert(device, job).is_none_or(|last| last < job), "out of order");
+                        running.push(device);
+                    }
+                }
+                Step::Finish(index) if !running.is_empty() => {
+                    let device = running.swap_remove(index % running.len());
+                    queue.finish(device, true);
+                }
+                Step::Finish(_) => {}
+            }
+            assert_eq!(queue.running(), running.len());
+            assert!(running.len() <= threads + threads / 2, "{} run of {threads}", running.len());
+            assert!(running.len() <= queue.threads_allowed());
+            assert!(queue.waiting() + running.len() <= threads + length + threads / 2 + length / 2);
+            assert!(queue.busy >= threads || queue.waiting() == 0 || queue.has_startable(), "a thread rests");
+            let jobs: Vec<usize> = queue.lanes.values().map(|lane| lane.jobs.len()).filter(|&jobs| jobs > 0).collect();
+            assert_eq!((jobs.iter().sum(), jobs.len()), (queue.jobs(), queue.turns.len()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_and_order_hold(threads in 1..9usize, length in 0..9usize, steps in steps()) {
+            check(threads, length, steps);
+        }
+
+        #[test]
+        fn others_always_find_half(threads in 2..9usize, length in 0..9usize, steps in steps()) {
+            let mut queue = FairQueue::new(threads, length);
+            // One device does whatever it likes and never ends anything.
+            for step in steps {
+                match step {
+                    Step::Submit(_) => drop(submit(&mut queue, A, 0)),
+                    _ => drop(take(&mut queue)),
+                }
+            }
+            let half = threads / 2;
+            for number in 0..half as u32 {
+                prop_assert_eq!(submit(&mut queue, B, number + 1), Ok(()));
+            }
+            let begun = take_all(&mut queue).into_iter().filter(|&number| number > 0).count();
+            prop_assert_eq!(begun, half);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Stalls on purpose: what holds a loop up is filed for what it is, and others take the connections that wait for it.
+//!
+//! Nothing here depends on how quick the machine is: a stall lasts until the watchdog has filed it. On a busy machine it may
+//! be filed as preempted first, and then there is another one.
+
+mod common;
+
+/// `io_uring.rs` includes this file for the other driver.
+#[allow(dead_code)]
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
+use std::io::{PipeReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::*;
+use gale_runtime::stall::{StallKind, start_watchdog};
+use gale_runtime::*;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+/// How many stalls of all kinds were filed.
+fn filed(remote: &Remote) -> u64 {
+    StallKind::ALL.into_iter().map(|kind| remote.turns().filed(kind).count).sum()
+}
+
+/// Holds a loop up, once and again, until a stall of this kind was filed. `hold_up` does so until more stalls were filed
+/// than it is told.
+fn stall_until_filed(kind: StallKind, mut hold_up: impl FnMut(Remote, u64)) {
+    start_watchdog().unwrap();
+    let mut event_loop = event_loop(options());
+    let remote = event_loop.remote();
+    event_loop.run(async {
+        while remote.turns().filed(kind).count == 0 {
+            hold_up(remote.clone(), filed(&remote));
+            yield_now().await;
+        }
+    });
+    let turns = remote.turns();
+    assert!(turns.stalls() >= turns.filed(kind).count);
+    assert!(turns.longest() > stall::STALL_THRESHOLD);
+    assert!(turns.busy() >= turns.longest());
+}
+
+/// Runs `then` on a thread of its own as soon as another stall was filed.
+fn after_another(remote: Remote, before: u64, then: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    thread::spawn(move || {
+        while filed(&remote) == before {
+            thread::yield_now();
+        }
+        then();
+    })
+}
+
+#[test]
+fn a_loop_that_only_runs_is_computing() {
+    stall_until_filed(StallKind::Computing, |remote, before| while filed(&remote) == before {});
+}
+
+#[test]
+fn a_loop_that_waits_for_a_pipe_is_blocked() {
+    stall_until_filed(StallKind::Blocked, |remote, before| {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let other = after_another(remote, before, move || writer.write_all(b"x").unwrap());
+        reader.read_exact(&mut [0]).unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_loop_that_waits_for_a_mutex_waits_for_a_lock() {
+    stall_until_filed(StallKind::Lock, |remote, before| {
+        let mutex = Arc::new(Mutex::new(()));
+        let held = Arc::clone(&mutex);
+        let (locked, is_locked) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let holder = thread::spawn(move || {
+            let _guard = held.lock().unwrap();
+            locked.send(()).unwrap();
+            let _ = released.recv();
+        });
+        is_locked.recv().unwrap();
+        let other = after_another(remote, before, move || drop(release));
+        drop(mutex.lock().unwrap());
+        other.join().unwrap();
+        holder.join().unwrap();
+    });
+}
+
+#[test]
+fn the_time_of_a_stall_is_known_when_it_is_over() {
+    async fn read_at_once(mut reader: PipeReader, done: mpsc::Sender<()>) {
+        reader.read_exact(&mut [0]).unwrap();
+        done.send(()).unwrap();
+    }
+    start_watchdog().unwrap();
+    let mut event_loop = event_loop(options());
+    let remote = event_loop.remote();
+    event_loop.run(async {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (done, is_done) = mpsc::channel();
+        let other = after_another(remote.clone(), 0, move || writer.write_all(b"x").unwrap());
+        spawn(read_at_once(reader, done));
+        yield_now().await;
+        is_done.recv().unwrap();
+        other.join().unwrap();
+        // The time is added when the watchdog sees that it is over.
+        let times = || StallKind::ALL.into_iter().map(|kind| remote.turns().filed(kind).time).sum::<Duration>();
+        while times() == Duration::ZERO {
+            yield_now().await;
+        }
+        assert!(times() > stall::STALL_THRESHOLD);
+    });
+}
+
+/// A loop of its own that answers every connection to `socket` with its number.
+struct Answering {
+    remote: Remote,
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Answering {
+    fn start(number: u8, socket: Arc<OwnedFd>, options: AcceptOptions) -> Answering {
+        let (sender, receiver) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let mut event_loop = event_loop(common::options());
+            let remote = event_loop.remote();
+            event_loop.run(async move {
+                let listener = Listener::from_fd(socket, options).unwrap();
+                let accepting = async move {
+                    loop {
+                        let (stream, _) = listener.accept().await.unwrap();
+                        let mut output = Output::new();
+                        output.push_bytes(vec![number].into());
+                        stream.send_all(&mut output).await.unwrap();
+                    }
+                };
+                let mut accepting = Box::pin(accepting);
+                // Waits for connections before it says that it is there.
+                assert!(poll_once(&mut accepting).await.is_pending());
+                spawn(accepting);
+                let (stop, stopped): (Sender<()>, Receiver<()>) = mpsc::channel();
+                let pool = ThreadPool::new("stop", 1, 1);
+                let stopped = pool.run(move || stopped.recv().is_ok());
+                sender.send((remote, stop)).unwrap();
+                let _ = stopped.await;
+            });
+        });
+        let (remote, stop) = receiver.recv().unwrap();
+        Answering { remote, stop, thread }
+    }
+
+    /// Holds the loop up until what is returned is dropped.
+    fn hold_up(&self) -> Sender<()> {
+        let (release, released) = mpsc::channel::<()>();
+        let (held, is_held) = mpsc::channel();
+        self.remote
+            .run(Box::new(move || {
+                held.send(()).unwrap();
+                let _ = released.recv();
+            }))
+            .unwrap();
+        is_held.recv().unwrap();
+        release
+    }
+
+    fn end(self) {
+        drop(self.stop);
+        self.thread.join().unwrap();
+    }
+}
+
+/// Two sockets for one address, and the address.
+fn sockets_of_one_address() -> ([Arc<OwnedFd>; 2], SocketAddr) {
+    let open = |address: SocketAddr| {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseport(&socket, true).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, 128).unwrap();
+        socket
+    };
+    let first = open("127.0.0.1:0".parse().unwrap());
+    let address = SocketAddr::try_from(rustix::net::getsockname(first.as_fd()).unwrap()).unwrap();
+    let second = open(address);
+    ([Arc::new(first), Arc::new(second)], address)
+}
+
+/// Connects and returns who answered.
+fn ask(address: SocketAddr) -> u8 {
+    let mut answer = [0];
+    TcpStream::connect(address).unwrap().read_exact(&mut answer).unwrap();
+    answer[0]
+}
+
+#[test]
+fn what_waits_for_a_loop_that_is_held_up_is_accepted_by_another() {
+    start_watchdog().unwrap();
+    let ([first, second], address) = sockets_of_one_address();
+    let first = Answering::start(1, first, AcceptOptions::default());
+    let second = Answering::start(2, second, AcceptOptions::default());
+    // The kernel spreads connections by a hash of their addresses: of a few dozen each loop gets some.
+    let answers: Vec<u8> = (0..64).map(|_| ask(address)).collect();
+    assert!(answers.contains(&1) && answers.contains(&2), "{answers:?}");
+    for (held, other) in [(&first, 2), (&second, 1)] {
+        let release = held.hold_up();
+        assert!((0..64).all(|_| ask(address) == other));
+        drop(release);
+    }
+    // Afterwards each accepts for itself again: nobody else is held up who would have to.
+    while ask(address) != 1 {}
+    while ask(address) != 2 {}
+    first.end();
+    second.end();
+}
+
+#[test]
+fn a_connection_of_a_shared_socket_is_accepted_while_the_loop_that_was_told_is_held_up() {
+    start_watchdog().unwrap();
+    let ([socket, other], address) = sockets_of_one_address();
+    // The kernel must not give it anything.
+    drop(other);
+    let shared = AcceptOptions { exclusive: true, batch: 1, ..AcceptOptions::default() };
+    let first = Answering::start(1, Arc::clone(&socket), shared);
+    let second = Answering::start(2, socket, shared);
+    for (held, other) in [(&first, 2), (&second, 1), (&first, 2)] {
+        let release = held.hold_up();
+        assert!((0..8).all(|_| ask(address) == other));
+        drop(release);
+    }
+    first.end();
+    second.end();
+}

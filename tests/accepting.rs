@@ -1,0 +1,212 @@
+//! Accepting connections with the real binary: every way there is, while workers stall, change in number, and are full.
+
+mod support;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use rustix::fs::{CWD, FileType, Mode};
+use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, descriptors_of, http_configuration, with_each_driver};
+
+with_each_driver!(
+    connections_of_a_stalled_worker_are_answered_by_another,
+    a_stall_is_logged_with_its_kind_and_place,
+    with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn,
+    with_accept_mutex_a_full_worker_hands_over,
+    accept_mutex_comes_and_goes_with_a_reload,
+    sockets_of_workers_that_go_are_adopted_and_given_back,
+);
+
+/// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their addresses.
+const MANY: usize = 64;
+
+/// A location in which a worker stalls until [`Stalled`] is dropped, and one that answers.
+const STALL: &str = "location /stall { test_stall %DIR%/fifo; test_echo; } location / { return 200 hello; }";
+
+/// A FIFO that everybody may open.
+fn make_fifo(server: &Server) -> PathBuf {
+    let path = server.directory.path().join("fifo");
+    rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::empty(), 0).expect("a FIFO");
+    rustix::fs::chmod(&path, Mode::from_raw_mode(0o666)).expect("ours");
+    path
+}
+
+/// A worker that stalls.
+struct Stalled {
+    writer: File,
+    client: Client,
+}
+
+impl Stalled {
+    /// Returns when the worker of this connection stalls.
+    fn begin(mut client: Client, fifo: &Path) -> Stalled {
+        client.send("GET /stall HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        // Opening it for writing waits for the reader.
+        let writer = File::options().write(true).open(fifo).expect("a FIFO");
+        Stalled { writer, client }
+    }
+
+    /// Lets it go on, and returns its connection.
+    fn end(mut self) -> Client {
+        drop(self.writer);
+        assert_eq!(self.client.response().status, 200);
+        self.client
+    }
+}
+
+/// The workers take turns. Nothing may depend on the delay, so it never passes.
+const TURNS: &str = "worker_connections 128;\n    accept_mutex on;\n    accept_mutex_delay 1h;";
+const NO_TURNS: &str = "worker_connections 128;";
+
+fn connections_of_a_stalled_worker_are_answered_by_another(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    for listen in ["listen %TCP% reuseport;", "listen %TCP%;"] {
+        let server = Setup::http(driver, &format!("server {{ {listen} {STALL} }}")).start();
+        let fifo = make_fifo(&server);
+        for _ in 0..4 {
+            let stalled = Stalled::begin(server.connect_tcp(1), &fifo);
+            for _ in 0..MANY {
+                assert_eq!(server.connect_tcp(1).get("/").text(), "hello");
+            }
+            let mut client = stalled.end();
+            assert_eq!(client.get("/").text(), "hello");
+        }
+        server.stop();
+    }
+}
+
+fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let server = Setup::server(driver, STALL).start();
+    let fifo = make_fifo(&server);
+    let stalled = Stalled::begin(server.connect(), &fifo);
+    // One that lasts for a second is told of while it goes on.
+    let line = server.wait_logged(" ms so far: blocked, in ");
+    assert!(line.contains("[warn]") && line.ends_with("gale_engine::http::http1::Http1::serve"), "{line}");
+    stalled.end();
+    server.stop();
+}
+
+fn with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let server = Setup::http(driver, &format!("server {{ listen %TCP%; {STALL} }}")).replace(NO_TURNS, TURNS).start();
+    let fifo = make_fifo(&server);
+    for _ in 0..4 {
+        let stalled = Stalled::begin(server.connect_tcp(1), &fifo);
+        for _ in 0..MANY {
+            assert_eq!(server.connect_tcp(1).get("/").text(), "hello");
+        }
+        stalled.end();
+    }
+    server.stop();
+}
+
+fn with_accept_mutex_a_full_worker_hands_over(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let text = "server { listen %TCP%; location / { test_worker; } }";
+    let few = TURNS.replace("128", "8");
+    let server = Setup::http(driver, text).replace(NO_TURNS, &few).start();
+    let mut clients = Vec::new();
+    let mut workers = Vec::new();
+    for _ in 0..16 {
+        let mut client = server.connect_tcp(1);
+        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        let half = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+        workers.push(client.ask(format!("{half}\r\n{half}")).text().to_owned());
+        clients.push(client);
+    }
+    for worker in ["0", "1"] {
+        assert_eq!(workers.iter().filter(|each| *each == worker).count(), 8, "{workers:?}");
+    }
+    server.stop();
+}
+
+fn accept_mutex_comes_and_goes_with_a_reload(driver: Driver) {
+    let text = "server { listen %TCP%; return 200 hello; }";
+    let mut server = Setup::http(driver, text).start();
+    let without = http_configuration(driver, text);
+    let with = without.replace(NO_TURNS, TURNS);
+    let alone = with.replace("worker_processes 2;", "worker_processes 1;");
+    for configuration in [&with, &without, &with, &alone, &with, &alone, &without] {
+        server.reload(configuration);
+        for _ in 0..4 {
+            assert_eq!(server.connect_tcp(1).get("/").text(), "hello");
+        }
+    }
+    server.stop();
+}
+
+/// Connects again and again from threads of their own, each connection with one request, until it is told to stop.
+struct Churn {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<usize>>,
+}
+
+impl Churn {
+    fn begin(server: &Server) -> Churn {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let address = server.directory.address(1);
+        let work = move |is_over: Arc<AtomicBool>| {
+            let mut count = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let mut client = Client::tcp(address);
+                let answer = client.ask("GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+                assert_eq!(answer.text(), "hello");
+                client.assert_closed();
+                assert!(!client.was_reset());
+                count += 1;
+            }
+            count
+        };
+        let thread = || {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || work(is_over))
+        };
+        Churn { threads: (0..4).map(|_| thread()).collect(), is_over }
+    }
+
+    /// How many connections there were; every one was answered and closed in order.
+    fn end(self) -> usize {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.into_iter().map(|thread| thread.join().expect("all were answered")).sum()
+    }
+}
+
+fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
+    for listen in ["listen %TCP% reuseport;", "listen %TCP%;"] {
+        let text = format!("server {{ {listen} return 200 hello; }}");
+        let with_workers = |workers: usize| {
+            let text = http_configuration(driver, &text);
+            text.replace("worker_processes 2;", &format!("worker_processes {workers};"))
+        };
+        let mut server = Setup::configuration(&with_workers(4)).start();
+        let worker = server.worker();
+        let descriptors = descriptors_of(worker);
+        let churn = Churn::begin(&server);
+        for _ in 0..3 {
+            for workers in [1, 4, 2, 3, 4] {
+                server.reload(&with_workers(workers));
+                server.connect_tcp(1).get("/");
+            }
+        }
+        assert!(churn.end() > 0);
+        assert_eq!(server.worker(), worker);
+        // Loops that drain have descriptors for a while. A request is logged, which has this looked at again.
+        server.directory.wait_until("time with as few descriptors as at the start", |_| {
+            server.connect_tcp(1).get("/");
+            descriptors_of(worker) <= descriptors
+        });
+        server.stop();
+    }
+}
