@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::ops::{Add, Sub};
+use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -70,11 +71,11 @@ pub enum ClockChoice {
 /// Where virtual time begins: 2001-09-09T01:46:40Z, a number that is easily recognised.
 const VIRTUAL_WALL_START: Duration = Duration::from_secs(1_000_000_000);
 /// Not zero, so that "before the start" can be expressed.
-const VIRTUAL_START_NANOS: u64 = 1_000_000_000;
+pub(crate) const VIRTUAL_START_NANOS: u64 = 1_000_000_000;
 
 pub(crate) struct Clock {
     /// `Some` for virtual time.
-    virtual_nanos: Option<Cell<u64>>,
+    virtual_nanos: Option<Rc<Cell<u64>>>,
     now: Cell<u64>,
     /// The wall clock of this turn, in nanoseconds since the epoch; zero = not read yet in this turn.
     wall: Cell<u64>,
@@ -82,7 +83,16 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub fn new(choice: ClockChoice) -> Self {
-        let virtual_nanos = (choice == ClockChoice::Virtual).then(|| Cell::new(VIRTUAL_START_NANOS));
+        let virtual_nanos = (choice == ClockChoice::Virtual).then(|| Rc::new(Cell::new(VIRTUAL_START_NANOS)));
+        Clock::with(virtual_nanos)
+    }
+
+    /// Virtual time that others read, too.
+    pub fn shared(nanos: Rc<Cell<u64>>) -> Self {
+        Clock::with(Some(nanos))
+    }
+
+    fn with(virtual_nanos: Option<Rc<Cell<u64>>>) -> Self {
         let clock = Clock { virtual_nanos, now: Cell::new(0), wall: Cell::new(0) };
         clock.begin_turn();
         clock

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -22,6 +23,7 @@ use crate::slots::Key;
 pub(crate) mod epoll;
 pub(crate) mod io_uring;
 mod listening;
+pub(crate) mod simulated;
 
 /// How an io_uring is set up. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`; other
 /// values are for tests and measurements.
@@ -192,6 +194,21 @@ pub(crate) trait Driver {
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;
 
+    /// A socket that is connected or connecting, to be attached.
+    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
+        connect(address, local)
+    }
+
+    /// A socket that listens, to be attached as listener.
+    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
+        listen(address, backlog)
+    }
+
+    /// The address that a socket listens on.
+    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+        End::Local.address_of(socket)
+    }
+
     /// Takes a listening socket, which other loops may share.
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
 
@@ -224,6 +241,38 @@ pub(crate) trait Driver {
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 
+    /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
+    fn next_event(&self) -> Option<u64> {
+        None
+    }
+
     /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
+}
+
+fn connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
+    let kernel_address = address.to_kernel()?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
+    if let Some(local) = local {
+        net::bind(&socket, &local.to_kernel()?)?;
+    }
+    let fresh = match net::connect(&socket, &kernel_address) {
+        Ok(()) => Fresh::Connected,
+        Err(Errno::INPROGRESS | Errno::INTR) => Fresh::Connecting,
+        Err(errno) => return Err(errno.into()),
+    };
+    Ok((socket, fresh))
+}
+
+fn listen(address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
+    let kernel_address = address.to_kernel()?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
+    if kernel_address.address_family() != AddressFamily::UNIX {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+    }
+    net::bind(&socket, &kernel_address)?;
+    net::listen(&socket, backlog)?;
+    Ok(socket)
 }

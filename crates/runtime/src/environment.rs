@@ -13,6 +13,7 @@ use crate::clock::{Clock, Moment};
 use crate::driver::{Driver, RingCounters};
 use crate::executor::Executor;
 use crate::inbox::{Inbox, Remote};
+use crate::simulation::World;
 use crate::timer::Wheel;
 
 thread_local! {
@@ -28,6 +29,8 @@ pub(crate) struct Environment {
     pub driver: Box<dyn Driver>,
     pub inbox: Arc<Inbox>,
     pub random: Cell<u64>,
+    /// The world behind `driver` when that is simulated: files and pools ask for it.
+    pub simulation: Option<Rc<World>>,
 }
 
 impl Environment {

@@ -14,6 +14,7 @@ use crate::buffer;
 use crate::clock::{Clock, ClockChoice};
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
+use crate::driver::simulated::Simulated;
 use crate::driver::{Driver, RingOptions};
 use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
@@ -22,6 +23,7 @@ use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory;
 use crate::mounts;
 use crate::panics::{self, boundary};
+use crate::simulation::{Simulation, World};
 use crate::timer::Wheel;
 use crate::watchdog;
 
@@ -104,13 +106,35 @@ impl EventLoop {
         }
         let inbox = Inbox::new(options.worker)?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
-        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(1));
-        buffer::set_leased_bytes_max(leased_bytes_max);
         let seed = match options.seed {
             Some(seed) => seed,
             None => random_seed()?,
         };
-        let clock = Clock::new(options.clock);
+        let mut event_loop = EventLoop::with(&options, inbox, driver, Clock::new(options.clock), seed, None)?;
+        event_loop.driver_reason = driver_reason;
+        Ok(event_loop)
+    }
+
+    /// Sets up a loop on which nothing is real: see [`Simulation`]. Of the options, driver, clock and seed are the
+    /// simulation's. Errors: no descriptor for the inbox.
+    pub fn simulated(simulation: &Simulation, options: LoopOptions) -> io::Result<Self> {
+        panics::install();
+        let world = Rc::clone(simulation.world());
+        let driver = Box::new(Simulated::new(Rc::clone(&world)));
+        let clock = Clock::shared(Rc::clone(world.fate.clock()));
+        EventLoop::with(&options, Inbox::new(options.worker)?, driver, clock, simulation.seed(), Some(world))
+    }
+
+    fn with(
+        options: &LoopOptions,
+        inbox: Arc<Inbox>,
+        driver: Box<dyn Driver>,
+        clock: Clock,
+        seed: u64,
+        simulation: Option<Rc<World>>,
+    ) -> io::Result<Self> {
+        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(1));
+        buffer::set_leased_bytes_max(leased_bytes_max);
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {
             worker: options.worker,
@@ -120,7 +144,9 @@ impl EventLoop {
             driver,
             inbox,
             random: seed.into(),
+            simulation,
         });
+        let driver_reason = None;
         Ok(EventLoop { environment, driver_reason, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
     }
 
@@ -198,7 +224,11 @@ impl EventLoop {
         let Environment { clock, inbox, executor, wheel, driver, .. } = &*self.environment;
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
-        let next_timer = wheel.borrow().next_look();
+        let mut next_timer = wheel.borrow().next_look();
+        if clock.is_virtual() {
+            // Of what is simulated, too, it is known when it happens.
+            next_timer = next_timer.into_iter().chain(driver.next_event()).min();
+        }
         // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
         let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
         let busy = executor.has_work();

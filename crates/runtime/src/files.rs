@@ -27,6 +27,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::buffer::Lease;
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
+use crate::simulation::{FileFaults, World};
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
 /// handing over costs more.
@@ -199,6 +200,9 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
 pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
+    if let Some(world) = World::current() {
+        return File::open_simulated(&world, path, flags);
+    }
     let descriptor = match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
         // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
         Err(Errno::AGAIN) if is_regular(path) => {
@@ -226,6 +230,9 @@ pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
 
 /// Opens a file if the kernel can do it from memory; else the error is the device that a pool will wait for.
 fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
+    if let Some(world) = World::current() {
+        return world.attempt(|world| File::open_simulated(world, path, flags));
+    }
     if !flags.may_be_answered_from_cache() {
         return Err(likely_device(path));
     }
@@ -233,7 +240,7 @@ fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Devic
     Ok(match resolve_cached(path, flags.kernel()).ok_or_else(|| likely_device(path))? {
         Ok(descriptor) => rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
             let metadata = FileMetadata::from_kernel(&stat);
-            File::new(descriptor, metadata, false)
+            File::new(descriptor, metadata, Access::Local)
         }),
         Err(errno) => Err(errno.into()),
     })
@@ -241,6 +248,9 @@ fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Devic
 
 /// As [`attempt_open`].
 fn attempt_stat(path: &Path) -> Result<io::Result<FileMetadata>, Device> {
+    if let Some(world) = World::current() {
+        return world.attempt(|world| world.stat(path));
+    }
     check_nothing_waits(path, false)?;
     Ok(match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC).ok_or_else(|| likely_device(path))? {
         Ok(descriptor) => {
@@ -306,15 +316,19 @@ async fn open_in_pool(pool: &ThreadPool, device: Device, path: &Path, flags: Ope
 
 async fn stat_in_pool(pool: &ThreadPool, device: Device, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run_for(device, move || {
-        let descriptor = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let stat = rustix::fs::fstat(&descriptor)?;
-        if mounts::any_waiting() {
-            mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
-        }
-        Ok(FileMetadata::from_kernel(&stat))
-    })
-    .await?
+    pool.run_for(device, move || stat_blocking(&path)).await?
+}
+
+fn stat_blocking(path: &Path) -> io::Result<FileMetadata> {
+    if let Some(world) = World::current() {
+        return world.stat(path);
+    }
+    let descriptor = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&descriptor)?;
+    if mounts::any_waiting() {
+        mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
+    }
+    Ok(FileMetadata::from_kernel(&stat))
 }
 
 /// An open file: descriptor and what was known when it was opened. Clones are the same file.
@@ -327,19 +341,43 @@ struct Shared {
     /// `None` only while it is being dropped.
     descriptor: Option<OwnedFd>,
     metadata: FileMetadata,
+    access: Access,
+}
+
+/// Where it can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// On the loop, what is in memory.
+    Local,
     /// Its file system may wait for others: nothing is done on the loop.
-    waits: bool,
+    Waits,
+    /// It belongs to a simulated world, and this is wrong with it.
+    Simulated(FileFaults),
+}
+
+impl Access {
+    fn of(waits: bool) -> Access {
+        if waits { Access::Waits } else { Access::Local }
+    }
 }
 
 impl File {
-    fn new(descriptor: OwnedFd, metadata: FileMetadata, waits: bool) -> Self {
-        File { shared: Arc::new(Shared { descriptor: Some(descriptor), metadata, waits }) }
+    fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access) -> Self {
+        File { shared: Arc::new(Shared { descriptor: Some(descriptor), metadata, access }) }
+    }
+
+    fn open_simulated(world: &World, path: &Path, flags: OpenFlags) -> io::Result<File> {
+        let (descriptor, metadata, faults) = world.open(path, flags)?;
+        Ok(File::new(descriptor, metadata, Access::Simulated(faults)))
     }
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let waits = mounts::classify(metadata.device, descriptor.as_fd());
-        Ok(File::new(descriptor, metadata, waits))
+        let access = match World::current() {
+            None => Access::of(mounts::classify(metadata.device, descriptor.as_fd())),
+            Some(world) => Access::Simulated(world.adopt(&descriptor)),
+        };
+        Ok(File::new(descriptor, metadata, access))
     }
 
     /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
@@ -359,7 +397,7 @@ impl File {
 
     /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
     pub fn waits_for_others(&self) -> bool {
-        self.shared.waits
+        self.shared.access == Access::Waits
     }
 
     /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the file. In
@@ -389,8 +427,13 @@ impl File {
 
     /// Fills and shortens the lease; `None` = not without waiting.
     fn read_resident(&self, offset: u64, lease: &mut Lease) -> Option<io::Result<()>> {
-        if self.shared.waits {
-            return None;
+        match self.shared.access {
+            Access::Local => {}
+            Access::Waits => return None,
+            Access::Simulated(faults) => {
+                let read = World::current().map(|world| world.read_resident(self, faults, offset, lease));
+                return read.flatten().map(|result| result.map_err(io::Error::from));
+            }
         }
         loop {
             let slices = &mut [IoSliceMut::new(lease)];
@@ -426,9 +469,18 @@ impl File {
 
     /// Reads until `into` is full or the file ends, where the caller may block.
     pub fn read_blocking(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let faults = match self.shared.access {
+            Access::Simulated(faults) => Some(faults),
+            Access::Local | Access::Waits => None,
+        };
         let mut done = 0;
         while done < into.len() {
-            match rustix::io::pread(self.as_fd(), &mut into[done..], offset + done as u64) {
+            let (rest, at) = (&mut into[done..], offset + done as u64);
+            let read = match faults {
+                None => rustix::io::pread(self.as_fd(), rest, at),
+                Some(faults) => faults.read(self.as_fd(), at, rest),
+            };
+            match read {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -449,7 +501,7 @@ impl AsFd for File {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let costly = self.waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
+        let costly = self.access == Access::Waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
         let descriptor = self.descriptor.take();
         if costly && on_a_loop() {
             // Never refused: there are no more of these than descriptors.

@@ -174,8 +174,11 @@ pub(crate) struct Outside(Option<Arc<Inbox>>);
 
 impl Outside {
     pub fn begin() -> Self {
-        let inbox =
-            Environment::try_with(|environment| environment.clock.is_virtual().then(|| Arc::clone(&environment.inbox)));
+        let inbox = Environment::try_with(|environment| {
+            // A simulated pool's tasks are within.
+            let counts = environment.clock.is_virtual() && environment.simulation.is_none();
+            counts.then(|| Arc::clone(&environment.inbox))
+        });
         let inbox = inbox.flatten();
         if let Some(inbox) = &inbox {
             inbox.outside.fetch_add(1, SeqCst);

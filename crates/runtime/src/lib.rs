@@ -54,6 +54,7 @@ mod mounts;
 mod output;
 mod panics;
 mod pool;
+pub mod simulation;
 mod slots;
 pub mod stall;
 mod stream;

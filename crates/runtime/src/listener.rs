@@ -7,8 +7,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
-
 use crate::address::SocketAddress;
 use crate::driver::Fresh;
 use crate::environment::Environment;
@@ -60,14 +58,7 @@ impl Listener {
 
     /// Binds a socket of its own and listens. A Unix path must not exist yet.
     pub fn bind(address: &SocketAddress, backlog: i32, options: AcceptOptions) -> io::Result<Self> {
-        let kernel_address = address.to_kernel()?;
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
-        if kernel_address.address_family() != AddressFamily::UNIX {
-            sockopt::set_socket_reuseaddr(&socket, true)?;
-        }
-        net::bind(&socket, &kernel_address)?;
-        net::listen(&socket, backlog)?;
+        let socket = Environment::with(|environment| environment.driver.listen(address, backlog))?;
         Listener::from_fd(Arc::new(socket), options)
     }
 
@@ -122,13 +113,13 @@ impl Listener {
 
     /// The address that it listens on.
     pub fn local_address(&self) -> io::Result<SocketAddress> {
-        SocketAddress::from_kernel(Some(net::getsockname(&*self.socket)?))
+        self.environment.driver.listener_address(&self.socket)
     }
 }
 
 /// Where a socket listens, if only this loop accepts from it.
 pub(crate) fn own_address(socket: &OwnedFd, options: AcceptOptions) -> Option<SocketAddress> {
-    let address = || SocketAddress::from_kernel(Some(net::getsockname(socket).ok()?)).ok();
+    let address = || SocketAddress::from_kernel(Some(rustix::net::getsockname(socket).ok()?)).ok();
     if options.exclusive { None } else { address() }
 }
 

@@ -12,7 +12,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use rustix::io::Errno;
-use rustix::net::{self, SocketFlags, SocketType};
 
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -119,18 +118,9 @@ impl Stream {
     }
 
     fn begin_connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<Stream> {
-        let kernel_address = address.to_kernel()?;
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
-        if let Some(local) = local {
-            net::bind(&socket, &local.to_kernel()?)?;
-        }
-        let fresh = match net::connect(&socket, &kernel_address) {
-            Ok(()) => Fresh::Connected,
-            Err(Errno::INPROGRESS | Errno::INTR) => Fresh::Connecting,
-            Err(errno) => return Err(errno.into()),
-        };
-        Ok(Stream::attach(Environment::current(), socket, fresh))
+        let environment = Environment::current();
+        let (socket, fresh) = environment.driver.connect(address, local)?;
+        Ok(Stream::attach(environment, socket, fresh))
     }
 
     /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory only

@@ -10,6 +10,7 @@
 
 mod queue;
 mod registry;
+mod simulated;
 mod task;
 
 use std::fmt;
@@ -23,11 +24,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::environment::Environment;
 use crate::panics;
+use crate::simulation::World;
 
 use queue::{FairQueue, Taken};
 use task::{Ended, Job, Outcome, Place, Standing, Task};
 
 pub use registry::{default_pool, named_pool, pools, stop_pools};
+pub(crate) use simulated::{SimulatedPools, SimulatedThread};
 pub use task::PoolTask;
 
 /// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every ten
@@ -156,26 +159,7 @@ impl ThreadPool {
 
     fn with_tuning(name: &str, threads: usize, queue_max: usize, tuning: Tuning) -> Self {
         panics::install();
-        let shared = Arc::new(Shared {
-            name: name.into(),
-            tuning,
-            state: Mutex::new(State {
-                queue: FairQueue::new(threads, queue_max),
-                threads: 0,
-                coming: 0,
-                idle: Vec::new(),
-                abandoned: 0,
-                completed: 0,
-                panicked: 0,
-                cancelled: 0,
-                refused: 0,
-                thread_failures: 0,
-                is_ending: false,
-            }),
-            ended: Condvar::new(),
-            wait_times: Histogram::new(),
-            run_times: Histogram::new(),
-        });
+        let shared = Shared::new(name.into(), threads, queue_max, tuning);
         registry::enter(&shared);
         ThreadPool { handle: Arc::new(Handle { shared }) }
     }
@@ -201,25 +185,35 @@ impl ThreadPool {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        let shared = &self.handle.shared;
-        let task = Arc::new(Task::new(shared, device, task));
-        match shared.submit(device, Arc::clone(&task) as Arc<dyn Job>) {
-            Ok(()) => PoolTask::of(task as Arc<dyn Outcome<T>>),
-            Err(error) => PoolTask::refused(error),
-        }
+        self.in_this_world(|shared| {
+            let task = Arc::new(Task::new(shared, device, task));
+            match shared.submit(device, Arc::clone(&task) as Arc<dyn Job>) {
+                Ok(()) => PoolTask::of(task as Arc<dyn Outcome<T>>),
+                Err(error) => PoolTask::refused(error),
+            }
+        })
     }
 
     /// Has `task` executed although nobody waits for it. Errors: as those of a result; the task has been dropped then.
     pub fn detach(&self, device: Device, task: impl FnOnce() + Send + 'static) -> Result<(), PoolError> {
-        let shared = &self.handle.shared;
-        shared.submit(device, Arc::new(Task::detached(shared, device, Standing::Counts, task)))
+        self.in_this_world(|shared| {
+            shared.submit(device, Arc::new(Task::detached(shared, device, Standing::Counts, task)))
+        })
     }
 
     /// Has `value` dropped by a thread of the pool: a file whose closing may wait, a large structure. This is never refused
     /// and takes no place in the queue, so the caller must have a bound for it (that of open files, for example). Where
     /// there are no threads at all it is dropped here.
     pub fn dispose(&self, device: Device, value: impl Send + 'static) {
-        self.handle.shared.dispose(device, value);
+        self.in_this_world(|shared| shared.dispose(device, value));
+    }
+
+    /// Calls `f` with what does the work: this pool, or what stands for it on a simulated loop.
+    fn in_this_world<R>(&self, f: impl FnOnce(&Arc<Shared>) -> R) -> R {
+        match World::current() {
+            None => f(&self.handle.shared),
+            Some(world) => f(&world.pools.stand_in(&self.handle.shared)),
+        }
     }
 
     /// Changes the limits. Where there are more threads or tasks now than these allow, nothing new begins until they
@@ -277,11 +271,13 @@ struct Tuning {
     idle_time: Duration,
     /// Of new threads; 0 = what is usual.
     stack_bytes: AtomicUsize,
+    /// Its threads are events of a simulated world.
+    is_simulated: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning { idle_time: IDLE_TIME, stack_bytes: AtomicUsize::new(0) }
+        Tuning { idle_time: IDLE_TIME, stack_bytes: AtomicUsize::new(0), is_simulated: false }
     }
 }
 
@@ -374,12 +370,39 @@ fn wake_all(signals: Vec<Arc<Condvar>>) {
 }
 
 impl Shared {
+    fn new(name: Arc<str>, threads: usize, queue_max: usize, tuning: Tuning) -> Arc<Self> {
+        Arc::new(Shared {
+            name,
+            tuning,
+            state: Mutex::new(State {
+                queue: FairQueue::new(threads, queue_max),
+                threads: 0,
+                coming: 0,
+                idle: Vec::new(),
+                abandoned: 0,
+                completed: 0,
+                panicked: 0,
+                cancelled: 0,
+                refused: 0,
+                thread_failures: 0,
+                is_ending: false,
+            }),
+            ended: Condvar::new(),
+            wait_times: Histogram::new(),
+            run_times: Histogram::new(),
+        })
+    }
+
     fn submit(self: &Arc<Self>, device: Device, job: Arc<dyn Job>) -> Result<(), PoolError> {
         let counts = job.place().standing() == Standing::Counts;
         let mut state = self.state.lock();
         // What only clears away is taken as long as there is a thread for it.
         if state.is_ending && (counts || state.threads == 0) {
             return Err(PoolError::Stopped);
+        }
+        if counts && self.tuning.is_simulated && World::current().is_some_and(|world| world.refuses_task()) {
+            state.refused += 1;
+            return Err(PoolError::Overflow { pool: Arc::clone(&self.name), waiting: state.queue.waiting() });
         }
         if counts && let Err(waiting) = state.queue.admit(device) {
             state.refused += 1;
@@ -419,6 +442,13 @@ impl Shared {
     }
 
     fn start_thread(self: &Arc<Self>) -> Result<(), PoolError> {
+        if self.tuning.is_simulated {
+            // Without a world the loop has ended, and what waits is dropped with it.
+            if let Some(world) = World::current() {
+                world.plan_thread(SimulatedThread::new(self));
+            }
+            return Ok(());
+        }
         let shared = Arc::clone(self);
         // A NUL cannot be in a thread's name, but the configuration may have put one in the pool's.
         let name = format!("pool {}", self.name).replace('\0', "");

@@ -1,0 +1,595 @@
+//! The simulated driver: sockets of a simulated world (`crate::simulation`) in place of the kernel's.
+//!
+//! It behaves in every way that its two siblings may: an operation is tried when its socket is ready, as with epoll, or is
+//! in flight and completes later, as with io_uring, with bytes received ahead of the reader and an [`Output`] on loan.
+//! Chance decides for each operation which it is, and whether it is short, says EAGAIN for once, or wakes for nothing. In
+//! no case is a byte lost, doubled or moved.
+//!
+//! It makes no system call but for descriptors that serve as names. Instead of waiting for ever it panics, because nobody
+//! outside could end the wait: a task hangs.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::epoll::{SEND_MAX, park};
+use super::{Control, Driver, End, Fresh, Released};
+use crate::address::SocketAddress;
+use crate::buffer::Buffer;
+use crate::listener::AcceptOptions;
+use crate::output::Output;
+use crate::simulation::{Event, Named, Side, World, storm};
+use crate::slots::{Key, Slots};
+
+/// What a receive in flight takes at most, as the buffers of the ring.
+const RECEIVED_MAX: usize = 4096;
+
+/// What is on loan at most, as with io_uring.
+const QUEUED_SEND_MAX: usize = 32 * 1024;
+
+/// Turns without a step of the clock: no program that comes to rest needs as many.
+const TURNS_PER_MOMENT_MAX: u32 = 100_000;
+
+pub(crate) struct Simulated {
+    world: Rc<World>,
+    sockets: RefCell<Slots<Socket>>,
+    listeners: RefCell<Slots<Listening>>,
+    tickets: Cell<u32>,
+    /// The moment of the last turn, and how many turns it has had.
+    moment: Cell<u64>,
+    turns: Cell<u32>,
+}
+
+struct Socket {
+    descriptor: OwnedFd,
+    /// Its end of a connection.
+    end: Key,
+    is_receiving: bool,
+    /// What a receive in flight got, until the reader takes it.
+    received: Vec<u8>,
+    receive_error: Option<Errno>,
+    /// A receive in flight has found the end, which is there to be found again.
+    has_ended: bool,
+    sending: Option<Sending>,
+    /// Each side will be told by chance, once: more than one of these would beget ever more.
+    will_be_told: [bool; 3],
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    closed_waiter: Option<Waker>,
+}
+
+/// A send in flight.
+struct Sending {
+    ticket: u32,
+    output: Output,
+    state: SendState,
+}
+
+#[derive(Clone, Copy)]
+enum SendState {
+    /// Nothing has been sent yet.
+    Waits,
+    /// It has happened and nobody was told.
+    Untold(Result<usize, Errno>),
+    Complete(Result<usize, Errno>),
+}
+
+struct Listening {
+    _socket: Arc<OwnedFd>,
+    listener: Key,
+    will_be_told: bool,
+    acceptor: Option<Waker>,
+}
+
+impl Simulated {
+    pub fn new(world: Rc<World>) -> Self {
+        Simulated {
+            world,
+            sockets: RefCell::new(Slots::new()),
+            listeners: RefCell::new(Slots::new()),
+            tickets: Cell::new(0),
+            moment: Cell::new(0),
+            turns: Cell::new(0),
+        }
+    }
+
+    fn with<T>(&self, key: Key, f: impl FnOnce(&mut Socket) -> T) -> T {
+        f(self.sockets.borrow_mut().get_mut(key).expect("an open stream owns its slot"))
+    }
+
+    /// Has the task woken when there is news for this side of the socket.
+    fn park(&self, key: Key, cx: &mut Context<'_>, side: Side) -> Poll<io::Result<usize>> {
+        let displaced = self.with(key, |socket| park(socket.waiter(side), cx.waker()));
+        drop(displaced);
+        if self.world.fate.strikes(|faults| faults.spurious_wakes) {
+            self.will_tell(key, side);
+        }
+        Poll::Pending
+    }
+
+    /// Whether the kernel says EAGAIN although it need not; it says otherwise later.
+    fn hesitates(&self, key: Key, side: Side) -> bool {
+        let hesitates = self.world.fate.strikes(|faults| faults.would_block);
+        if hesitates {
+            self.will_tell(key, side);
+        }
+        hesitates
+    }
+
+    /// Has this side told later, whether there is news or not.
+    fn will_tell(&self, key: Key, side: Side) {
+        if !self.with(key, |socket| std::mem::replace(&mut socket.will_be_told[side as usize], true)) {
+            self.world.fate.plan(storm(&self.world.fate), Event::Ready { slot: key, side });
+        }
+    }
+
+    fn completes_later(&self) -> bool {
+        self.world.fate.strikes(|faults| faults.completions)
+    }
+
+    /// What a receive in flight has got.
+    fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
+        self.with(key, |socket| {
+            if let Some(errno) = socket.receive_error.take() {
+                return Some(Err(errno.into()));
+            }
+            let count = socket.received.len().min(max);
+            if count == 0 {
+                return None;
+            }
+            let appended = into.append(&socket.received[..count]);
+            if appended.is_ok() {
+                socket.received.drain(..count);
+            }
+            Some(appended.map(|()| count))
+        })
+    }
+
+    /// Receives what has arrived; `Err(AGAIN)` when nothing has.
+    fn receive(&self, end: Key, into: &mut Buffer, max: usize) -> io::Result<usize> {
+        let spare = into.spare(max)?;
+        let received = self.world.network.borrow_mut().receive(&self.world.fate, end, spare);
+        into.commit(received.unwrap_or(0));
+        Ok(received?)
+    }
+
+    /// Sends the first of these bytes and tells how many.
+    fn send<'b>(&self, end: Key, chunks: impl Iterator<Item = &'b [u8]>) -> Result<usize, Errno> {
+        let fate = &self.world.fate;
+        let mut network = self.world.network.borrow_mut();
+        let room = network.room(end)?.min(SEND_MAX);
+        let mut bytes: Vec<u8> = chunks.flatten().copied().take(room).collect();
+        if fate.strikes(|faults| faults.short_writes) {
+            bytes.truncate(fate.random.up_to(bytes.len()));
+        }
+        network.send(fate, end, &bytes);
+        Ok(bytes.len())
+    }
+
+    /// What became of the send in flight: `None` if there is none and `out` is to be sent.
+    fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
+        let result = self.with(key, |socket| {
+            Some(match socket.sending.as_ref()?.state {
+                SendState::Complete(result) => Some((result, socket.sending.take().expect("looked at above"))),
+                SendState::Waits | SendState::Untold(_) => None,
+            })
+        });
+        let Some(complete) = result else {
+            out.forget_loan();
+            return None;
+        };
+        let Some((result, mut sending)) = complete else {
+            return Some(self.park(key, cx, Side::Write));
+        };
+        sending.output.consume(result.unwrap_or(0));
+        if !out.take_back(sending.ticket, &mut sending.output) {
+            // Not this queue's send: now this one.
+            out.forget_loan();
+            return None;
+        }
+        Some(Poll::Ready(result.map_err(io::Error::from)))
+    }
+
+    /// Lends `out` to a send in flight, which has happened already or will.
+    fn lend(&self, key: Key, end: Key, out: &mut Output) {
+        let fate = &self.world.fate;
+        let ticket = self.tickets.get().wrapping_add(1);
+        self.tickets.set(ticket);
+        let output = out.lend(ticket);
+        let mut state = SendState::Waits;
+        if fate.random.chance(500) {
+            match self.send(end, output.chunks()) {
+                Err(Errno::AGAIN) => {}
+                result => state = SendState::Untold(result),
+            }
+        }
+        fate.plan(fate.within(fate.faults().late_max), Event::Ready { slot: key, side: Side::Write });
+        self.with(key, |socket| socket.sending = Some(Sending { ticket, output, state }));
+    }
+
+    /// Closes a connection's end; memory on loan comes back later.
+    fn close_end(&self, end: Key, sending: Option<Sending>) {
+        let fate = &self.world.fate;
+        if let Some(sending) = sending {
+            fate.plan(fate.within(fate.faults().late_max), Event::Release { _memory: sending.output });
+        }
+        self.world.network.borrow_mut().close(fate, end);
+    }
+
+    /// Goes on with what is in flight for a socket, and wakes who waits for it.
+    fn handle_ready(&self, key: Key, side: Side) {
+        let mut sockets = self.sockets.borrow_mut();
+        // News of a socket that has been closed since.
+        let Some(socket) = sockets.get_mut(key) else { return };
+        let number = self.world.network.borrow_mut().number(socket.end);
+        self.world.fate.note(side.name(), number, 0);
+        socket.will_be_told[side as usize] = false;
+        match side {
+            Side::Read if socket.is_receiving => self.complete_receive(socket),
+            Side::Write => self.complete_send(socket),
+            _ => {}
+        }
+        let waker = socket.waiter(side).take();
+        drop(sockets);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn complete_receive(&self, socket: &mut Socket) {
+        let mut bytes = [0; RECEIVED_MAX];
+        let result = self.world.network.borrow_mut().receive(&self.world.fate, socket.end, &mut bytes);
+        socket.is_receiving = result == Err(Errno::AGAIN);
+        match result {
+            Ok(0) => socket.has_ended = true,
+            Ok(count) => socket.received.extend(&bytes[..count]),
+            Err(Errno::AGAIN) => {}
+            Err(errno) => socket.receive_error = Some(errno),
+        }
+    }
+
+    fn complete_send(&self, socket: &mut Socket) {
+        let Some(sending) = &mut socket.sending else { return };
+        sending.state = match sending.state {
+            SendState::Waits => match self.send(socket.end, sending.output.chunks()) {
+                Err(Errno::AGAIN) => SendState::Waits,
+                result => SendState::Complete(result),
+            },
+            SendState::Untold(result) | SendState::Complete(result) => SendState::Complete(result),
+        };
+    }
+
+    fn handle(&self, event: Event) {
+        let World { fate, network, .. } = &*self.world;
+        match event {
+            Event::Arrival { end, arrival } => network.borrow_mut().handle_arrival(fate, end, arrival),
+            Event::Room { end, bytes } => network.borrow_mut().handle_room(fate, end, bytes),
+            Event::Incoming { listener, end } => network.borrow_mut().handle_incoming(fate, listener, end),
+            Event::Cut { end } => network.borrow_mut().cut(fate, end),
+            Event::Ready { slot, side } => self.handle_ready(slot, side),
+            Event::ListenerReady { slot } => {
+                let acceptor = self.listeners.borrow_mut().get_mut(slot).and_then(|listening| {
+                    listening.will_be_told = false;
+                    listening.acceptor.take()
+                });
+                acceptor.into_iter().for_each(Waker::wake);
+            }
+            Event::Release { .. } => {}
+            Event::Thread(thread) => self.world.handle_thread(thread),
+        }
+    }
+
+    /// Panics when the program runs in circles.
+    fn note_turn(&self) {
+        let now = self.world.fate.now();
+        let turns = if self.moment.replace(now) == now { self.turns.get() + 1 } else { 0 };
+        self.turns.set(turns);
+        assert!(turns < TURNS_PER_MOMENT_MAX, "{turns} turns at one moment: a task runs in circles");
+    }
+
+    fn accept(&self, listener: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let accepted = self.world.network.borrow_mut().accept(&self.world.fate, listener)?;
+        accepted.map(|(end, peer)| Ok((self.world.descriptor(Named::End(end))?, peer))).transpose()
+    }
+}
+
+impl Socket {
+    fn waiter(&mut self, side: Side) -> &mut Option<Waker> {
+        match side {
+            Side::Read => &mut self.reader,
+            Side::Write => &mut self.writer,
+            Side::HangUp => &mut self.closed_waiter,
+        }
+    }
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Side::Read => "ready to read",
+            Side::Write => "ready to write",
+            Side::HangUp => "hung up",
+        }
+    }
+}
+
+impl Driver for Simulated {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn attach(&self, socket: OwnedFd, _fresh: Fresh) -> Key {
+        let Named::End(end) = self.world.named(&socket) else { panic!("a listening socket is no stream") };
+        let key = self.sockets.borrow_mut().insert(Socket {
+            descriptor: socket,
+            end,
+            is_receiving: false,
+            received: Vec::new(),
+            receive_error: None,
+            has_ended: false,
+            sending: None,
+            will_be_told: [false; 3],
+            reader: None,
+            writer: None,
+            closed_waiter: None,
+        });
+        self.world.network.borrow_mut().attach(end, key);
+        key
+    }
+
+    fn detach(&self, key: Key) -> Option<OwnedFd> {
+        self.release(key).ok().map(|released| released.socket)
+    }
+
+    fn release(&self, key: Key) -> io::Result<Released> {
+        let socket = self.sockets.borrow_mut().remove(key).ok_or(io::ErrorKind::NotConnected)?;
+        let Socket { descriptor, end, received, receive_error, sending, reader, writer, closed_waiter, .. } = socket;
+        drop((reader, writer, closed_waiter));
+        if let Some(sending) = sending {
+            // Nobody could tell how much of it will have left.
+            self.close_end(end, Some(sending));
+            return Err(Errno::BUSY.into());
+        }
+        self.world.network.borrow_mut().detach(end);
+        let mut ahead = Buffer::new();
+        ahead.append_past_limit(&received);
+        Ok(Released { socket: descriptor, received: ahead, error: receive_error })
+    }
+
+    fn close(&self, key: Key) {
+        if let Some(Socket { end, sending, .. }) = self.sockets.borrow_mut().remove(key) {
+            self.close_end(end, sending);
+        }
+    }
+
+    fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
+        if let Some(received) = self.take_received(key, into, max) {
+            return Poll::Ready(received);
+        }
+        let (end, is_receiving, has_ended) =
+            self.with(key, |socket| (socket.end, socket.is_receiving, socket.has_ended));
+        if is_receiving || self.hesitates(key, Side::Read) {
+            return self.park(key, cx, Side::Read);
+        }
+        let is_readable = self.world.network.borrow_mut().is_readable(end);
+        if !has_ended && max <= RECEIVED_MAX && self.completes_later() {
+            self.with(key, |socket| socket.is_receiving = true);
+            if is_readable {
+                let fate = &self.world.fate;
+                fate.plan(fate.within(fate.faults().late_max), Event::Ready { slot: key, side: Side::Read });
+            }
+            return self.park(key, cx, Side::Read);
+        }
+        if !is_readable {
+            return self.park(key, cx, Side::Read);
+        }
+        Poll::Ready(self.receive(end, into, max))
+    }
+
+    fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
+        if out.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        if let Some(polled) = self.poll_sending(key, cx, out) {
+            return polled;
+        }
+        if out.is_empty() {
+            // All that it had was on loan to a connection that has gone.
+            return Poll::Ready(Ok(0));
+        }
+        if self.hesitates(key, Side::Write) {
+            return self.park(key, cx, Side::Write);
+        }
+        let end = self.with(key, |socket| socket.end);
+        if !out.more_follows() && out.len_bytes() <= QUEUED_SEND_MAX && self.completes_later() {
+            self.lend(key, end, out);
+            return self.park(key, cx, Side::Write);
+        }
+        match self.send(end, out.chunks()) {
+            Err(Errno::AGAIN) => self.park(key, cx, Side::Write),
+            result => {
+                out.consume(result.unwrap_or(0));
+                Poll::Ready(result.map_err(io::Error::from))
+            }
+        }
+    }
+
+    fn try_send(&self, key: Key, bytes: &[u8], _is_last: bool) -> io::Result<usize> {
+        let (end, is_sending) = self.with(key, |socket| (socket.end, socket.sending.is_some()));
+        if is_sending || bytes.is_empty() || self.world.fate.strikes(|faults| faults.would_block) {
+            return Ok(0);
+        }
+        match self.send(end, std::iter::once(bytes)) {
+            Err(Errno::AGAIN) => Ok(0),
+            result => Ok(result?),
+        }
+    }
+
+    fn poll_sendfile(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        file: BorrowedFd<'_>,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        // A send that nobody waits for any more still comes first.
+        if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
+            return Poll::Pending;
+        }
+        if self.hesitates(key, Side::Write) {
+            return self.park(key, cx, Side::Write);
+        }
+        let end = self.with(key, |socket| socket.end);
+        let fate = &self.world.fate;
+        let mut network = self.world.network.borrow_mut();
+        let mut length = match network.room(end) {
+            Ok(room) => room.min(SEND_MAX).min(length),
+            Err(Errno::AGAIN) => {
+                drop(network);
+                return self.park(key, cx, Side::Write);
+            }
+            Err(errno) => return Poll::Ready(Err(errno.into())),
+        };
+        if length > 0 && fate.strikes(|faults| faults.short_writes) {
+            length = fate.random.up_to(length);
+        }
+        let bytes = self.world.read_to_send(file, *offset, length)?;
+        *offset += bytes.len() as u64;
+        network.send(fate, end, &bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let end = self.with(key, |socket| socket.end);
+        let connected = self.world.network.borrow_mut().poll_connected(end);
+        match connected {
+            None => self.park(key, cx, Side::Write).map_ok(drop),
+            Some(result) => Poll::Ready(result.map_err(io::Error::from)),
+        }
+    }
+
+    fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let end = self.with(key, |socket| socket.end);
+        if self.world.network.borrow_mut().is_hung_up(end) {
+            return Poll::Ready(Ok(()));
+        }
+        self.park(key, cx, Side::HangUp).map_ok(drop)
+    }
+
+    fn control(&self, key: Key, control: Control) -> io::Result<()> {
+        let end = self.with(key, |socket| socket.end);
+        let mut network = self.world.network.borrow_mut();
+        match control {
+            Control::ShutdownWrite => network.shut_down(&self.world.fate, end)?,
+            Control::LingerReset => network.set_resets_on_close(end),
+            // They change when packets leave, which is chance anyway.
+            Control::NoDelay(_) | Control::Cork(_) | Control::KeepAlive(_) => {}
+        }
+        Ok(())
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        let own = self.with(key, |socket| socket.end);
+        let (local, remote) = self.world.network.borrow_mut().addresses(own);
+        Ok(match end {
+            End::Local => local,
+            End::Peer => remote,
+        })
+    }
+
+    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
+        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, local);
+        Ok((self.world.descriptor(Named::End(end))?, Fresh::Connecting))
+    }
+
+    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
+        self.world.listen(address, usize::try_from(backlog).unwrap_or(0))
+    }
+
+    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+        match self.world.named(socket) {
+            Named::Listener(listener) => Ok(self.world.network.borrow_mut().listener_address(listener)),
+            Named::End(_) => Err(Errno::INVAL.into()),
+        }
+    }
+
+    fn attach_listener(&self, socket: Arc<OwnedFd>, _options: AcceptOptions) -> Key {
+        let Named::Listener(listener) = self.world.named(&socket) else { panic!("this socket does not listen") };
+        let key = self.listeners.borrow_mut().insert(Listening {
+            _socket: socket,
+            listener,
+            will_be_told: false,
+            acceptor: None,
+        });
+        self.world.network.borrow_mut().attach_listener(listener, key);
+        key
+    }
+
+    /// Batches are chance here.
+    fn set_accept_options(&self, _key: Key, _options: AcceptOptions) {}
+
+    fn detach_listener(&self, key: Key) {
+        if let Some(listening) = self.listeners.borrow_mut().remove(key) {
+            self.world.network.borrow_mut().detach_listener(listening.listener, key);
+        }
+    }
+
+    fn pause_listener(&self, key: Key) {
+        let acceptor = self.listeners.borrow_mut().get_mut(key).and_then(|listening| listening.acceptor.take());
+        drop(acceptor);
+    }
+
+    fn rearm_shared_listeners(&self) {
+        let mut wakers = Vec::new();
+        self.listeners.borrow_mut().for_each(|_, listening| wakers.extend(listening.acceptor.take()));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        let listener = self.listeners.borrow_mut().get_mut(key).expect("an open listener owns its slot").listener;
+        self.accept(listener)
+    }
+
+    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
+        let listener = self.listeners.borrow_mut().get_mut(key).expect("an open listener owns its slot").listener;
+        let fate = &self.world.fate;
+        let hesitates =
+            self.world.network.borrow_mut().has_queued(listener) && fate.strikes(|faults| faults.would_block);
+        if !hesitates && let Some(accepted) = self.accept(listener)? {
+            return Poll::Ready(Ok(accepted));
+        }
+        let mut listeners = self.listeners.borrow_mut();
+        let listening = listeners.get_mut(key).expect("an open listener owns its slot");
+        let is_told = hesitates || fate.strikes(|faults| faults.spurious_wakes);
+        if is_told && !std::mem::replace(&mut listening.will_be_told, true) {
+            fate.plan(storm(fate), Event::ListenerReady { slot: key });
+        }
+        let displaced = park(&mut listening.acceptor, cx.waker());
+        drop(listeners);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn next_event(&self) -> Option<u64> {
+        self.world.fate.next_event()
+    }
+
+    /// Makes happen what is due; the loop moves the clock.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
+        assert!(timeout.is_some(), "the simulated world stands still: tasks wait, and nothing will ever happen");
+        self.note_turn();
+        self.world.fate.begin_turn();
+        let before = self.world.fate.planned();
+        let mut count = 0;
+        while let Some(event) = self.world.fate.take_due(before) {
+            self.handle(event);
+            count += 1;
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,98 @@
+//! What goes wrong in a simulated world, and how often.
+//!
+//! Everything here is something that a correct kernel, network or disk may do. Chances are per mille.
+
+use std::time::Duration;
+
+use super::random::Random;
+
+/// The faults of one world.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Faults {
+    /// A receive gives less than has arrived.
+    pub short_reads: u16,
+    /// A send takes less than there is room for.
+    pub short_writes: u16,
+    /// An operation that could succeed says EAGAIN and is told later that it can.
+    pub would_block: u16,
+    /// Somebody who waits is woken for nothing.
+    pub spurious_wakes: u16,
+    /// News of readiness and completions come late, and so in another order.
+    pub late_events: u16,
+    /// How late at most.
+    pub late_max: Duration,
+    /// Receives and sends are handed to the kernel and complete later, as with io_uring, instead of being tried when the
+    /// socket is ready, as with epoll.
+    pub completions: u16,
+    /// The network breaks a connection at some moment: both ends are reset.
+    pub cuts: u16,
+    /// When that happens at the latest, from the connection's start.
+    pub cut_within: Duration,
+    /// Connecting fails: refused, unreachable or timed out.
+    pub connect_failures: u16,
+    /// Accepting fails for want of descriptors (EMFILE, ENFILE).
+    pub accept_failures: u16,
+    /// A connection is aborted before it is accepted (ECONNABORTED).
+    pub accept_aborts: u16,
+    /// What is sent takes from nothing to this long.
+    pub latency_max: Duration,
+    /// What is sent arrives in several pieces.
+    pub segments: u16,
+    /// Connections with a small window: of a few hundred bytes up to some KiB.
+    pub small_windows: u16,
+    /// What is asked of a file is not in memory, so that a pool has to do it.
+    pub cold_files: u16,
+    /// A pool's task takes up to this long.
+    pub task_max: Duration,
+    /// A pool refuses a task as if its queue was full.
+    pub pool_refusals: u16,
+}
+
+impl Faults {
+    /// Nothing goes wrong: everything takes a short, constant time.
+    pub const NONE: Faults = Faults {
+        short_reads: 0,
+        short_writes: 0,
+        would_block: 0,
+        spurious_wakes: 0,
+        late_events: 0,
+        late_max: Duration::ZERO,
+        completions: 0,
+        cuts: 0,
+        cut_within: Duration::ZERO,
+        connect_failures: 0,
+        accept_failures: 0,
+        accept_aborts: 0,
+        latency_max: Duration::ZERO,
+        segments: 0,
+        small_windows: 0,
+        cold_files: 0,
+        task_max: Duration::ZERO,
+        pool_refusals: 0,
+    };
+
+    /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others that
+    /// do not hide it. Connections are not broken and pools refuse nothing: whoever wants that sets it.
+    pub fn swarm(random: &Random) -> Faults {
+        let chance = || *random.pick(&[0, 0, 20, 200, 600]);
+        let time = |choices: &[u64]| Duration::from_micros(*random.pick(choices));
+        Faults {
+            short_reads: chance(),
+            short_writes: chance(),
+            would_block: chance(),
+            spurious_wakes: chance(),
+            late_events: chance(),
+            late_max: time(&[10, 1_000, 50_000]),
+            completions: *random.pick(&[0, 500, 1000]),
+            connect_failures: 0,
+            accept_failures: chance() / 4,
+            accept_aborts: 0,
+            latency_max: time(&[0, 100, 5_000, 80_000]),
+            segments: chance(),
+            small_windows: chance(),
+            cold_files: chance(),
+            task_max: time(&[10, 2_000, 300_000]),
+            ..Faults::NONE
+        }
+    }
+}

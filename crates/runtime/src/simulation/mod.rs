@@ -1,0 +1,256 @@
+//! A simulated world: what a loop's environment is made of when nothing in it is real.
+//!
+//! [`EventLoop::simulated`](crate::EventLoop::simulated) runs on it. Time is virtual; connections, files and thread pools
+//! are in memory and on the loop's own thread; chance decides how long things take, in which order they happen and what
+//! goes wrong ([`Faults`]). The same seed gives the same run to the last byte, which [`Simulation::trace_hash`] proves.
+//!
+//! It refuses to touch the machine: no socket, no thread, no file of the system. (The descriptors that it hands out are
+//! names: empty files in memory, so that whatever owns a socket owns one here, too.) Nothing outside of the loop's thread
+//! may wake the loop, or the run is no longer determined.
+//!
+//! Client ends are ordinary [`Stream`](crate::Stream)s on the same loop, connected by [`Stream::connect`](crate::Stream::connect);
+//! [`Peer`] plays a script on one.
+
+mod fate;
+mod faults;
+mod files;
+mod network;
+mod peer;
+mod random;
+mod seeds;
+mod trace;
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+
+use crate::address::SocketAddress;
+use crate::buffer::Lease;
+use crate::clock::{Moment, VIRTUAL_START_NANOS};
+use crate::environment::Environment;
+use crate::files::{File, FileMetadata, OpenFlags};
+use crate::pool::{Device, SimulatedPools, SimulatedThread};
+
+pub(crate) use self::fate::{Event, Fate, Side};
+pub use self::faults::Faults;
+pub use self::files::FileFaults;
+pub(crate) use self::network::{Named, Network, storm};
+pub use self::peer::{Expectation, Peer, PeerEnd, Reading, Sending, Transcript};
+pub use self::random::Random;
+pub use self::seeds::each_seed;
+
+/// How many connections wait at a listener at most, as in nginx.
+const BACKLOG: usize = 511;
+
+/// The last of the trace that a failure shows.
+const TAIL: usize = 60;
+
+/// A simulated world. Clones are the same world.
+#[derive(Clone)]
+pub struct Simulation {
+    world: Rc<World>,
+}
+
+impl Simulation {
+    /// The world of this seed, in which these things go wrong.
+    pub fn new(seed: u64, faults: Faults) -> Simulation {
+        let clock = Rc::new(Cell::new(VIRTUAL_START_NANOS));
+        let world = World {
+            seed,
+            fate: Fate::new(seed, faults, clock),
+            network: RefCell::new(Network::new()),
+            files: RefCell::new(files::Files::new()),
+            pools: SimulatedPools::default(),
+        };
+        Simulation { world: Rc::new(world) }
+    }
+
+    pub(crate) fn world(&self) -> &Rc<World> {
+        &self.world
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.world.seed
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Moment {
+        Moment::from_nanos(self.world.fate.now())
+    }
+
+    /// What goes wrong from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        self.world.fate.set_faults(faults);
+    }
+
+    /// What goes wrong.
+    pub fn faults(&self) -> Faults {
+        self.world.fate.faults()
+    }
+
+    /// A listening socket for [`Listener::from_fd`](crate::Listener::from_fd). Errors: EADDRINUSE, and none for a descriptor.
+    pub fn listen(&self, address: &SocketAddress) -> io::Result<OwnedFd> {
+        self.world.listen(address, BACKLOG)
+    }
+
+    /// Closes a listening socket under all who have it, as its last owner would: who waits to be accepted is reset (and counts
+    /// as cut), who comes later is refused.
+    pub fn stop_listening(&self, address: &SocketAddress) {
+        self.world.network.borrow_mut().stop_listening(&self.world.fate, address);
+    }
+
+    /// Puts a file where [`files::open`](crate::files::open) finds it, and directories above it. Errors: no memory for it.
+    pub fn add_file(&self, path: impl AsRef<Path>, content: &[u8]) -> io::Result<()> {
+        self.add_broken_file(path, content, FileFaults::default())
+    }
+
+    /// As [`Simulation::add_file`], with something wrong.
+    pub fn add_broken_file(&self, path: impl AsRef<Path>, content: &[u8], faults: FileFaults) -> io::Result<()> {
+        self.world.files.borrow_mut().add(path.as_ref(), content, faults)
+    }
+
+    /// Whether the network has broken, or aborted before it was accepted, the connection of the client with this address.
+    pub fn was_cut(&self, client: &SocketAddress) -> bool {
+        self.world.network.borrow().was_cut(client)
+    }
+
+    /// How many ends of connections are open: two for each, whoever has them.
+    pub fn open_ends(&self) -> usize {
+        self.world.network.borrow_mut().open_ends()
+    }
+
+    /// How many tasks of thread pools wait or run.
+    pub fn pool_tasks(&self) -> usize {
+        self.world.pools.tasks()
+    }
+
+    /// A number that all that has happened so far determines: every event with its time, every byte with its place.
+    pub fn trace_hash(&self) -> u64 {
+        self.world.fate.trace_hash()
+    }
+
+    /// The last events as text.
+    pub fn trace_tail(&self) -> String {
+        self.world.fate.trace_tail(TAIL)
+    }
+
+    /// Records something that the test has decided or seen.
+    pub fn note(&self, what: &'static str, number: u64, amount: usize) {
+        self.world.fate.note(what, number, amount);
+    }
+}
+
+/// What the handle stands for; a loop's environment has one if it is simulated.
+pub(crate) struct World {
+    pub seed: u64,
+    pub fate: Fate,
+    pub network: RefCell<Network>,
+    files: RefCell<files::Files>,
+    pub pools: SimulatedPools,
+}
+
+impl World {
+    /// The world of the loop that runs on this thread, if that is simulated.
+    pub fn current() -> Option<Rc<World>> {
+        Environment::try_with(|environment| environment.simulation.clone()).flatten()
+    }
+
+    pub fn listen(&self, address: &SocketAddress, backlog: usize) -> io::Result<OwnedFd> {
+        let listener = self.network.borrow_mut().listen(address, backlog)?;
+        self.descriptor(Named::Listener(listener))
+    }
+
+    /// A descriptor that stands for something of the network.
+    pub fn descriptor(&self, named: Named) -> io::Result<OwnedFd> {
+        let descriptor = memfd_create("simulated socket", MemfdFlags::CLOEXEC)?;
+        self.network.borrow_mut().name(identity(&descriptor)?, named);
+        Ok(descriptor)
+    }
+
+    /// What a descriptor stands for. Panics if it is none of this world's.
+    pub fn named(&self, descriptor: &OwnedFd) -> Named {
+        let identity = identity(descriptor).expect("an open descriptor has a number");
+        self.network.borrow().named(identity).expect("a simulated loop is given simulated sockets")
+    }
+
+    pub fn stat(&self, path: &Path) -> io::Result<FileMetadata> {
+        let found = self.files.borrow().stat(path);
+        self.fate.note("stat", 0, usize::from(found.is_ok()));
+        Ok(found?)
+    }
+
+    pub fn open(&self, path: &Path, flags: OpenFlags) -> io::Result<(OwnedFd, FileMetadata, FileFaults)> {
+        let opened = self.files.borrow_mut().open(path, flags);
+        self.fate.note("open", 0, usize::from(opened.is_ok()));
+        Ok(opened?)
+    }
+
+    /// Opens or looks at a file, unless that has to be done by a pool; then the error is the device.
+    pub fn attempt<T>(&self, attempt: impl FnOnce(&World) -> T) -> Result<T, Device> {
+        if self.fate.strikes(|faults| faults.cold_files) { Err(files::DEVICE) } else { Ok(attempt(self)) }
+    }
+
+    /// A file that was opened for real.
+    pub fn adopt(&self, descriptor: &OwnedFd) -> FileFaults {
+        let faults = FileFaults::default();
+        self.files.borrow_mut().note_open(descriptor.as_raw_fd(), faults);
+        faults
+    }
+
+    /// Reads what is in memory into all of the lease at most, and shortens it; `None` when nothing is.
+    pub fn read_resident(
+        &self,
+        file: &File,
+        faults: FileFaults,
+        offset: u64,
+        lease: &mut Lease,
+    ) -> Option<Result<(), Errno>> {
+        let length = files::resident(&self.fate, lease.len())?;
+        let result = faults.read(file.as_fd(), offset, &mut lease[..length]);
+        self.fate.note("read", 0, result.unwrap_or(0));
+        Some(result.map(|count| lease.truncate(count)))
+    }
+
+    /// Reads a piece of a file for `sendfile`.
+    pub fn read_to_send(
+        &self,
+        file: std::os::fd::BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        let faults = self.files.borrow().faults_of(file.as_raw_fd());
+        let mut bytes = vec![0; length];
+        let count = faults.read(file, offset, &mut bytes)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    /// Whether a pool refuses a task as if it was full.
+    pub fn refuses_task(&self) -> bool {
+        self.fate.strikes(|faults| faults.pool_refusals)
+    }
+
+    /// Has a pool's thread go on after a while.
+    pub fn plan_thread(&self, thread: SimulatedThread) {
+        self.fate.plan(self.fate.within(self.fate.faults().task_max), Event::Thread(thread));
+    }
+
+    /// A pool's thread goes on.
+    pub fn handle_thread(&self, thread: SimulatedThread) {
+        self.fate.note("thread", 0, thread.has_task().into());
+        if let Some(thread) = thread.step() {
+            self.plan_thread(thread);
+        }
+    }
+}
+
+/// Names a descriptor's file: in memory, all are on one device.
+fn identity(descriptor: &OwnedFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(descriptor)?.st_ino)
+}

@@ -1,0 +1,497 @@
+//! The simulated world itself: whatever goes wrong, bytes arrive whole and in order, the same seed gives the same run, and
+//! what a kernel promises is kept.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use gale_runtime::simulation::{
+    Faults, FileFaults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed,
+};
+use gale_runtime::*;
+
+/// Default number of seeds of each test.
+const SEEDS: u64 = 40;
+
+fn address() -> SocketAddress {
+    SocketAddress::Inet("192.0.2.1:80".parse().unwrap())
+}
+
+fn pattern(length: usize) -> Bytes {
+    (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+fn run<T>(simulation: &Simulation, main: impl Future<Output = T>) -> T {
+    EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(main)
+}
+
+/// Runs with nothing going wrong.
+fn run_quiet<T>(main: impl Future<Output = T>) -> T {
+    run(&Simulation::new(1, Faults::NONE), main)
+}
+
+/// The accepted end of a connection, and the other one.
+async fn pair() -> (Stream, Stream) {
+    let listener = Listener::bind(&address(), 16, AcceptOptions::default()).unwrap();
+    let client = spawn_with_result(Stream::connect(&address()));
+    let server = loop {
+        match listener.accept().await {
+            Ok((server, _)) => break server,
+            Err(_) => sleep(Duration::from_millis(5)).await,
+        }
+    };
+    (server, client.take().await.unwrap())
+}
+
+/// A task whose result can be waited for.
+struct Task<T>(Rc<RefCell<Option<T>>>);
+
+impl<T> Task<T> {
+    async fn take(self) -> T {
+        loop {
+            let result = self.0.borrow_mut().take();
+            match result {
+                Some(result) => return result,
+                None => sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+}
+
+fn spawn_with_result<T: 'static>(future: impl Future<Output = T> + 'static) -> Task<T> {
+    let place = Rc::new(RefCell::new(None));
+    let result = Rc::clone(&place);
+    spawn(async move {
+        let value = future.await;
+        *result.borrow_mut() = Some(value);
+    });
+    Task(place)
+}
+
+async fn echo(stream: Stream) {
+    let (mut input, mut output) = (Buffer::new(), Output::new());
+    while let Ok(1..) = stream.recv(&mut input, 3000).await {
+        output.push_lease(input.take_lease().unwrap());
+        if stream.send_all(&mut output).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn serve_echo() {
+    let listener = Listener::bind(&address(), 64, AcceptOptions::default()).unwrap();
+    spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(spawn(echo(stream))),
+                Err(_) => sleep(Duration::from_millis(5)).await,
+            }
+        }
+    });
+}
+
+async fn echoed(random: Random, length: usize) -> io::Result<(Bytes, Transcript)> {
+    let bytes = pattern(length);
+    let piece_max = random.up_to(length);
+    let sends = vec![Sending::Pieces(bytes.clone(), piece_max, Duration::from_millis(3)), Sending::ShutDown];
+    let reads = match random.below(3) {
+        0 => Reading::Slowly(2000, Duration::from_millis(2)),
+        _ => Reading::Eagerly,
+    };
+    let stream = Stream::connect(&address()).await?;
+    let transcript = Peer { reads, ..Peer::new(sends) }.play(stream, &random).await;
+    Ok((bytes, transcript))
+}
+
+#[test]
+fn whatever_goes_wrong_bytes_come_back_whole_and_in_order() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        run(simulation, async {
+            serve_echo();
+            let clients: Vec<_> = (0..random.up_to(8))
+                .map(|_| spawn_with_result(echoed(random.fork(), random.fork().up_to(60_000))))
+                .collect();
+            for client in clients {
+                let (sent, transcript) = client.take().await.unwrap();
+                assert_eq!(transcript.end, PeerEnd::Closed);
+                assert!(sent == transcript.received, "{} of {} bytes", transcript.received.len(), sent.len());
+            }
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!((simulation.open_ends(), task_count(), leased_bytes()), (0, 1, 0));
+        });
+    });
+}
+
+#[test]
+fn broken_connections_give_a_prefix_and_leave_nothing_behind() {
+    let mut ends = Vec::new();
+    let seen = RefCell::new(&mut ends);
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let faults = Faults { cuts: 500, cut_within: Duration::from_millis(200), ..Faults::swarm(&random) };
+        simulation.set_faults(faults);
+        run(simulation, async {
+            serve_echo();
+            if let Ok((sent, transcript)) = echoed(random.fork(), 30_000).await {
+                assert!(sent.starts_with(&transcript.received));
+                let is_whole = transcript.end == PeerEnd::Closed && sent.len() == transcript.received.len();
+                assert!(is_whole || simulation.was_cut(&transcript.local));
+                seen.borrow_mut().push(transcript.end);
+            }
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!((simulation.open_ends(), task_count(), leased_bytes()), (0, 1, 0));
+        });
+    });
+    assert!(ends.contains(&PeerEnd::Reset) || ends.len() < 10, "no seed broke a connection");
+}
+
+#[test]
+fn a_seed_determines_the_run_and_another_one_gives_another() {
+    let hash = |seed| {
+        let simulation = Simulation::new(seed, Faults::swarm(&Random::new(seed)));
+        run(&simulation, async {
+            serve_echo();
+            echoed(Random::new(seed), 10_000).await.unwrap();
+        });
+        simulation.trace_hash()
+    };
+    assert_eq!(hash(7), hash(7));
+    assert_ne!(hash(7), hash(8));
+}
+
+#[test]
+fn dropping_a_future_at_any_moment_loses_nothing() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        run(simulation, async {
+            let (server, client) = pair().await;
+            let bytes = pattern(20_000);
+            let sent = bytes.clone();
+            let impatience = random.fork();
+            spawn(async move {
+                let mut output = Output::new();
+                output.push_bytes(sent);
+                while !output.is_empty() {
+                    // Whatever the dropped send has done shows in the queue, in the end.
+                    let time = Duration::from_micros(impatience.below(30_000));
+                    if let Ok(result) = timeout(time, server.send(&mut output)).await {
+                        result.unwrap();
+                    }
+                }
+                server.shutdown_write().unwrap();
+                server.peer_closed().await;
+            });
+            let (mut received, mut input) = (Vec::new(), Buffer::new());
+            loop {
+                let time = Duration::from_micros(random.below(30_000));
+                match timeout(time, client.recv(&mut input, random.up_to(5000))).await {
+                    Ok(result) if result.as_ref().unwrap() == &0 => break,
+                    _ => received.extend(input.readable()),
+                }
+                input.consume(input.len());
+            }
+            assert!(received == bytes, "{} of {} bytes", received.len(), bytes.len());
+        });
+    });
+}
+
+#[test]
+fn closing_with_unread_bytes_resets() {
+    run_quiet(async {
+        let (server, client) = pair().await;
+        let mut output = Output::new();
+        output.push_static(b"hello");
+        client.send_all(&mut output).await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+        drop(server);
+        let mut input = Buffer::new();
+        let error = client.recv(&mut input, 10).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(client.recv(&mut input, 10).await.unwrap(), 0, "an error is told once");
+        output.push_static(b"more");
+        assert_eq!(client.send_all(&mut output).await.unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn what_arrives_at_a_closed_end_resets_and_what_came_before_can_be_read() {
+    run_quiet(async {
+        let (server, client) = pair().await;
+        let mut output = Output::new();
+        output.push_static(b"answer");
+        server.send_all(&mut output).await.unwrap();
+        drop(server);
+        output.push_static(b"too late");
+        client.send_all(&mut output).await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+        let mut input = Buffer::new();
+        assert_eq!(client.recv(&mut input, 10).await.unwrap(), 6);
+        assert_eq!(client.recv(&mut input, 10).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn half_closing_leaves_the_other_direction_open() {
+    run_quiet(async {
+        let (server, client) = pair().await;
+        client.shutdown_write().unwrap();
+        server.peer_closed().await;
+        let (mut input, mut output) = (Buffer::new(), Output::new());
+        assert_eq!(server.recv(&mut input, 10).await.unwrap(), 0);
+        output.push_static(b"still here");
+        server.send_all(&mut output).await.unwrap();
+        assert_eq!(client.recv(&mut input, 100).await.unwrap(), 10);
+    });
+}
+
+#[test]
+fn a_sender_waits_while_the_reader_does_not_read() {
+    run_quiet(async {
+        let (server, client) = pair().await;
+        let mut output = Output::new();
+        output.push_bytes(pattern(1 << 20));
+        assert!(timeout(Duration::from_secs(60), server.send_all(&mut output)).await.is_err());
+        let waiting = output.len_bytes();
+        assert!(waiting > 0 && waiting < 1 << 20);
+        let mut input = Buffer::new();
+        client.recv(&mut input, 10_000).await.unwrap();
+        server.send(&mut output).await.unwrap();
+        assert!(output.len_bytes() < waiting);
+    });
+}
+
+#[test]
+fn connecting_fails_when_nobody_listens_or_chance_says_so() {
+    run_quiet(async {
+        let error = Stream::connect(&address()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    });
+    let simulation = Simulation::new(1, Faults { connect_failures: 1000, ..Faults::NONE });
+    run(&simulation, async {
+        let _listener = Listener::bind(&address(), 16, AcceptOptions::default()).unwrap();
+        Stream::connect(&address()).await.unwrap_err();
+        simulation.set_faults(Faults::NONE);
+        Stream::connect(&address()).await.unwrap();
+    });
+}
+
+#[test]
+fn accepting_fails_for_want_of_descriptors_and_skips_aborted_connections() {
+    let simulation = Simulation::new(1, Faults { accept_failures: 1000, ..Faults::NONE });
+    run(&simulation, async {
+        let listener = Listener::bind(&address(), 16, AcceptOptions::default()).unwrap();
+        let first = Stream::connect(&address()).await.unwrap();
+        let error = listener.accept().await.unwrap_err();
+        assert!([libc::EMFILE, libc::ENFILE].contains(&error.raw_os_error().unwrap()));
+        simulation.set_faults(Faults { accept_aborts: 1000, ..Faults::NONE });
+        assert!(timeout(Duration::from_secs(1), listener.accept()).await.is_err());
+        assert_eq!(first.recv(&mut Buffer::new(), 1).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(simulation.was_cut(&first.local_address().unwrap()));
+        simulation.set_faults(Faults::NONE);
+        let second = Stream::connect(&address()).await.unwrap();
+        let (_server, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer, second.local_address().unwrap());
+    });
+}
+
+#[test]
+fn a_stream_moves_with_what_was_received_ahead() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults { completions: 1000, ..Faults::swarm(&random) });
+        run(simulation, async {
+            let (mut server, client) = pair().await;
+            spawn(async move {
+                let mut output = Output::new();
+                output.push_bytes(pattern(10_000));
+                client.send_all(&mut output).await.unwrap();
+                client.peer_closed().await;
+            });
+            let mut received = Vec::new();
+            while received.len() < 10_000 {
+                let mut input = Buffer::new();
+                let _ = timeout(Duration::from_millis(5), server.recv(&mut input, 700)).await;
+                received.extend(input.readable());
+                server = server.detach().unwrap().attach();
+            }
+            assert!(received == pattern(10_000));
+        });
+    });
+}
+
+#[test]
+fn files_are_what_was_put_there_whatever_the_way_of_reading() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        let content = pattern(100_000);
+        simulation.add_file("/www/a/b.txt", &content).unwrap();
+        run(simulation, async {
+            let metadata = files::stat("/www/a".as_ref()).await.unwrap();
+            assert!(metadata.is_directory());
+            assert_eq!(files::stat("/www/x".as_ref()).await.unwrap_err().kind(), ErrorKind::NotFound);
+            let below = files::open("/www/a/b.txt/c".as_ref(), OpenFlags::READ).await.unwrap_err();
+            assert_eq!(below.kind(), ErrorKind::NotADirectory);
+            let file = files::open("/www/a/b.txt".as_ref(), OpenFlags::READ).await.unwrap();
+            assert_eq!(file.metadata().size, 100_000);
+            let mut read = Vec::new();
+            while read.len() < content.len() {
+                let piece = file.read_at(read.len() as u64, 30_000).await.unwrap();
+                assert!(!piece.is_empty());
+                read.extend(&*piece);
+            }
+            assert!(read == content && file.read_at(100_000, 10).await.unwrap().is_empty());
+        });
+    });
+}
+
+#[test]
+fn broken_files_fail_where_they_are_broken() {
+    each_seed(SEEDS, |simulation| {
+        simulation.set_faults(Faults::swarm(&Random::new(simulation.seed())));
+        let content = pattern(10_000);
+        let fails = FileFaults { fails_at: Some(5000), ends_at: None };
+        let ends = FileFaults { fails_at: None, ends_at: Some(6000) };
+        simulation.add_broken_file("/fails", &content, fails).unwrap();
+        simulation.add_broken_file("/ends", &content, ends).unwrap();
+        run(simulation, async {
+            for (path, good, error) in [("/fails", 5000, Some(libc::EIO)), ("/ends", 6000, None)] {
+                let file = files::open(path.as_ref(), OpenFlags::READ).await.unwrap();
+                assert_eq!(file.metadata().size, 10_000);
+                let mut read = Vec::new();
+                let result = loop {
+                    match file.read_at(read.len() as u64, 4096).await {
+                        Ok(piece) if piece.is_empty() => break None,
+                        Ok(piece) => read.extend(&*piece),
+                        Err(error) => break error.raw_os_error(),
+                    }
+                };
+                assert_eq!((&read[..], result), (&content[..good], error));
+            }
+        });
+    });
+}
+
+#[test]
+fn a_file_is_sent_as_it_is() {
+    each_seed(SEEDS, |simulation| {
+        simulation.set_faults(Faults::swarm(&Random::new(simulation.seed())));
+        let content = pattern(150_000);
+        simulation.add_file("/file", &content).unwrap();
+        let broken = FileFaults { fails_at: Some(100_000), ends_at: None };
+        simulation.add_broken_file("/broken", &content, broken).unwrap();
+        run(simulation, async {
+            let (server, client) = pair().await;
+            let sender = spawn_with_result(async move {
+                let mut errors = Vec::new();
+                for path in ["/file", "/broken"] {
+                    let file = files::open(path.as_ref(), OpenFlags::READ).await.unwrap();
+                    let mut offset = 0;
+                    while offset < 150_000 {
+                        match server.sendfile(&file, &mut offset, 150_000).await {
+                            Ok(sent) => assert!(sent > 0),
+                            Err(error) => {
+                                errors.push((offset, error.raw_os_error().unwrap()));
+                                break;
+                            }
+                        }
+                    }
+                }
+                errors
+            });
+            let transcript = Peer::new(Vec::new()).play(client, &Random::new(1)).await;
+            assert_eq!(sender.take().await, [(100_000, libc::EIO)]);
+            let expected = [&content[..], &content[..100_000]].concat();
+            assert!(transcript.received == expected, "{} bytes", transcript.received.len());
+        });
+    });
+}
+
+#[test]
+fn tasks_of_a_pool_end_in_an_order_of_chance_and_never_more_run_than_there_are_threads() {
+    let orders = RefCell::new(Vec::new());
+    each_seed(SEEDS, |simulation| {
+        simulation.set_faults(Faults { task_max: Duration::from_millis(50), ..Faults::NONE });
+        let order = Rc::new(RefCell::new(Vec::new()));
+        run(simulation, async {
+            let pool = ThreadPool::new("simulated", 3, 5);
+            let tasks: Vec<_> = (0..8)
+                .map(|number| {
+                    let (task, order) = (pool.run(move || number), Rc::clone(&order));
+                    spawn_with_result(async move {
+                        assert_eq!(task.await.unwrap(), number);
+                        order.borrow_mut().push(number);
+                    })
+                })
+                .collect();
+            let refused = pool.run(|| ()).await.unwrap_err();
+            assert_eq!(refused.to_string(), "thread pool \"simulated\" queue overflow: 5 tasks waiting");
+            for task in tasks {
+                task.take().await;
+            }
+            assert_eq!(pool.counters().threads, 0, "no thread was started");
+            assert_eq!(simulation.pool_tasks(), 0);
+        });
+        orders.borrow_mut().push(order.take());
+    });
+    let orders = orders.into_inner();
+    assert!(orders.len() < 10 || orders.iter().any(|order| order != &orders[0]));
+}
+
+#[test]
+fn a_panic_in_a_task_of_a_pool_ends_that_task() {
+    run_quiet(async {
+        let result = default_pool().run(|| panic!("a test wanted it")).await;
+        assert_eq!(result, Err::<(), _>(PoolError::Panicked));
+    });
+}
+
+#[test]
+fn timers_and_events_come_in_the_order_of_time() {
+    let simulation = Simulation::new(3, Faults { latency_max: Duration::from_millis(80), ..Faults::NONE });
+    run(&simulation, async {
+        let (server, client) = pair().await;
+        let last = Rc::new(Cell::new(now()));
+        for milliseconds in 0..200 {
+            let last = Rc::clone(&last);
+            spawn(async move {
+                sleep(Duration::from_millis(milliseconds)).await;
+                assert!(now() >= last.replace(now()));
+            });
+        }
+        for _ in 0..5 {
+            let mut output = Output::new();
+            output.push_static(b"x");
+            client.send_all(&mut output).await.unwrap();
+            let sent = now();
+            server.recv(&mut Buffer::new(), 1).await.unwrap();
+            assert!(now() >= last.replace(now()));
+            assert!(now() - sent <= Duration::from_millis(81));
+        }
+        sleep(Duration::from_secs(1)).await;
+    });
+}
+
+#[test]
+#[should_panic(expected = "the simulated world stands still")]
+fn a_task_that_waits_for_ever_is_found() {
+    run_quiet(async {
+        let (server, _client) = pair().await;
+        server.recv(&mut Buffer::new(), 1).await.unwrap();
+    });
+}
+
+#[test]
+#[should_panic(expected = "runs in circles")]
+fn a_task_that_never_rests_is_found() {
+    run_quiet(async {
+        loop {
+            yield_now().await;
+        }
+    });
+}

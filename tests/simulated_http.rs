@@ -1,0 +1,525 @@
+//! HTTP/1 in a simulated world: whatever the network, the disks and the clients do, every request gets its answer, whole,
+//! once and in order, or the connection ends for a reason that can be named; and nothing is left behind.
+//!
+//! The measure is what each request is answered with when nothing goes wrong, and that is compared with what its author
+//! expected. `GALE_SEED` and `GALE_SEEDS` choose the worlds: see CONTRIBUTING.md.
+
+mod simulated;
+
+use std::fmt;
+use std::panic::{catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use gale_engine::process::Worker;
+use gale_engine::serve::Serving;
+use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
+use gale_runtime::{LoopOptions, Stream, leased_bytes, now, panic_count, sleep, task_count};
+use simulated::answer::{Answer, Baseline, Received};
+use simulated::requests::{
+    After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
+};
+use simulated::{SEAT, Site, Task, address, run};
+
+/// How many worlds a test looks at when nobody says.
+const SEEDS: u64 = 30;
+
+/// By how much everything that is late in a world may delay a timeout altogether.
+const LATENESS: Duration = Duration::from_secs(3);
+
+/// What a connection holds when it is full.
+const WINDOW: usize = 64 * 1024;
+
+/// Long enough for every timeout of the server, one after the other.
+const SETTLING: Duration = Duration::from_secs(5000);
+
+struct Known {
+    item: Item,
+    baseline: Baseline,
+}
+
+/// Every request with its answer.
+fn catalogue() -> &'static [Known] {
+    static CATALOGUE: OnceLock<Vec<Known>> = OnceLock::new();
+    CATALOGUE.get_or_init(|| {
+        let known = |item: Item| Known { baseline: Baseline::of(&item), item };
+        items().into_iter().map(known).collect()
+    })
+}
+
+/// How a client's part in a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// Reads all answers and waits until the server closes the connection.
+    Waits,
+    /// Reads all answers and closes.
+    Closes,
+    /// Ends what it sends, and reads until the server closes.
+    HalfCloses,
+    /// Closes or resets when it has sent so many bytes, whatever comes.
+    Vanishes { after: usize, resets: bool },
+    /// Sends so many bytes of one more head, and then nothing.
+    Stalls { head: usize },
+    /// Stops reading after so many bytes, for longer than the server sends to a client that does not read.
+    IsDeaf { after: usize },
+}
+
+/// What one client does.
+#[derive(Clone)]
+struct Plan {
+    items: Vec<usize>,
+    /// Waits for every answer before the next request; else requests follow each other at once.
+    waits: bool,
+    /// Sends pieces of at most so many bytes.
+    piece_max: usize,
+    pause: Duration,
+    reads: Reading,
+    ending: Ending,
+    delay: Duration,
+    /// What is sent behind the last of them, although that one ends the connection.
+    too_late: Option<usize>,
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.items.iter().map(|&index| catalogue()[index].item.name).collect();
+        write!(f, "{names:?}, ")?;
+        write!(f, "waits {}, pieces {} {:?}, {:?}, ", self.waits, self.piece_max, self.pause, self.reads)?;
+        write!(f, "{:?}", self.ending)
+    }
+}
+
+impl Plan {
+    /// A plan of chance.
+    fn new(random: &Random) -> Plan {
+        let count = random.up_to(5);
+        let mut items = Vec::new();
+        for _ in 0..count {
+            let index = random.below(catalogue().len() as u64) as usize;
+            items.push(index);
+            if catalogue()[index].item.after != After::Open {
+                break;
+            }
+        }
+        let is_open = items.iter().all(|&index| catalogue()[index].item.after == After::Open);
+        let sent: usize = items.iter().map(|&index| catalogue()[index].item.length()).sum();
+        let received: usize = items.iter().map(|&index| catalogue()[index].baseline.answer.bytes.len()).sum();
+        let interim = items.iter().any(|&index| catalogue()[index].item.waits());
+        let ending = match random.below(8) {
+            0 => {
+                let after = random.below(sent as u64 + 1) as usize;
+                Ending::Vanishes { after, resets: random.chance(500) }
+            }
+            1 if received > 150_000 && !interim => Ending::IsDeaf { after: random.below(received as u64 / 4) as usize },
+            2 if is_open => Ending::Closes,
+            3 if is_open => Ending::HalfCloses,
+            4 if is_open => Ending::Stalls { head: random.below(STALLED_HEAD.len() as u64) as usize },
+            _ => Ending::Waits,
+        };
+        let reads = match (ending, random.below(4)) {
+            (Ending::IsDeaf { after }, _) => Reading::Until(after),
+            (_, 0) => Reading::Slowly(random.up_to(20_000).max(2000), Duration::from_millis(random.below(1500))),
+            _ => Reading::Eagerly,
+        };
+        let piece_max = *random.pick(&[40, 500, 5000, 100_000]);
+        // As slow as that a body takes longer than each of the timeouts, which only count silence. A head must not.
+        let pauses: &[u64] = if piece_max < 500 { &[0, 100, 20_000] } else { &[0, 100, 20_000, 4_000_000] };
+        Plan {
+            waits: random.chance(500) && !matches!(ending, Ending::IsDeaf { .. }),
+            piece_max,
+            pause: Duration::from_micros(*random.pick(pauses)),
+            reads,
+            ending,
+            delay: Duration::from_millis(random.below(2000)),
+            too_late: None,
+            items,
+        }
+    }
+
+    /// Which requests ask for a head only.
+    fn heads(&self) -> Rc<[bool]> {
+        self.items.iter().map(|&index| catalogue()[index].item.is_head()).collect()
+    }
+
+    /// Waits until so many answers have come.
+    fn awaits(&self, answers: usize) -> Sending {
+        let heads = self.heads();
+        Sending::Await(Rc::new(move |bytes| Received::new(bytes, &heads).complete >= answers))
+    }
+
+    fn script(&self) -> Vec<Sending> {
+        let mut sends = Vec::new();
+        for (number, &index) in self.items.iter().enumerate() {
+            let item = &catalogue()[index].item;
+            if self.waits || item.waits() {
+                sends.push(self.awaits(number));
+            }
+            // When the server gives up is counted from the last byte, which is the first one's time, too.
+            let pause = if matches!(item.after, After::TimedOut(_)) { Duration::ZERO } else { self.pause };
+            sends.extend(item.sends(number, self.heads()).into_iter().map(|step| match step {
+                Sending::Bytes(bytes) => Sending::Pieces(bytes, self.piece_max, pause),
+                step => step,
+            }));
+        }
+        if let Some(index) = self.too_late {
+            sends.extend(catalogue()[index].item.sends(self.items.len(), self.heads()));
+        }
+        match self.ending {
+            Ending::Waits => {}
+            Ending::Closes => sends.extend([self.awaits(self.items.len()), Sending::Close]),
+            Ending::HalfCloses => sends.push(Sending::ShutDown),
+            Ending::Vanishes { after, resets } => {
+                sends = cut_off(sends, after);
+                sends.push(if resets { Sending::Reset } else { Sending::Close });
+            }
+            Ending::Stalls { head } => {
+                if self.waits {
+                    sends.push(self.awaits(self.items.len()));
+                }
+                sends.push(Sending::Bytes(Bytes::from_static(&STALLED_HEAD[..head])));
+            }
+            Ending::IsDeaf { .. } => sends.push(Sending::Pause(SETTLING / 5)),
+        }
+        sends
+    }
+
+    /// Plays it on a connection of its own; `None` if there was none to be had.
+    async fn play(self, random: Random) -> Option<Transcript> {
+        sleep(self.delay).await;
+        let stream = Stream::connect(&address()).await.ok()?;
+        let peer = Peer { sends: self.script(), reads: self.reads, patience: SETTLING };
+        Some(peer.play(stream, &random).await)
+    }
+
+    /// What the client may receive at most: the answers of everything that it has begun to send.
+    fn expected(&self, offered: usize) -> Answer {
+        let (mut answer, mut begins) = (Answer::default(), 0);
+        for &index in &self.items {
+            if offered <= begins {
+                break;
+            }
+            let Known { item, baseline } = &catalogue()[index];
+            answer.append(&baseline.answer);
+            begins += item.length();
+        }
+        answer
+    }
+
+    /// Whether the last answer breaks off because of a file.
+    fn breaks_off(&self) -> bool {
+        let last = self.items.last().map(|&index| catalogue()[index].item.after);
+        matches!(last, Some(After::BrokenOff(_)))
+    }
+
+    /// Whether it may end in the middle of an answer.
+    fn may_break_off(&self) -> bool {
+        matches!(self.ending, Ending::Vanishes { .. } | Ending::IsDeaf { .. }) || self.breaks_off()
+    }
+
+    /// Checks what the client has seen of a server that closes connections when it wants, but never within an answer, and
+    /// answers differently only in saying so.
+    fn check_whole_answers(&self, transcript: &Transcript, was_cut: bool) {
+        let received = Received::new(&transcript.received, &self.heads());
+        assert!(
+            !received.has_part || was_cut || self.may_break_off(),
+            "{:?}",
+            received.bytes.escape_ascii().to_string()
+        );
+        let keeps = self.expected(transcript.offered).first_difference(&received.bytes);
+        if keeps.is_some() {
+            // The last of them says that it is.
+            let mut expected = Answer::default();
+            for (number, &index) in self.items.iter().enumerate() {
+                let answer = &catalogue()[index].baseline.answer;
+                let is_last = number + 1 >= received.complete + usize::from(received.has_part);
+                expected.append(&if is_last { answer.closing() } else { answer.clone() });
+            }
+            assert_eq!(expected.first_difference(&received.bytes), None, "{keeps:?}");
+        }
+    }
+
+    /// Checks what the client has seen.
+    fn check(&self, transcript: &Transcript, was_cut: bool) {
+        let Transcript { received, end, offered, .. } = transcript;
+        let received = &Received::new(received, &self.heads()).bytes;
+        let expected = self.expected(*offered);
+        if let Some(at) = expected.first_difference(received) {
+            let shown =
+                |bytes: &[u8]| String::from_utf8_lossy(&bytes[at.min(bytes.len())..]).chars().take(200).collect();
+            let (received, expected): (String, String) = (shown(received), shown(&expected.bytes));
+            panic!("at {at}: received {received:?}, expected {expected:?}");
+        }
+        assert_ne!(*end, PeerEnd::GaveUp, "the server never closed the connection");
+        if was_cut || matches!(self.ending, Ending::Vanishes { .. }) {
+            return;
+        }
+        let is_whole = received.len() == expected.bytes.len();
+        if let Ending::IsDeaf { after } = self.ending {
+            let must_time_out = expected.bytes.len() > after + WINDOW + 1000;
+            assert!(!(is_whole && must_time_out), "a client that reads nothing got everything");
+            return;
+        }
+        let expected_end = if self.ending == Ending::Closes { PeerEnd::Left } else { PeerEnd::Closed };
+        if !self.breaks_off() {
+            assert!(is_whole, "{} of {} bytes, {end:?}", received.len(), expected.bytes.len());
+            assert_eq!(*end, expected_end);
+        }
+        if let (Some(time), Some(scripted)) = (self.timeout(), transcript.scripted) {
+            // The time runs when the client has everything that came before.
+            let latest = scripted.max(transcript.last_received) + time + LATENESS;
+            let is_right = transcript.ended + LATENESS >= scripted + time && transcript.ended <= latest;
+            assert!(is_right, "the server gave up after {:?} instead of {time:?}", transcript.ended - scripted);
+        }
+    }
+
+    /// How long after the last byte that the client sends the server gives up, if that is how it ends.
+    fn timeout(&self) -> Option<Duration> {
+        match (self.ending, self.items.last().map(|&index| catalogue()[index].item.after)) {
+            (Ending::Stalls { head: 1.. }, _) => Some(CLIENT_HEADER_TIMEOUT),
+            (Ending::Waits, Some(After::TimedOut(time))) => Some(time),
+            _ => None,
+        }
+    }
+}
+
+/// A head that never becomes whole.
+const STALLED_HEAD: &[u8] = b"GET /hello HTTP/1.1\r\nHost: h\r\nX-Slow: ";
+
+/// The first `bytes` bytes of a script, without waiting for anything.
+fn cut_off(sends: Vec<Sending>, mut bytes: usize) -> Vec<Sending> {
+    let mut cut = Vec::new();
+    for step in sends {
+        if let Sending::Pieces(mut piece, max, pause) = step {
+            piece.truncate(bytes);
+            bytes -= piece.len();
+            cut.push(Sending::Pieces(piece, max, pause));
+        }
+    }
+    cut
+}
+
+/// Waits until the server has forgotten everything, and checks that it has.
+async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, tasks: usize) {
+    let deadline = now() + SETTLING;
+    while serving.connections() > 0 && now() < deadline {
+        sleep(Duration::from_secs(1)).await;
+    }
+    // What is on its way, and tasks of pools that nobody waits for.
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(serving.connections(), 0, "connections");
+    assert_eq!(simulation.open_ends(), 0, "sockets");
+    assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
+    assert_eq!(task_count(), tasks, "tasks");
+    assert_eq!(leased_bytes(), 0, "bytes on lease");
+    assert_eq!(panic_count(), 0, "panics");
+}
+
+/// A client that plays its plan.
+struct Client {
+    plan: Plan,
+    task: Task<Option<Transcript>>,
+}
+
+impl Client {
+    fn spawn(plan: Plan, random: &Random) -> Client {
+        Client { task: Task::spawn(plan.clone().play(random.fork())), plan }
+    }
+
+    /// Has what the client has seen checked, and tells its plan if that fails.
+    async fn check(self, simulation: &Simulation, check: fn(&Plan, &Transcript, bool)) {
+        let Some(transcript) = self.task.take().await else { return };
+        let was_cut = simulation.was_cut(&transcript.local);
+        let plan = self.plan;
+        if let Err(panic) = catch_unwind(|| check(&plan, &transcript, was_cut)) {
+            eprintln!("{:?}: {plan:?}", transcript.local);
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Has clients play plans of chance at the same time, and checks what they have seen.
+fn play(simulation: &Simulation, random: &Random) {
+    add_files(simulation);
+    run(simulation, &configuration(), async |serving| {
+        let tasks = task_count();
+        let clients: Vec<_> = (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(random), random)).collect();
+        for client in clients {
+            client.check(simulation, Plan::check).await;
+        }
+        check_nothing_is_left(simulation, serving, tasks).await;
+    });
+}
+
+#[test]
+fn without_faults_every_request_is_answered_as_it_should_be() {
+    for Known { item, baseline } in catalogue() {
+        let (begun, ended) = baseline.times;
+        let time = ended - begun;
+        let expected = match item.after {
+            After::Open => KEEPALIVE_TIMEOUT,
+            After::TimedOut(time) => time,
+            After::Closed | After::BrokenOff(_) => Duration::ZERO,
+        };
+        let is_right = time >= expected && time < expected + Duration::from_millis(10);
+        assert!(is_right, "{}: the connection lasted {time:?}", item.name);
+        assert_eq!(baseline.end, PeerEnd::Closed, "{}", item.name);
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_answers_are_whole_and_in_order() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let mut faults = Faults::swarm(&random);
+        if random.chance(200) {
+            // No client is at fault for a disk that is slower than every timeout.
+            (faults.cold_files, faults.task_max) = (700, SEND_TIMEOUT * 3);
+        }
+        simulation.set_faults(faults);
+        play(simulation, &random);
+    });
+}
+
+#[test]
+fn connections_that_break_or_are_never_made_cost_only_themselves() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults {
+            cuts: *random.pick(&[0, 200, 600]),
+            cut_within: Duration::from_millis(*random.pick(&[10, 500, 4000])),
+            connect_failures: *random.pick(&[0, 200]),
+            accept_aborts: *random.pick(&[0, 200]),
+            ..Faults::swarm(&random)
+        });
+        play(simulation, &random);
+    });
+}
+
+#[test]
+fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        add_files(simulation);
+        let ends: Vec<usize> =
+            (0..catalogue().len()).filter(|&index| catalogue()[index].item.after == After::Closed).collect();
+        let configuration =
+            configuration().replace("lingering_time 300s;", "lingering_close always; lingering_time 300s;");
+        run(simulation, &configuration, async |serving| {
+            let tasks = task_count();
+            let mut plan = Plan::new(&random);
+            plan.items = vec![*random.pick(&ends)];
+            (plan.waits, plan.reads, plan.ending) = (false, Reading::Eagerly, Ending::Waits);
+            plan.too_late = Some(random.below(catalogue().len() as u64) as usize);
+            let transcript = plan.clone().play(random.fork()).await.expect("a connection");
+            let expected = plan.expected(transcript.offered);
+            let received = Received::new(&transcript.received, &plan.heads()).bytes;
+            assert_eq!(expected.first_difference(&received), None, "{plan:?}");
+            assert_eq!(
+                received.len(),
+                expected.bytes.len(),
+                "{plan:?} {:?}",
+                catalogue()[plan.too_late.unwrap()].item.name
+            );
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn a_server_that_ends_finishes_what_it_has_begun() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            // Who sends the next request before the answer has come may lose that answer: TCP takes it back.
+            let plan = |_| Plan { waits: true, ..Plan::new(&random) };
+            let clients: Vec<_> = (0..random.up_to(8)).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
+            sleep(Duration::from_millis(random.below(4000))).await;
+            simulation.note("drains", 0, serving.connections());
+            let quiet = serving.drain();
+            simulation.stop_listening(&address());
+            quiet.await;
+            assert_eq!(serving.connections(), 0);
+            for client in clients {
+                client.check(simulation, Plan::check_whole_answers).await;
+            }
+            // Nothing accepts any more.
+            check_nothing_is_left(simulation, serving, tasks - 1).await;
+        });
+    });
+}
+
+#[test]
+fn more_clients_than_connections_are_served_in_turn() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        add_files(simulation);
+        let configuration = configuration().replace("events { }", "events { worker_connections 4; }");
+        run(simulation, &configuration, async |serving| {
+            let tasks = task_count();
+            let plan = |_| Plan { waits: true, ..Plan::new(&random) };
+            let clients: Vec<_> = (0..8).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
+            for client in clients {
+                client.check(simulation, Plan::check_whole_answers).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(&random) });
+        add_files(simulation);
+        let leased_bytes_max = Some(*random.pick(&[4096, 65536, 200_000, 1 << 20]));
+        let options = LoopOptions { leased_bytes_max, ..LoopOptions::default() };
+        Site::new(simulation, &configuration()).run(options, async |serving| {
+            let tasks = task_count();
+            let clients: Vec<_> = (0..12).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
+            for client in clients {
+                // Answers may be refusals, and may break off.
+                let check = |plan: &Plan, transcript: &Transcript, _| {
+                    Received::new(&transcript.received, &plan.heads());
+                };
+                client.check(simulation, check).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn nobody_notices_a_reload() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        add_files(simulation);
+        let site = Site::new(simulation, &configuration());
+        site.run(LoopOptions::default(), async |serving| {
+            let tasks = task_count();
+            let clients: Vec<_> = (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
+            let mut old = Vec::new();
+            for _ in 0..random.up_to(5) {
+                sleep(Duration::from_millis(random.below(1500))).await;
+                simulation.note("reloads", 0, serving.connections());
+                let configuration = site.build();
+                old.push(Arc::downgrade(&configuration));
+                serving.commit(SEAT, configuration).await;
+            }
+            for client in clients {
+                client.check(simulation, Plan::check).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+            let held = old.iter().filter(|configuration| configuration.strong_count() > 0).count();
+            assert_eq!(held, 1, "configurations are held");
+        });
+    });
+}
