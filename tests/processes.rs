@@ -403,7 +403,8 @@ fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
     for master in ["on", "off"] {
         let fifo = FullFifo::make();
         let text = |answer: &str| {
-            let text = http_configuration(driver, &format!("server {{ listen %UNIX%; return 200 {answer}; }}"));
+            let locations = format!("location = /pid {{ return 200 $pid; }} location / {{ return 200 {answer}; }}");
+            let text = http_configuration(driver, &format!("server {{ listen %UNIX%; {locations} }}"));
             let text = text.replace("%DIR%/error.log", fifo.path().to_str().expect("text"));
             format!("master_process {master};\n{text}")
         };
@@ -418,12 +419,13 @@ fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
             kill(server.pid(), Signal::USR1);
         }
         if master == "on" {
+            let worker = |server: &Server| Pid::from_raw(server.get("/pid").text().parse().expect("a number"));
             for _ in 0..3 {
-                let worker = server.worker();
-                kill(worker, Signal::KILL);
-                assert!(wait_ended(worker));
+                let before = worker(&server).expect("positive");
+                kill(before, Signal::KILL);
+                assert!(wait_ended(before));
+                assert_ne!(worker(&server), Some(before));
                 assert_eq!(server.get("/").text(), "3");
-                assert_ne!(server.worker(), worker);
             }
         }
         server.end(if driver == Driver::Epoll { Signal::TERM } else { Signal::QUIT });

@@ -278,10 +278,12 @@ impl Server {
         Pid::from_raw(text.trim_end().parse().expect("a number")).expect("positive")
     }
 
-    /// The worker process.
+    /// The worker process. (The helper of a reload may still be about to end when that is over.)
     #[track_caller]
     pub fn worker(&self) -> Pid {
-        let children = children_of(self.pid_in_file());
+        let mut children = children_of(self.pid_in_file());
+        let is_worker = |line: String| !line.is_empty() && !line.contains(": reload helper");
+        children.retain(|child| is_worker(processes::command_line(*child)));
         match children.as_slice() {
             [worker] => *worker,
             _ => panic!("one worker process, not {children:?}\n{self}"),

@@ -30,10 +30,7 @@ pub fn wait_ended(pid: Pid) -> bool {
 pub(super) fn wait_none_left(directory: &Path) -> Vec<String> {
     for pid in in_directory(directory) {
         if !wait_ended(pid) {
-            let describe = |pid: &Pid| {
-                let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                format!("{pid} {}", String::from_utf8_lossy(&line).replace('\0', " "))
-            };
+            let describe = |pid: &Pid| format!("{pid} {}", command_line(*pid));
             return in_directory(directory).iter().map(describe).collect();
         }
         reap(pid);
@@ -68,6 +65,12 @@ pub fn in_directory(directory: &Path) -> Vec<Pid> {
     let is_inside =
         |pid: &Pid| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|working| working.starts_with(directory));
     all().filter(is_inside).collect()
+}
+
+/// The command line of a process; empty when it has ended.
+pub(super) fn command_line(pid: Pid) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
 /// The children of a process that still run.
