@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use rustix::fs::{CWD, FileType, Mode};
-use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, descriptors_of, http_configuration, with_each_driver};
+use rustix::process::{Signal, kill_process};
+use support::{
+    Client, Driver, HAS_TEST_HOOKS, Server, Setup, descriptors_of, http_configuration, wait_ended, with_each_driver,
+};
 
 with_each_driver!(
     connections_of_a_stalled_worker_are_answered_by_another,
@@ -18,6 +21,9 @@ with_each_driver!(
     with_accept_mutex_a_full_worker_hands_over,
     accept_mutex_comes_and_goes_with_a_reload,
     sockets_of_workers_that_go_are_adopted_and_given_back,
+    connections_at_a_removed_address_need_room,
+    nobody_waits_while_a_new_binary_takes_over,
+    memory_is_shared_out_again_when_the_number_of_workers_changes,
 );
 
 /// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their addresses.
@@ -154,7 +160,7 @@ struct Churn {
 }
 
 impl Churn {
-    fn begin(server: &Server) -> Churn {
+    fn begin(server: &Server, threads: usize) -> Churn {
         let is_over = Arc::new(AtomicBool::new(false));
         let address = server.directory.address(1);
         let work = move |is_over: Arc<AtomicBool>| {
@@ -173,7 +179,7 @@ impl Churn {
             let is_over = Arc::clone(&is_over);
             thread::spawn(move || work(is_over))
         };
-        Churn { threads: (0..4).map(|_| thread()).collect(), is_over }
+        Churn { threads: (0..threads).map(|_| thread()).collect(), is_over }
     }
 
     /// How many connections there were; every one was answered and closed in order.
@@ -193,7 +199,7 @@ fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
         let mut server = Setup::configuration(&with_workers(4)).start();
         let worker = server.worker();
         let descriptors = descriptors_of(worker);
-        let churn = Churn::begin(&server);
+        let churn = Churn::begin(&server, 4);
         for _ in 0..3 {
             for workers in [1, 4, 2, 3, 4] {
                 server.reload(&with_workers(workers));
@@ -209,4 +215,82 @@ fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
         });
         server.stop();
     }
+}
+
+/// A request without its end.
+const HALF: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+
+fn connections_at_a_removed_address_need_room(driver: Driver) {
+    let configuration = |listen: &str, answer: &str| {
+        let text = http_configuration(driver, &format!("server {{ listen %TCP%; {listen} return 200 {answer}; }}"));
+        let text = text.replace("worker_processes 2;", "worker_processes 1;");
+        text.replace(NO_TURNS, "worker_connections 8;")
+    };
+    let mut server = Setup::configuration(&configuration("listen %TCP2%;", "old")).start();
+    // The other address was listened to when there was room, so the first there is accepted beyond the limit.
+    let mut busy: Vec<Client> = [1, 1, 1, 1, 1, 1, 1, 1, 2].map(|address| server.connect_tcp(address)).into();
+    for client in &mut busy {
+        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "old");
+    }
+    let mut waiting: Vec<Client> = (0..8).map(|_| server.connect_tcp(2)).collect();
+    waiting.iter_mut().for_each(|client| client.send(format!("{HALF}\r\n")));
+    server.reload(&configuration("", "new"));
+    server.wait_logged(&format!("connections that wait at {} are given up, 9 are open", server.directory.address(2)));
+    for client in &mut waiting {
+        assert!(client.read_to_end().is_empty(), "accepted although there is no room\n{server}");
+    }
+    for client in &mut busy {
+        client.send("\r\n");
+        assert_eq!(client.response().text(), "old");
+    }
+    busy.truncate(8);
+    for client in &mut busy {
+        assert_eq!(client.get("/").text(), "new");
+    }
+    server.stop();
+}
+
+fn nobody_waits_while_a_new_binary_takes_over(driver: Driver) {
+    let mut server = Setup::http(driver, "server { listen %TCP%; return 200 hello; }").start();
+    // One at a time: a connection that nobody looks after would wait for the next one, which never comes.
+    let churn = Churn::begin(&server, 1);
+    for _ in 0..16 {
+        let old = server.pid_in_file();
+        kill_process(old, Signal::USR2).expect("it runs");
+        server.wait_notified("READY=1");
+        kill_process(old, Signal::QUIT).expect("it runs");
+        if old == server.pid() {
+            assert!(server.wait_exited().success(), "{server}");
+        }
+        assert!(wait_ended(old));
+    }
+    assert!(churn.end() > 0);
+    kill_process(server.pid_in_file(), Signal::QUIT).expect("it runs");
+    server.assert_nothing_left();
+}
+
+fn memory_is_shared_out_again_when_the_number_of_workers_changes(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let with_workers = |workers: usize| {
+        let text = http_configuration(driver, "server { listen %UNIX%; location / { test_leases; } }");
+        text.replace("worker_processes 2;", &format!("worker_processes {workers};"))
+    };
+    let mut server = Setup::configuration(&with_workers(2)).start();
+    let worker = server.worker();
+    let mut kept = server.connect();
+    let share = |client: &mut Client| client.get("/").text().parse::<usize>().expect("a number");
+    let half = share(&mut kept);
+    server.reload(&with_workers(4));
+    assert_eq!(share(&mut kept), half / 2, "on a loop that was there");
+    for _ in 0..8 {
+        assert_eq!(share(&mut server.connect()), half / 2, "on any loop");
+    }
+    server.reload(&with_workers(1));
+    let whole = share(&mut server.connect());
+    assert!(whole / 2 == half, "{whole} for one, {half} for each of two");
+    assert_eq!(server.worker(), worker);
+    server.stop();
 }

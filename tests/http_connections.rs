@@ -253,7 +253,9 @@ fn idle_connections_make_room_for_new_ones(driver: Driver) {
     let server = one_worker(driver, 40, HELLO).start();
     let mut kept: Vec<Client> = (0..40).map(|_| server.connect()).collect();
     kept.iter_mut().for_each(assert_hello);
-    assert_hello(&mut server.connect());
+    let mut newcomer = server.connect();
+    // The second answer belongs to a later turn of the loop: the end of those that made room has been told by then.
+    (0..2).for_each(|_| assert_hello(&mut newcomer));
     server.wait_logged("40 worker_connections are not enough");
     // Those that were idle are gone, as a client has to expect of any idle connection.
     let closed = kept.iter().filter(|client| client.is_closed()).count();

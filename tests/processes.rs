@@ -4,12 +4,14 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::net::TcpListener;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, OFlags};
 use rustix::process::{Pid, Signal};
 use support::{Client, Driver, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver};
 
@@ -29,6 +31,7 @@ with_each_driver!(
     a_panic_costs_one_connection,
     one_process_does_everything_without_a_master,
     a_new_binary_takes_over,
+    a_log_that_nobody_reads_holds_nothing_up,
 );
 
 fn kill(pid: Pid, signal: Signal) {
@@ -366,6 +369,67 @@ fn a_log_on_a_full_disk_stops_nobody() {
     server.reload(&text.replace("200 x", "200 y"));
     assert_eq!(client.get("/x").text(), "y");
     server.end(Signal::TERM);
+}
+
+/// A FIFO that takes nothing more.
+struct FullFifo {
+    directory: support::Directory,
+    /// Open for reading, too, so that opening it does not fail.
+    _ends: fs::File,
+}
+
+impl FullFifo {
+    fn make() -> FullFifo {
+        let directory = support::Directory::new();
+        let path = directory.path().join("fifo");
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+        let mut ends = fs::File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(&path)
+            .expect("ours");
+        let full = std::iter::repeat_with(|| ends.write(&[b'\n'; 4096])).find_map(Result::err).expect("it has an end");
+        assert_eq!(full.kind(), std::io::ErrorKind::WouldBlock);
+        FullFifo { directory, _ends: ends }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.directory.path().join("fifo")
+    }
+}
+
+fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
+    for master in ["on", "off"] {
+        let fifo = FullFifo::make();
+        let text = |answer: &str| {
+            let locations = format!("location = /pid {{ return 200 $pid; }} location / {{ return 200 {answer}; }}");
+            let text = http_configuration(driver, &format!("server {{ listen %UNIX%; {locations} }}"));
+            let text = text.replace("%DIR%/error.log", fifo.path().to_str().expect("text"));
+            format!("master_process {master};\n{text}")
+        };
+        let mut server = Setup::configuration(&text("0")).start();
+        let mut client = server.connect();
+        for number in 1..=3 {
+            server.reload(&text(&number.to_string()));
+            assert_eq!(client.get("/").text(), number.to_string());
+            // What is wrong with it has to be told, and cannot be.
+            server.reload("bogus;");
+            assert_eq!(client.get("/").text(), number.to_string());
+            kill(server.pid(), Signal::USR1);
+        }
+        if master == "on" {
+            let worker = |server: &Server| Pid::from_raw(server.get("/pid").text().parse().expect("a number"));
+            for _ in 0..3 {
+                let before = worker(&server).expect("positive");
+                kill(before, Signal::KILL);
+                assert!(wait_ended(before));
+                assert_ne!(worker(&server), Some(before));
+                assert_eq!(server.get("/").text(), "3");
+            }
+        }
+        server.end(if driver == Driver::Epoll { Signal::TERM } else { Signal::QUIT });
+    }
 }
 
 /// A small file system of our own, unmounted when dropped.

@@ -1,123 +1,37 @@
-//! cpu: CPU time per request of every server, in turn and again in turn, so that drift of the machine hits them alike.
+//! cpu: CPU time per request of every server, and how far each is from the floor.
 //!
-//! The judged figure is the CPU time of all processes of the server, divided by the requests that it answered: it
-//! holds whether or not the server's core is saturated. Beside it stand the utilisation of both cores, which say
-//! whether the client was the limit, and how busy the server's core was with anything else.
-
-use std::time::Duration;
+//! All servers run from the beginning and are asked in turn, the floors first. Ratios are computed round by round, because
+//! what disturbs a round disturbs all of it.
 
 use serde::Serialize;
 
 use crate::Measured;
+use crate::case::{self, Case, Row};
+use crate::client::ClientKind;
 use crate::options::Options;
-use crate::process::{self, CoreTime};
-use crate::report::{self, Document, Spread};
-use crate::servers::{FILE_BYTES, Kind, Program, Running, SMALL_BODY, Setting};
-use crate::wrk::{self, Figures};
-
-/// What is asked for, and how.
-#[derive(Debug, Clone)]
-pub struct Case {
-    pub name: &'static str,
-    pub title: String,
-    pub path: &'static str,
-    pub connections: u32,
-    pub is_short: bool,
-    pub body_bytes: usize,
-}
-
-/// The cases that the options ask for.
-pub fn cases(options: &Options) -> Result<Vec<Case>, String> {
-    let mut cases = Vec::new();
-    for &connections in &options.connections {
-        let keepalive = |name, path, body_bytes, what: &str| Case {
-            name,
-            title: format!("{what}, {connections} keep-alive connections"),
-            path,
-            connections,
-            is_short: false,
-            body_bytes,
-        };
-        cases.push(keepalive("return", "/return", SMALL_BODY.len(), "2-byte answer"));
-        cases.push(keepalive("file", "/file", FILE_BYTES, "1 KiB file"));
-    }
-    cases.push(Case {
-        name: "short",
-        title: format!("2-byte answer, short connections, {} at a time", options.short_connections),
-        path: "/return",
-        connections: options.short_connections,
-        is_short: true,
-        body_bytes: SMALL_BODY.len(),
-    });
-    cases.retain(|case| options.has_case(case.name));
-    if cases.is_empty() { Err("there is no such case: return, file, short".to_owned()) } else { Ok(cases) }
-}
-
-impl Case {
-    /// The servers that this case compares. nginx's cache of open files changes only files, and is not its default:
-    /// both ways are measured.
-    pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
-        let mut all = Vec::new();
-        for program in programs {
-            all.push(program.clone());
-            if self.name == "file" && program.kind == Kind::Nginx {
-                let label = format!("{} + open_file_cache", program.label);
-                all.push(Program { label, open_file_cache: true, ..program.clone() });
-            }
-        }
-        all
-    }
-
-    pub fn setting(&self, options: &Options) -> Setting {
-        Setting { is_short: self.is_short, core: Some(options.server_core), floor_body_bytes: self.body_bytes }
-    }
-
-    pub fn run<'a>(&self, url: &'a str, run_time: Duration, options: &Options) -> wrk::Run<'a> {
-        let core = options.client_core;
-        wrk::Run { url, connections: self.connections, is_short: self.is_short, run_time, core }
-    }
-}
-
-/// One run against one server.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Sample {
-    round: u32,
-    /// CPU time of the server per request, in microseconds.
-    server_us: f64,
-    client_us: f64,
-    /// CPU time of the server in the time of the run: 1.0 is a saturated core.
-    server_utilisation: f64,
-    client_utilisation: f64,
-    /// How busy the two cores were altogether.
-    server_core_busy: f64,
-    client_core_busy: f64,
-    #[serde(flatten)]
-    figures: Figures,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    server: String,
-    server_us: Spread,
-    client_us: f64,
-    requests_per_second: f64,
-    server_utilisation: f64,
-    client_utilisation: f64,
-    other_load_of_server_core: f64,
-    limit: &'static str,
-    latency_p50_us: f64,
-    latency_p99_us: f64,
-    errors: u64,
-    samples: Vec<Sample>,
-    #[serde(skip)]
-    kind: Kind,
-}
+use crate::report::{self, Column, Document, Spread, percent};
+use crate::servers::{Kind, Program};
 
 #[derive(Debug, Serialize)]
 struct Table {
     case: &'static str,
     title: String,
     rows: Vec<Row>,
+    comparisons: Vec<Comparison>,
+    #[serde(skip)]
+    on_cores_of_their_own: bool,
+}
+
+/// Gale beside nginx, by rounds.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    gale: String,
+    nginx: String,
+    ratio: Spread,
+    /// (Gale − floor) / (nginx − floor), the floor being that of epoll; None where it was not measured.
+    above_floor: Option<Spread>,
+    /// The same, each over the floor of its own driver.
+    above_own_floor: Option<Spread>,
 }
 
 /// Measures every case with every server.
@@ -125,93 +39,39 @@ pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(None)?;
     let mut tables = Vec::new();
     for case in cases(options)? {
-        eprintln!("{}:", case.title);
-        tables.push(measure_case(options, &programs, &case)?);
+        let setting = case.setting();
+        let servers: Vec<_> = case.programs(&programs).into_iter().map(|program| (program, setting.clone())).collect();
+        let rows = case::measure_in_turn(options, &case, &servers)?;
+        tables.push(Table {
+            case: case.name,
+            comparisons: comparisons(&rows),
+            rows,
+            title: case.title,
+            on_cores_of_their_own: case.workers == 1,
+        });
     }
     let body: String = tables.iter().map(|table| table.markdown(options)).collect();
-    let holds = tables.iter().all(|table| table.rows.iter().all(|row| row.errors == 0));
+    let holds = tables.iter().all(|table| table.rows.iter().all(|row| row.errors() == 0));
     Ok((Document::new("cpu", "CPU time per request", &programs, &(body + NOTES), &tables)?, holds))
 }
 
 const NOTES: &str = "\
-Server µs: CPU time of all processes of the server per request, median (least – greatest) of the rounds. \
-Server, client: share of its core that each used; other: what else kept the server's core busy. \
-Limit: \"server\" where the server used at least 95 % of its core; \"client\" where the client did so instead (compare CPU time there, not requests per second), \"others\" where other \
-programs took the server's core: measure again.\n";
+Server µs: CPU time of all processes of the server per request, median (least – greatest) of the rounds. Both: with \
+the client's; cores: the time that both cores were busy, with whatever. \
+Server, client: share of a core that each used; other: what else kept the server's core busy. \
+Limit: \"server\" where the server used at least 95 % of its core; \"client\" where the client did so instead (compare \
+CPU time there, not requests per second), \"others\" where other programs took the server's core: measure again. \
+Above the floor: (Gale − floor) / (nginx − floor), round by round; the floor of epoll for both, or that of its own \
+driver for each.\n";
 
-fn measure_case(options: &Options, programs: &[Program], case: &Case) -> Result<Table, String> {
-    let programs = case.programs(programs);
-    // All run from the beginning; those that are not asked stay asleep.
-    let servers: Vec<Running> =
-        programs.iter().map(|program| program.start(case.setting(options))).collect::<Result<_, _>>()?;
-    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); servers.len()];
-    for round in 0..=options.rounds {
-        for (server, samples) in servers.iter().zip(&mut samples) {
-            // The first round fills caches and is not counted.
-            let run_time = if round == 0 { Duration::from_secs(1) } else { options.run_time };
-            let sample = measure_once(options, case, server, round, run_time)?;
-            if round > 0 {
-                eprintln!("  round {round}, {}: {:.2} µs", server.label, sample.server_us);
-                samples.push(sample);
-            }
-        }
-    }
-    let rows = programs.iter().zip(samples).map(|(program, samples)| Row::new(program, samples)).collect();
-    Ok(Table { case: case.name, title: case.title.clone(), rows })
-}
-
-fn measure_once(
-    options: &Options,
-    case: &Case,
-    server: &Running,
-    round: u32,
-    run_time: Duration,
-) -> Result<Sample, String> {
-    let processes = server.root.tree();
-    let cores = || (CoreTime::read(options.server_core), CoreTime::read(options.client_core));
-    let before = (process::cpu_time(&processes), cores());
-    let (figures, client) = wrk::run(&case.run(&server.url(case.path), run_time, options))?;
-    let after = (process::cpu_time(&processes), cores());
-    if server.root.tree() != processes {
-        return Err(format!("{}: its processes changed during the run", server.label));
-    }
-    let server_time = after.0 - before.0;
-    let per_request = |time: Duration| time.as_secs_f64() * 1e6 / figures.requests as f64;
-    let share = |time: Duration| time.as_secs_f64() / figures.duration().as_secs_f64();
-    Ok(Sample {
-        round,
-        server_us: per_request(server_time),
-        client_us: per_request(client),
-        server_utilisation: share(server_time),
-        client_utilisation: share(client),
-        server_core_busy: after.1.0.utilisation_since(before.1.0),
-        client_core_busy: after.1.1.utilisation_since(before.1.1),
-        figures,
-    })
-}
-
-impl Row {
-    fn new(program: &Program, samples: Vec<Sample>) -> Row {
-        let median = |figure: fn(&Sample) -> f64| Spread::of(samples.iter().map(figure)).median;
-        let server_utilisation = median(|sample| sample.server_utilisation);
-        let client_utilisation = median(|sample| sample.client_utilisation);
-        let other_load = median(|sample| sample.server_core_busy - sample.server_utilisation).max(0.0);
-        Row {
-            server: program.label.clone(),
-            kind: program.kind,
-            server_us: Spread::of(samples.iter().map(|sample| sample.server_us)),
-            client_us: median(|sample| sample.client_us),
-            requests_per_second: median(|sample| sample.figures.requests_per_second),
-            server_utilisation,
-            client_utilisation,
-            other_load_of_server_core: other_load,
-            limit: limit(server_utilisation, client_utilisation, other_load),
-            latency_p50_us: median(|sample| sample.figures.latency_p50_us),
-            latency_p99_us: median(|sample| sample.figures.latency_p99_us),
-            errors: samples.iter().map(|sample| sample.figures.errors).sum(),
-            samples,
-        }
-    }
+fn cases(options: &Options) -> Result<Vec<Case>, String> {
+    let client = options.client.unwrap_or(ClientKind::Wrk);
+    let mut cases: Vec<Case> =
+        options.connections.iter().map(|&connections| Case::keepalive(options, client, connections)).collect();
+    cases.push(Case::file(options, client, options.connections[0]));
+    cases.push(Case::short(options));
+    cases.push(Case { name: "short-pair", ..Case::short(options).on_all_cores(options, 2) });
+    options.chosen_cases(cases)
 }
 
 /// Who could not do more.
@@ -227,75 +87,85 @@ fn limit(server_utilisation: f64, client_utilisation: f64, other_load: f64) -> &
     }
 }
 
+fn comparisons(rows: &[Row]) -> Vec<Comparison> {
+    let floor = |driver: &str, deferred: bool| {
+        let is_it = |row: &&Row| {
+            let Program { kind, driver: own, deferred: own_deferred, .. } = &row.program;
+            *kind == Kind::Floor && own.as_deref() == Some(driver) && *own_deferred == deferred
+        };
+        rows.iter().find(is_it)
+    };
+    let compare = |gale: &Row| {
+        let deferred = gale.program.deferred;
+        let is_like = |row: &&Row| row.program.kind == Kind::Nginx && row.program.deferred == deferred;
+        let nginx = rows.iter().find(is_like)?;
+        let epoll_floor = floor("epoll", deferred);
+        Some(Comparison {
+            gale: gale.server.clone(),
+            nginx: nginx.server.clone(),
+            ratio: by_round(gale, nginx, None),
+            above_floor: epoll_floor.map(|floor| by_round(gale, nginx, Some((floor, floor)))),
+            above_own_floor: floor(gale.program.driver.as_deref().unwrap_or("epoll"), deferred)
+                .zip(epoll_floor)
+                .map(|floors| by_round(gale, nginx, Some(floors))),
+        })
+    };
+    rows.iter().filter(|row| row.program.kind == Kind::Gale).filter_map(compare).collect()
+}
+
+/// What Gale needs in each round, divided by what nginx needs in it, after their floors have been taken off.
+fn by_round(gale: &Row, nginx: &Row, floors: Option<(&Row, &Row)>) -> Spread {
+    let rounds = 0..gale.samples.len().min(nginx.samples.len());
+    Spread::of(rounds.map(|round| {
+        let of = |row: &Row| row.samples[round].server_us;
+        let (gale_floor, nginx_floor) = floors.map_or((0.0, 0.0), |(gale, nginx)| (of(gale), of(nginx)));
+        (of(gale) - gale_floor) / (of(nginx) - nginx_floor)
+    }))
+}
+
 impl Table {
     fn markdown(&self, options: &Options) -> String {
         let seconds = options.run_time.as_secs();
         let mut text = format!("## {}\n\n{} rounds of {seconds} s\n\n", self.title, options.rounds);
-        let header = [
-            "server",
-            "server µs",
-            "client µs",
-            "both µs",
-            "requests/s",
-            "server",
-            "client",
-            "other",
-            "limit",
-            "p50 µs",
-            "p99 µs",
-            "errors",
+        let other_load = |row: &Row| row.median(|sample| sample.server_cores_busy - sample.server_utilisation).max(0.0);
+        let limit = |row: &Row| {
+            let server = row.median(|sample| sample.server_utilisation);
+            limit(server, row.median(|sample| sample.client_utilisation), other_load(row)).to_owned()
+        };
+        let other = |row: &Row| percent(other_load(row));
+        let mut columns: Vec<Column<Row>> = vec![
+            ("server", &|row| row.server.clone()),
+            ("server µs", &|row| row.spread(|sample| sample.server_us).to_string()),
+            ("client µs", &|row| format!("{:.2}", row.median(|sample| sample.client_us))),
+            ("both µs", &|row| format!("{:.2}", row.median(|sample| sample.server_us + sample.client_us))),
+            ("cores µs", &|row| format!("{:.2}", row.median(|sample| sample.cores_us))),
+            ("requests/s", &|row| format!("{:.0}", row.median(|sample| sample.figures.requests_per_second))),
+            ("server", &|row| percent(row.median(|sample| sample.server_utilisation))),
+            ("client", &|row| percent(row.median(|sample| sample.client_utilisation))),
         ];
-        let rows: Vec<Vec<String>> = self.rows.iter().map(Row::cells).collect();
-        text.push_str(&report::table(&header, &rows));
-        text.push_str(&self.ratios());
+        if self.on_cores_of_their_own {
+            columns.push(("other", &other));
+            columns.push(("limit", &limit));
+        }
+        columns.push(("p50 µs", &|row| format!("{:.0}", row.median(|sample| sample.figures.latency_p50_us))));
+        columns.push(("p99 µs", &|row| format!("{:.0}", row.median(|sample| sample.figures.latency_p99_us))));
+        columns.push(("errors", &|row| row.errors().to_string()));
+        text.push_str(&report::table_of(&self.rows, &columns));
+        if !self.comparisons.is_empty() {
+            let or_dash = |spread: &Option<Spread>| spread.map_or("–".to_owned(), |spread| spread.to_string());
+            text.push('\n');
+            text.push_str(&report::table_of(
+                &self.comparisons,
+                &[
+                    ("round by round", &|one| format!("{} / {}", one.gale, one.nginx)),
+                    ("ratio", &|one| one.ratio.to_string()),
+                    ("above the floor of epoll", &|one| or_dash(&one.above_floor)),
+                    ("above their own floors", &|one| or_dash(&one.above_own_floor)),
+                ],
+            ));
+        }
         text.push('\n');
         text
-    }
-
-    /// Gale above the floor, compared with nginx above the floor.
-    fn ratios(&self) -> String {
-        let of = |kind: Kind| self.rows.iter().find(move |row| row.kind == kind);
-        let Some(nginx) = of(Kind::Nginx) else {
-            return String::new();
-        };
-        let mut text = String::new();
-        for gale in self.rows.iter().filter(|row| row.kind == Kind::Gale) {
-            let (gale_us, nginx_us) = (gale.server_us.median, nginx.server_us.median);
-            // Round by round, because what disturbs a round disturbs both.
-            let rounds = gale.samples.iter().zip(&nginx.samples);
-            let ratio = Spread::of(rounds.map(|(gale, nginx)| gale.server_us / nginx.server_us));
-            text.push_str(&format!(
-                "\n{} / {}, round by round: {:.2} ({:.2} – {:.2})",
-                gale.server, nginx.server, ratio.median, ratio.least, ratio.greatest
-            ));
-            if let Some(floor) = of(Kind::Floor) {
-                let above = |us: f64| us - floor.server_us.median;
-                text.push_str(&format!("; above the floor {:.2} µs / {:.2} µs", above(gale_us), above(nginx_us)));
-            }
-            text.push('\n');
-        }
-        text
-    }
-}
-
-impl Row {
-    fn cells(&self) -> Vec<String> {
-        let percent = |share: f64| format!("{:.0} %", share * 100.0);
-        let Spread { median, least, greatest } = self.server_us;
-        vec![
-            self.server.clone(),
-            format!("{median:.2} ({least:.2} – {greatest:.2})"),
-            format!("{:.2}", self.client_us),
-            format!("{:.2}", median + self.client_us),
-            format!("{:.0}", self.requests_per_second),
-            percent(self.server_utilisation),
-            percent(self.client_utilisation),
-            percent(self.other_load_of_server_core),
-            self.limit.to_owned(),
-            format!("{:.0}", self.latency_p50_us),
-            format!("{:.0}", self.latency_p99_us),
-            self.errors.to_string(),
-        ]
     }
 }
 

@@ -5,22 +5,30 @@
 //! absolute (a failed request, a connection that did not survive): the exit status is then 1. It refuses to
 //! measure a server that does not answer correctly first.
 
+mod accept;
+mod case;
+mod client;
 mod cpu;
 mod floor;
-mod load;
+mod idle;
+mod instructions;
 mod memory;
 mod options;
 mod process;
+mod profile;
 mod reload;
 mod report;
 mod respawn;
+mod ring;
+mod scaling;
 mod servers;
 mod syscalls;
-mod wrk;
+mod under_load;
 
 use std::process::ExitCode;
 
 use options::Options;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What a measurement gives back: the document and whether every absolute figure holds.
 type Measured = Result<(report::Document, bool), String>;
@@ -37,6 +45,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// A measurement, its name, and whether it is one of `all`.
+type Entry = (&'static str, fn(&Options) -> Measured, bool);
+
+/// In the order of `all`.
+const MEASUREMENTS: &[Entry] = &[
+    ("cpu", cpu::measure, true),
+    ("syscalls", syscalls::measure, true),
+    ("idle", idle::measure, true),
+    ("accept", accept::measure, true),
+    ("scaling", scaling::measure, true),
+    ("reload", reload::measure, true),
+    ("respawn", respawn::measure, true),
+    // They say where to look, not how good it is.
+    ("instructions", instructions::measure, false),
+    ("profile", profile::measure, false),
+];
+
 fn run(args: &[String]) -> Result<bool, String> {
     let Some((measurement, rest)) = args.split_first() else {
         eprint!("{}", options::USAGE);
@@ -46,29 +71,36 @@ fn run(args: &[String]) -> Result<bool, String> {
         print!("{}", options::USAGE);
         return Ok(true);
     }
-    if measurement == "floor" {
-        return floor::main(rest).map(|()| true);
+    match measurement.as_str() {
+        // Parts that the harness starts as processes of their own.
+        "floor" => return floor::main(rest).map(|()| true),
+        "lean" => return client::lean::main(rest).map(|()| true),
+        _ => {}
+    }
+    let is_chosen = |(name, _, in_all): &&Entry| if measurement == "all" { *in_all } else { measurement == name };
+    let chosen: Vec<&Entry> = MEASUREMENTS.iter().filter(is_chosen).collect();
+    if chosen.is_empty() {
+        return Err(format!("there is no measurement \"{measurement}\"\n\n{}", options::USAGE));
     }
     let options = Options::parse(rest)?;
-    let one = |measure: fn(&Options) -> Measured| {
-        let (document, holds) = measure(&options)?;
+    raise_descriptor_limit();
+    // All of them, also after one that does not hold.
+    let mut holds = true;
+    for (_, measure, _) in chosen {
+        let (document, held) = measure(&options)?;
         document.publish(&options.results)?;
-        Ok::<bool, String>(holds)
-    };
-    match measurement.as_str() {
-        "cpu" => one(cpu::measure),
-        "syscalls" => one(syscalls::measure),
-        "reload" => one(reload::measure),
-        "respawn" => one(respawn::measure),
-        "all" => {
-            let measurements = [cpu::measure, syscalls::measure, reload::measure, respawn::measure];
-            // All of them, also after one that does not hold.
-            let mut holds = true;
-            for measure in measurements {
-                holds &= one(measure)?;
-            }
-            Ok(holds)
-        }
-        other => Err(format!("there is no measurement \"{other}\"\n\n{}", options::USAGE)),
+        holds &= held;
+    }
+    Ok(holds)
+}
+
+/// As many descriptors as `idle` may need, or as many as we are allowed; the servers inherit the limit.
+fn raise_descriptor_limit() {
+    const ENOUGH: u64 = 65_536;
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: Some(ENOUGH), maximum: Some(limit.maximum.unwrap_or(ENOUGH).max(ENOUGH)) };
+    if setrlimit(Resource::Nofile, wanted).is_err() {
+        // Only root raises the maximum.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }

@@ -1,18 +1,23 @@
-//! memory: resident memory of a server, all processes together, and its open descriptors.
+//! memory: what processes hold in user space, and what the kernel holds for everybody.
+//!
+//! The kernel does not say whose its memory is, so it is read for the whole machine, before and after, on one that does
+//! nothing else meanwhile.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::process::Process;
 
-/// One reading. PSS counts a page that several processes share once.
+/// One reading of some processes. PSS counts a page that several of them share once.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Memory {
     pub processes: usize,
     pub descriptors: usize,
     pub rss_kib: u64,
     pub pss_kib: u64,
+    pub private_dirty_kib: u64,
 }
 
 impl Memory {
@@ -22,6 +27,7 @@ impl Memory {
             let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", process.id)).unwrap_or_default();
             memory.rss_kib += field(&rollup, "Rss:");
             memory.pss_kib += field(&rollup, "Pss:");
+            memory.private_dirty_kib += field(&rollup, "Private_Dirty:");
             memory.descriptors += process.descriptors();
             memory.processes += 1;
         }
@@ -34,8 +40,31 @@ impl Memory {
     }
 }
 
-fn field(rollup: &str, name: &str) -> u64 {
-    let line = rollup.lines().find_map(|line| line.strip_prefix(name));
+/// Memory of the kernel's own objects: slabs, stacks, page tables, per-core memory; in KiB. Read when it has come to
+/// rest, since freed objects wait for the other cores.
+pub fn kernel_kib() -> u64 {
+    const PAUSE: Duration = Duration::from_millis(100);
+    const TIME_LIMIT: Duration = Duration::from_secs(3);
+    const REST_KIB: u64 = 64;
+    let deadline = Instant::now() + TIME_LIMIT;
+    let mut last = kernel_kib_now();
+    loop {
+        std::thread::sleep(PAUSE);
+        let now = kernel_kib_now();
+        if now.abs_diff(last) <= REST_KIB || Instant::now() >= deadline {
+            return now;
+        }
+        last = now;
+    }
+}
+
+fn kernel_kib_now() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    ["Slab:", "KernelStack:", "PageTables:", "Percpu:"].iter().map(|name| field(&meminfo, name)).sum()
+}
+
+fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
@@ -47,5 +76,10 @@ mod tests {
     fn fields_are_found_by_their_whole_name() {
         let rollup = "7f00-7fff ---p [rollup]\nRss:   1200 kB\nPss:    800 kB\nPss_Dirty:  700 kB\n";
         assert_eq!((field(rollup, "Rss:"), field(rollup, "Pss:"), field(rollup, "Swap:")), (1200, 800, 0));
+    }
+
+    #[test]
+    fn the_kernel_has_memory() {
+        assert!(kernel_kib() > 0);
     }
 }

@@ -5,28 +5,42 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::case::Case;
+use crate::client::ClientKind;
 use crate::servers::{Kind, Program};
 
 pub const USAGE: &str = "\
 usage: cargo xtask bench MEASUREMENT [OPTION…]
 
-  cpu        CPU time per request: keep-alive, a 1 KiB file, short connections; all servers in turn
-  syscalls   system calls per request
-  reload     many reloads in a row under load, every answer checked; memory before and after
-  respawn    the worker process killed under load; time until served again
-  all        the four of them
+  cpu           CPU time per request: keep-alive, a 1 KiB file, short connections; all servers in turn
+  syscalls      system calls per request, the server's core saturated
+  idle          memory per idle keep-alive connection
+  accept        shared socket, reuseport, accept_mutex: requests/s, latency, spread over two workers
+  scaling       one against two workers: CPU time, task switches, futex calls
+  instructions  user-space instructions per request (callgrind)
+  profile       where the user-space time goes (perf record)
+  reload        many reloads in a row under load, every answer checked; memory before and after
+  respawn       the worker process killed under load; time until served again
+  all           everything except instructions and profile
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
   --server LABEL=KIND:PATH
                          one more server; KIND: nginx, gale, h2o, haproxy. May be repeated
-  --gale-use A,B         measure gale once per driver, with `use A;` in events (epoll, io_uring)
-  --servers A,B          only those labels (default: all that are there; for reload and respawn: gale)
-  --cases A,B            cpu, syscalls: return, file, short (default: all)
-  --connections N[,N]    keep-alive connections (default: 128)
+  --gale-use A,B         measure gale once per driver, with `use A;` in events (default: epoll,io_uring);
+                         `default` says nothing there
+  --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
+  --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too
+  --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
+  --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
+                         of syscalls: the last)
   --short-connections N  connections of the short case (default: 64)
-  --rounds N             cpu: 5; respawn: 5
-  --seconds S            one run of cpu or syscalls (default: 4)
+  --idle-connections N   idle: 10000
+  --idle-seconds N       idle: how long the connections are then left alone (default: 10)
+  --rounds N             5; idle: 3
+  --seconds S            one run (default: 4)
+  --requests N           instructions: 5000
+  --callgrind-gale PATH  instructions: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
                          where server and client are pinned (default: 0 and 1)
   --reloads N            default: 1000
@@ -37,15 +51,22 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
 
 #[derive(Debug)]
 pub struct Options {
-    /// The floor first, then the others in the order in which they are measured.
+    /// The floors first, then the others in the order in which they are measured.
     pub programs: Vec<Program>,
     /// Labels given with --servers.
     pub chosen: Option<Vec<String>>,
     pub cases: Option<Vec<String>>,
+    pub client: Option<ClientKind>,
+    /// At least one.
     pub connections: Vec<u32>,
     pub short_connections: u32,
+    pub idle_connections: usize,
+    pub idle_time: Duration,
     pub rounds: u32,
+    pub idle_rounds: u32,
     pub run_time: Duration,
+    pub requests: u32,
+    pub callgrind_gale: Option<PathBuf>,
     pub server_core: usize,
     pub client_core: usize,
     pub reloads: u32,
@@ -61,10 +82,16 @@ impl Options {
             programs: Vec::new(),
             chosen: None,
             cases: None,
-            connections: vec![128],
+            client: None,
+            connections: vec![128, 500],
             short_connections: 64,
+            idle_connections: 10_000,
+            idle_time: Duration::from_secs(10),
             rounds: 5,
+            idle_rounds: 3,
             run_time: Duration::from_secs(4),
+            requests: 5000,
+            callgrind_gale: None,
             server_core: 0,
             client_core: 1,
             reloads: 1000,
@@ -76,12 +103,14 @@ impl Options {
         let mut gale = bench.join("../target/release/gale");
         let mut h2o = PathBuf::from("h2o");
         let mut haproxy = PathBuf::from("haproxy");
-        let mut drivers: Vec<String> = Vec::new();
+        let mut drivers = vec!["epoll".to_owned(), "io_uring".to_owned()];
         let mut more = Vec::new();
         let mut args = args.iter();
         while let Some(option) = args.next() {
             let value = args.next().ok_or_else(|| format!("{option} needs a value\n\n{USAGE}"))?;
             let list = || value.split(',').map(str::to_owned).collect::<Vec<String>>();
+            let count = || number(option, value).map(|number| number as usize);
+            let seconds = || number(option, value).map(|number| Duration::from_secs(number.into()));
             match option.as_str() {
                 "--nginx" => nginx = PathBuf::from(value),
                 "--gale" => gale = PathBuf::from(value),
@@ -91,24 +120,33 @@ impl Options {
                 "--gale-use" => drivers = list(),
                 "--servers" => options.chosen = Some(list()),
                 "--cases" => options.cases = Some(list()),
+                "--client" => options.client = Some(client(value)?),
                 "--connections" => {
                     options.connections = list().iter().map(|n| number(option, n)).collect::<Result<_, _>>()?;
                 }
                 "--short-connections" => options.short_connections = number(option, value)?,
-                "--rounds" => options.rounds = number(option, value)?,
-                "--seconds" => {
-                    options.run_time = Duration::from_secs(number(option, value)?.into());
+                "--idle-connections" => options.idle_connections = count()?,
+                "--idle-seconds" => options.idle_time = seconds()?,
+                "--rounds" => {
+                    options.rounds = number(option, value)?;
+                    options.idle_rounds = options.rounds;
                 }
+                "--seconds" => options.run_time = seconds()?,
+                "--requests" => options.requests = number(option, value)?,
+                "--callgrind-gale" => options.callgrind_gale = Some(PathBuf::from(value)),
                 "--server-core" => options.server_core = core(option, value)?,
                 "--client-core" => options.client_core = core(option, value)?,
                 "--reloads" => options.reloads = number(option, value)?,
-                "--keepalive-clients" => options.keepalive_clients = number(option, value)? as usize,
-                "--short-clients" => options.short_clients = number(option, value)? as usize,
+                "--keepalive-clients" => options.keepalive_clients = count()?,
+                "--short-clients" => options.short_clients = count()?,
                 "--results" => options.results = PathBuf::from(value),
                 other => return Err(format!("there is no option {other}\n\n{USAGE}")),
             }
         }
-        options.programs.push(Program::new("floor", Kind::Floor, Path::new("floor")));
+        for driver in ["epoll", "io_uring"] {
+            let floor = Program::new("floor", Kind::Floor, Path::new("floor"));
+            options.programs.push(floor.with_driver(driver));
+        }
         options.programs.push(Program::new("nginx", Kind::Nginx, &nginx));
         options.programs.extend(gale_programs(&gale, &drivers));
         options.programs.push(Program::new("h2o", Kind::H2o, &h2o));
@@ -139,23 +177,28 @@ impl Options {
         Ok(servers)
     }
 
-    pub fn has_case(&self, name: &str) -> bool {
-        self.cases.as_ref().is_none_or(|cases| cases.iter().any(|case| case == name))
+    /// Those of the cases that were chosen, all of them where none was.
+    pub fn chosen_cases(&self, mut cases: Vec<Case>) -> Result<Vec<Case>, String> {
+        let mut names: Vec<&str> = cases.iter().map(|case| case.name).collect();
+        names.dedup();
+        let names = names.join(", ");
+        cases.retain(|case| self.cases.as_ref().is_none_or(|chosen| chosen.iter().any(|name| name == case.name)));
+        if cases.is_empty() { Err(format!("no case was chosen; there are {names}")) } else { Ok(cases) }
     }
 }
 
 fn gale_programs(binary: &Path, drivers: &[String]) -> Vec<Program> {
-    if drivers.is_empty() {
-        return vec![Program::new("gale", Kind::Gale, binary)];
+    let gale = Program::new("gale", Kind::Gale, binary);
+    let with = |driver: &String| if driver == "default" { gale.clone() } else { gale.clone().with_driver(driver) };
+    drivers.iter().map(with).collect()
+}
+
+fn client(text: &str) -> Result<ClientKind, String> {
+    match text {
+        "wrk" => Ok(ClientKind::Wrk),
+        "lean" => Ok(ClientKind::Lean),
+        _ => Err(format!("--client needs wrk or lean, not \"{text}\"")),
     }
-    drivers
-        .iter()
-        .map(|driver| {
-            let mut program = Program::new(&format!("gale {driver}"), Kind::Gale, binary);
-            program.driver = Some(driver.clone());
-            program
-        })
-        .collect()
 }
 
 fn parse_server(text: &str) -> Result<Program, String> {
@@ -191,8 +234,18 @@ mod tests {
     #[test]
     fn the_floor_is_measured_first() {
         let labels = |options: &Options| options.programs.iter().map(|p| p.label.clone()).collect::<Vec<_>>();
-        let options = parse(&["--gale-use", "epoll,io_uring", "--server", "old=nginx:/n"]).unwrap();
-        assert_eq!(labels(&options), ["floor", "nginx", "gale epoll", "gale io_uring", "h2o", "haproxy", "old"]);
+        let options = parse(&["--server", "old=nginx:/n"]).unwrap();
+        let expected =
+            ["floor epoll", "floor io_uring", "nginx", "gale epoll", "gale io_uring", "h2o", "haproxy", "old"];
+        assert_eq!(labels(&options), expected);
+    }
+
+    #[test]
+    fn a_name_means_every_driver() {
+        let options = parse(&["--gale-use", "default", "--servers", "floor"]).unwrap();
+        let labels: Vec<String> = options.servers(None).unwrap().into_iter().map(|program| program.label).collect();
+        assert_eq!(labels, ["floor epoll", "floor io_uring"]);
+        assert!(options.programs.iter().any(|program| program.label == "gale"));
     }
 
     #[test]
@@ -203,7 +256,9 @@ mod tests {
 
     #[test]
     fn wrong_options_are_refused() {
-        for words in [&["--rounds"][..], &["--rounds", "0"], &["--server", "a=b"], &["--fast", "1"]] {
+        for words in
+            [&["--rounds"][..], &["--rounds", "0"], &["--server", "a=b"], &["--fast", "1"], &["--client", "ab"]]
+        {
             assert!(parse(words).is_err(), "{words:?}");
         }
     }

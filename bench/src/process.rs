@@ -4,7 +4,9 @@
 //! they are exact for threads that sleep, so readings are taken before the load begins and after it has ended.
 //! A process that ends between two looks is left out, never an error.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -29,16 +31,25 @@ impl Process {
         read_stat(self.id).is_some_and(|stat| stat.process == self && stat.is_alive())
     }
 
+    /// Whether it has been stopped by a signal.
+    pub fn is_stopped(self) -> bool {
+        read_stat(self.id).is_some_and(|stat| stat.process == self && stat.state == 'T')
+    }
+
     /// CPU time of its threads so far. Of threads that have ended it knows nothing.
     pub fn cpu_time(self) -> Duration {
+        self.threads().values().map(|thread| thread.cpu_time).sum()
+    }
+
+    /// What its threads have done so far, by their numbers.
+    pub fn threads(self) -> Threads {
         let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id)) else {
-            return Duration::ZERO;
+            return Threads::new();
         };
-        let nanoseconds = tasks.flatten().filter_map(|task| {
-            let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
-            schedstat.split_whitespace().next()?.parse::<u64>().ok()
-        });
-        Duration::from_nanos(nanoseconds.sum())
+        tasks
+            .flatten()
+            .filter_map(|task| Some((task.file_name().to_str()?.parse().ok()?, Thread::read(&task.path())?)))
+            .collect()
     }
 
     /// The children, in the order of their numbers.
@@ -65,9 +76,43 @@ impl Process {
     }
 }
 
-/// CPU time of a whole tree.
-pub fn cpu_time(processes: &[Process]) -> Duration {
-    processes.iter().map(|process| process.cpu_time()).sum()
+/// Threads by their numbers.
+pub type Threads = BTreeMap<u32, Thread>;
+
+/// What a thread has done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Thread {
+    pub cpu_time: Duration,
+    /// How often it went to sleep, and how often it was made to wait.
+    pub voluntary_switches: u64,
+    pub involuntary_switches: u64,
+}
+
+impl Thread {
+    fn read(directory: &Path) -> Option<Thread> {
+        let schedstat = fs::read_to_string(directory.join("schedstat")).ok()?;
+        let status = fs::read_to_string(directory.join("status")).ok()?;
+        let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        Some(Thread {
+            cpu_time: Duration::from_nanos(schedstat.split_whitespace().next()?.parse().ok()?),
+            voluntary_switches: count("voluntary_ctxt_switches:")?,
+            involuntary_switches: count("nonvoluntary_ctxt_switches:")?,
+        })
+    }
+
+    /// What it has done since `earlier`.
+    pub fn since(self, earlier: Thread) -> Thread {
+        Thread {
+            cpu_time: self.cpu_time.saturating_sub(earlier.cpu_time),
+            voluntary_switches: self.voluntary_switches.saturating_sub(earlier.voluntary_switches),
+            involuntary_switches: self.involuntary_switches.saturating_sub(earlier.involuntary_switches),
+        }
+    }
+}
+
+/// The threads of a whole tree.
+pub fn threads(processes: &[Process]) -> Threads {
+    processes.iter().flat_map(|process| process.threads()).collect()
 }
 
 /// CPU time of all children of this program that have ended and been waited for; in ticks of 10 ms.
@@ -78,7 +123,7 @@ pub fn ended_children_cpu_time() -> Duration {
     Duration::from_millis((ticks(13) + ticks(14)) * TICK_MS)
 }
 
-/// How long a core has been busy, and how long it has been there at all.
+/// How long cores have been busy, and how long they have been there at all.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CoreTime {
     busy: u64,
@@ -86,35 +131,47 @@ pub struct CoreTime {
 }
 
 impl CoreTime {
-    pub fn read(core: usize) -> CoreTime {
+    /// Of all these cores together.
+    pub fn read(cores: &[usize]) -> CoreTime {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-        let name = format!("cpu{core} ");
-        let line = stat.lines().find(|line| line.starts_with(&name)).unwrap_or("");
-        // user nice system idle iowait irq softirq steal; the guest columns are contained in user.
-        let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|t| t.parse().ok()).collect();
-        let total = ticks.iter().sum();
-        let idle = ticks.iter().skip(3).take(2).sum::<u64>();
-        CoreTime { busy: total - idle, total }
+        let mut time = CoreTime::default();
+        for core in cores {
+            let name = format!("cpu{core} ");
+            let line = stat.lines().find(|line| line.starts_with(&name)).unwrap_or("");
+            // user nice system idle iowait irq softirq steal; the guest columns are contained in user.
+            let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|t| t.parse().ok()).collect();
+            let total: u64 = ticks.iter().sum();
+            time.total += total;
+            time.busy += total - ticks.iter().skip(3).take(2).sum::<u64>();
+        }
+        time
     }
 
-    /// Share of the time since `earlier` that the core was busy, with whatever: 0 to 1.
+    /// Share of the time since `earlier` that the cores were busy, with whatever: 0 to 1.
     pub fn utilisation_since(self, earlier: CoreTime) -> f64 {
         let total = self.total.saturating_sub(earlier.total).max(1);
         self.busy.saturating_sub(earlier.busy) as f64 / total as f64
     }
+
+    /// For how long the cores were busy since `earlier`, added up.
+    pub fn busy_since(self, earlier: CoreTime) -> Duration {
+        Duration::from_millis(self.busy.saturating_sub(earlier.busy) * TICK_MS)
+    }
 }
 
-/// Starts a command whose processes all stay on one core.
-pub fn spawn_pinned(command: &mut Command, core: usize) -> Result<Child, String> {
+/// Starts a command whose processes all stay on these cores.
+pub fn spawn_pinned(command: &mut Command, cores: &[usize]) -> Result<Child, String> {
     let name = command.get_program().display().to_string();
     let mut only = CpuSet::new();
-    if core >= CpuSet::MAX_CPU {
-        return Err(format!("there is no core {core}"));
+    for &core in cores {
+        if core >= CpuSet::MAX_CPU {
+            return Err(format!("there is no core {core}"));
+        }
+        only.set(core);
     }
-    only.set(core);
     // A child inherits the affinity of the thread that starts it.
     let before = sched_getaffinity(None).map_err(|error| format!("affinity: {error}"))?;
-    sched_setaffinity(None, &only).map_err(|error| format!("core {core}: {error}"))?;
+    sched_setaffinity(None, &only).map_err(|error| format!("cores {cores:?}: {error}"))?;
     let child = command.spawn().map_err(|error| format!("{name}: {error}"));
     sched_setaffinity(None, &before).map_err(|error| format!("affinity: {error}"))?;
     child

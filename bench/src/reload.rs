@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::Measured;
-use crate::load::{self, Connection, Load, Totals};
+use crate::client::load::{self, Connection, Totals};
 use crate::memory::Memory;
 use crate::options::Options;
-use crate::report::{self, Document, Spread};
-use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, Setting};
+use crate::report::{self, Spread};
+use crate::servers::{POLL_INTERVAL, Program, Running};
+use crate::under_load::{self, UnderLoad};
 
 const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Old workers of a server that replaces its processes get this long to go before the memory is read.
@@ -56,26 +57,18 @@ struct Check {
 
 /// Measures every chosen server; Gale when none is chosen.
 pub fn measure(options: &Options) -> Measured {
-    let programs = options.servers(Some(&["gale"]))?;
-    let mut outcomes = Vec::new();
-    for program in &programs {
-        eprintln!("{}: {} reloads", program.label, options.reloads);
-        outcomes.push(measure_one(options, program)?);
-    }
-    let body: String = outcomes.iter().map(Outcome::markdown).collect();
-    let holds = outcomes.iter().all(|outcome| outcome.checks.iter().all(|check| check.holds));
-    Ok((Document::new("reload", "Reloads in a row under load", &programs, &body, &outcomes)?, holds))
+    under_load::measure_each(options, "reload", "Reloads in a row under load", measure_one)
 }
 
 fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
-    let setting = Setting { is_short: false, core: None, floor_body_bytes: SMALL_BODY.len() };
-    let server = program.start(setting)?;
+    let server = under_load::start_unpinned(program)?;
     let mut old_connection =
         Connection::open(&server.address).map_err(|failure| format!("first connection: {failure:?}"))?;
     old_connection.request("/return", false).map_err(|failure| format!("first request: {failure:?}"))?;
 
-    let load = Load::start(&server.address, options.keepalive_clients, options.short_clients);
-    warm_up(&server, &load)?;
+    let under_load = UnderLoad::start(options, server);
+    under_load.wait_for_answers(WARM_UP_ANSWERS)?;
+    let UnderLoad { load, server } = under_load;
     let memory_before = Memory::read(&server.root.tree());
     let begun = Instant::now();
     let mut course = Course::default();
@@ -122,22 +115,6 @@ fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> 
         memory_growth,
         checks,
     })
-}
-
-fn warm_up(server: &Running, load: &Load) -> Result<(), String> {
-    let deadline = Instant::now() + RELOAD_TIME_LIMIT * 6;
-    while load.answered() < WARM_UP_ANSWERS {
-        if Instant::now() >= deadline {
-            return Err(format!(
-                "{} answers too slowly: {:?}\n{}",
-                server.label,
-                load.totals(),
-                server.error_log_end()
-            ));
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-    Ok(())
 }
 
 /// Waits until there are no more processes than before, or the time is up: what is then still there counts.
@@ -204,7 +181,11 @@ impl Course {
     }
 }
 
-impl Outcome {
+impl under_load::Outcome for Outcome {
+    fn holds(&self) -> bool {
+        self.checks.iter().all(|check| check.holds)
+    }
+
     fn markdown(&self) -> String {
         let mut text = format!("## {}\n\n", self.server);
         for check in &self.checks {
@@ -215,8 +196,7 @@ impl Outcome {
         }
         text.push_str(&format!(
             "\n{} of {} reloads in {:.1} s; from signal to effect {:.1} ms (median), {:.1} ms (p99), {:.1} ms (most). \
-             The old connection: {}.\n\nLoad: {} requests over kept-alive connections, {} over short ones, {} failed \
-             ({} of the harness's own besides); {} closes announced by the server; longest answer {:.1} ms.\n\n",
+             The old connection: {}. {} requests of the harness itself failed.\n\n",
             self.reloads_done,
             self.reloads_asked,
             self.seconds,
@@ -224,33 +204,24 @@ impl Outcome {
             self.effect_p99_ms,
             self.effect_ms.greatest,
             self.old_connection,
-            self.load.keepalive_requests,
-            self.load.short_requests,
-            self.load.failed,
             self.failed_probes,
-            self.load.announced_closes,
-            self.load.longest_ms,
         ));
-        for (kind, count) in &self.load.failures {
-            text.push_str(&format!("- {kind}: {count}\n"));
-        }
-        let row = |when: String, memory: &Memory| {
-            vec![
-                when,
-                memory.processes.to_string(),
-                memory.descriptors.to_string(),
-                memory.rss_kib.to_string(),
-                memory.pss_kib.to_string(),
-            ]
-        };
-        let mut rows = vec![row("before".to_owned(), &self.memory_before)];
-        rows.extend(self.memory_course.iter().map(|(reloads, memory)| row(format!("{reloads} reloads"), memory)));
-        rows.push(row("after, settled".to_owned(), &self.memory_after));
-        text.push_str(&format!(
-            "\n{}\nGrowth (PSS): {:.1} %\n\n",
-            report::table(&["", "processes", "descriptors", "RSS KiB", "PSS KiB"], &rows),
-            self.memory_growth * 100.0
-        ));
+        text.push_str(&under_load::load_markdown(&self.load));
+        let mut readings = vec![("before".to_owned(), self.memory_before)];
+        readings.extend(self.memory_course.iter().map(|(reloads, memory)| (format!("{reloads} reloads"), *memory)));
+        readings.push(("after, settled".to_owned(), self.memory_after));
+        type Reading = (String, Memory);
+        let table = report::table_of(
+            &readings,
+            &[
+                ("", &|(when, _): &Reading| when.clone()),
+                ("processes", &|(_, memory)| memory.processes.to_string()),
+                ("descriptors", &|(_, memory)| memory.descriptors.to_string()),
+                ("RSS KiB", &|(_, memory)| memory.rss_kib.to_string()),
+                ("PSS KiB", &|(_, memory)| memory.pss_kib.to_string()),
+            ],
+        );
+        text.push_str(&format!("{table}\nGrowth (PSS): {:.1} %\n", self.memory_growth * 100.0));
         text
     }
 }

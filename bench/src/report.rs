@@ -89,6 +89,13 @@ pub struct Spread {
     pub greatest: f64,
 }
 
+impl std::fmt::Display for Spread {
+    /// `median (least – greatest)`, two decimals.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.2} ({:.2} – {:.2})", self.median, self.least, self.greatest)
+    }
+}
+
 impl Spread {
     /// All zero when there is no sample.
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
@@ -104,7 +111,7 @@ impl Spread {
 }
 
 /// A Markdown table; every row has as many cells as `header`.
-pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
     for row in rows {
         debug_assert_eq!(row.len(), header.len());
@@ -113,9 +120,30 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// A column of a table about things of one kind: its name, and what stands in it.
+pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
+
+/// A Markdown table with a row for each of `items`.
+pub fn table_of<'a, T: 'a>(items: impl IntoIterator<Item = &'a T>, columns: &[Column<T>]) -> String {
+    let header: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let cells = |item| columns.iter().map(|(_, cell)| cell(item)).collect();
+    table(&header, &items.into_iter().map(cells).collect::<Vec<Vec<String>>>())
+}
+
+/// A share, 1.0 being 100 %.
+pub fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_has_a_row_for_each() {
+        let text = table_of(&[1, 2], &[("number", &|n: &i32| n.to_string()), ("square", &|n| (n * n).to_string())]);
+        assert_eq!(text, "| number | square |\n|---|---|\n| 1 | 1 |\n| 2 | 4 |\n");
+    }
 
     #[test]
     fn the_median_of_an_even_number_lies_between() {

@@ -9,11 +9,12 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::load::{self, Load, Totals};
+use crate::client::load::{self, Totals};
 use crate::options::Options;
 use crate::process::Process;
-use crate::report::{self, Document};
-use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, Setting, send_signal};
+use crate::report;
+use crate::servers::{POLL_INTERVAL, Program, SMALL_BODY, send_signal};
+use crate::under_load::{self, UnderLoad};
 
 const RESPAWN_TIME_LIMIT: Duration = Duration::from_secs(30);
 /// What the issue asks for.
@@ -41,54 +42,48 @@ struct Kill {
 
 /// Measures every chosen server; Gale when none is chosen.
 pub fn measure(options: &Options) -> Measured {
-    let programs = options.servers(Some(&["gale"]))?;
-    let mut outcomes = Vec::new();
-    for program in &programs {
-        eprintln!("{}: {} kills", program.label, options.rounds);
-        outcomes.push(measure_one(options, program)?);
-    }
-    let holds = outcomes.iter().all(|o| o.kills.iter().all(|kill| kill.served_ms <= SERVED_AGAIN_MAX_MS));
-    let body: String = outcomes.iter().map(Outcome::markdown).collect();
-    Ok((Document::new("respawn", "Worker process killed under load", &programs, &body, &outcomes)?, holds))
+    under_load::measure_each(options, "respawn", "Worker process killed under load", measure_one)
 }
 
 fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
-    let setting = Setting { is_short: false, core: None, floor_body_bytes: SMALL_BODY.len() };
-    let server = program.start(setting)?;
-    let load = Load::start(&server.address, options.keepalive_clients, options.short_clients);
+    let under_load = UnderLoad::start(options, under_load::start_unpinned(program)?);
     let mut kills = Vec::new();
     for _ in 0..options.rounds {
-        wait_for_answers(&server, &load, ANSWERS_BETWEEN)?;
-        let before = load.totals().failed;
-        let mut kill = kill_worker(&server)?;
+        under_load.wait_for_answers(ANSWERS_BETWEEN)?;
+        let before = under_load.load.totals().failed;
+        let mut kill = kill_worker(&under_load)?;
         // By now every client has met the new worker or failed on the old one.
-        wait_for_answers(&server, &load, ANSWERS_BETWEEN)?;
-        kill.failed = load.totals().failed - before;
+        under_load.wait_for_answers(ANSWERS_BETWEEN)?;
+        kill.failed = under_load.load.totals().failed - before;
         eprintln!("  served again after {:.1} ms", kill.served_ms);
         kills.push(kill);
     }
-    Ok(Outcome { server: program.label.clone(), kills, load: load.stop() })
+    let UnderLoad { load, server } = under_load;
+    let load = load.stop();
+    drop(server);
+    Ok(Outcome { server: program.label.clone(), kills, load })
 }
 
-fn kill_worker(server: &Running) -> Result<Kill, String> {
-    let worker = worker_of(server)?;
+fn kill_worker(under_load: &UnderLoad) -> Result<Kill, String> {
+    let server = &under_load.server;
+    let worker = worker_of(under_load)?;
     let begun = Instant::now();
     let elapsed_ms = || begun.elapsed().as_secs_f64() * 1000.0;
     let within_limit = |what: &str| {
         if begun.elapsed() < RESPAWN_TIME_LIMIT {
             return Ok(());
         }
-        Err(format!("{}: {what} within {RESPAWN_TIME_LIMIT:?}\n{}", server.label, server.error_log_end()))
+        Err(under_load.failed(&format!("{what} within {RESPAWN_TIME_LIMIT:?}")))
     };
     send_signal(worker, Signal::KILL)?;
     while worker.is_alive() {
-        within_limit("the worker is not gone")?;
+        within_limit("has a worker that is not gone")?;
         std::thread::yield_now();
     }
     let gone_ms = elapsed_ms();
     let mut failed_probes = 0;
     while load::request_once(&server.address, "/return", RESPAWN_TIME_LIMIT).as_deref() != Ok(SMALL_BODY) {
-        within_limit("nobody is served")?;
+        within_limit("serves nobody")?;
         failed_probes += 1;
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -96,53 +91,30 @@ fn kill_worker(server: &Running) -> Result<Kill, String> {
 }
 
 /// The master's child that has worked most: helpers have done next to nothing.
-fn worker_of(server: &Running) -> Result<Process, String> {
-    let children = server.root.children();
+fn worker_of(under_load: &UnderLoad) -> Result<Process, String> {
+    let children = under_load.server.root.children();
     let worker = children.into_iter().filter(|child| child.is_alive()).max_by_key(|child| child.cpu_time());
-    worker.ok_or_else(|| format!("{} has no worker process", server.label))
+    worker.ok_or_else(|| under_load.failed("has no worker process"))
 }
 
-fn wait_for_answers(server: &Running, load: &Load, answers: u64) -> Result<(), String> {
-    let (target, deadline) = (load.answered() + answers, Instant::now() + RESPAWN_TIME_LIMIT);
-    while load.answered() < target {
-        if Instant::now() >= deadline {
-            return Err(format!(
-                "{} answers too slowly: {:?}\n{}",
-                server.label,
-                load.totals(),
-                server.error_log_end()
-            ));
-        }
-        std::thread::sleep(POLL_INTERVAL);
+impl under_load::Outcome for Outcome {
+    fn holds(&self) -> bool {
+        self.kills.iter().all(|kill| kill.served_ms <= SERVED_AGAIN_MAX_MS)
     }
-    Ok(())
-}
 
-impl Outcome {
     fn markdown(&self) -> String {
-        let rows: Vec<Vec<String>> = self
-            .kills
-            .iter()
-            .enumerate()
-            .map(|(index, kill)| {
-                vec![
-                    (index + 1).to_string(),
-                    format!("{:.1}", kill.gone_ms),
-                    format!("{:.1}", kill.served_ms),
-                    kill.failed.to_string(),
-                    kill.failed_probes.to_string(),
-                ]
-            })
-            .collect();
-        let header = ["kill", "gone after ms", "served again after ms", "failed requests", "failed probes"];
-        let mut text = format!("## {}\n\n{}\n", self.server, report::table(&header, &rows));
-        text.push_str(&format!(
-            "Load: {} requests over kept-alive connections, {} over short ones, {} failed; longest answer {:.1} ms.\n\n",
-            self.load.keepalive_requests, self.load.short_requests, self.load.failed, self.load.longest_ms
-        ));
-        for (kind, count) in &self.load.failures {
-            text.push_str(&format!("- {kind}: {count}\n"));
-        }
-        text
+        let numbered: Vec<(usize, &Kill)> = self.kills.iter().enumerate().collect();
+        type Numbered<'a> = (usize, &'a Kill);
+        let table = report::table_of(
+            &numbered,
+            &[
+                ("kill", &|(index, _): &Numbered| (index + 1).to_string()),
+                ("gone after ms", &|(_, kill)| format!("{:.1}", kill.gone_ms)),
+                ("served again after ms", &|(_, kill)| format!("{:.1}", kill.served_ms)),
+                ("failed requests", &|(_, kill)| kill.failed.to_string()),
+                ("failed probes", &|(_, kill)| kill.failed_probes.to_string()),
+            ],
+        );
+        format!("## {}\n\n{table}\n{}", self.server, under_load::load_markdown(&self.load))
     }
 }

@@ -1,7 +1,6 @@
 //! servers: the programs that are compared, the configuration that each gets, how they are started and ended.
 //!
-//! Every server runs with one worker and without an access log, in a folder of its own, and answers the same three
-//! addresses: `/return` with two bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the
+//! Every server runs without an access log, in a folder of its own, and answers the same three addresses: `/return` with two bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the
 //! number of its configuration. Only processes that this harness started are ended. Invariant: a `Running` has
 //! answered correctly once.
 
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::load;
+use crate::client::load;
 use crate::process::{self, Process};
 
 /// The two bytes of `/return`.
@@ -44,18 +43,63 @@ pub struct Program {
     pub driver: Option<String>,
     /// With nginx's cache of open files, which is not on by default.
     pub open_file_cache: bool,
+    /// With `listen … deferred` (TCP_DEFER_ACCEPT), which h2o uses without being asked: a connection is accepted only
+    /// when its request is there.
+    pub deferred: bool,
     /// What the binary says of itself; empty until `resolve`.
     pub version: String,
 }
 
+/// How several workers come to their connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepting {
+    /// One socket, all of them woken.
+    Shared,
+    /// One socket each.
+    Reuseport,
+    /// One socket, in turns.
+    Mutex,
+}
+
+impl Accepting {
+    pub fn name(self) -> &'static str {
+        match self {
+            Accepting::Shared => "shared",
+            Accepting::Reuseport => "reuseport",
+            Accepting::Mutex => "accept_mutex on",
+        }
+    }
+}
+
 /// What a server is started for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Setting {
     /// One request per connection (the floor has a mode of its own for it).
     pub is_short: bool,
-    pub core: Option<usize>,
+    /// Where it may run.
+    pub cores: Option<Vec<usize>>,
     /// Bytes of the floor's body.
     pub floor_body_bytes: usize,
+    pub workers: usize,
+    pub accepting: Accepting,
+    /// How many connections it must be able to hold.
+    pub connections_max: usize,
+    /// As one process, and perhaps under another program, whose words these are.
+    pub alone_under: Option<Vec<String>>,
+}
+
+impl Default for Setting {
+    fn default() -> Setting {
+        Setting {
+            is_short: false,
+            cores: None,
+            floor_body_bytes: SMALL_BODY.len(),
+            workers: 1,
+            accepting: Accepting::Shared,
+            connections_max: 4096,
+            alone_under: None,
+        }
+    }
 }
 
 /// A started server. It is ended when this is dropped.
@@ -66,6 +110,7 @@ pub struct Running {
     /// The process that was started: the master, where there is one.
     pub root: Process,
     program: Program,
+    setting: Setting,
     directory: PathBuf,
     port: u16,
     child: Child,
@@ -79,8 +124,14 @@ impl Program {
             binary: binary.to_owned(),
             driver: None,
             open_file_cache: false,
+            deferred: false,
             version: String::new(),
         }
+    }
+
+    /// The same with `use DRIVER`, and a label that says so.
+    pub fn with_driver(self, driver: &str) -> Program {
+        Program { label: format!("{} {driver}", self.label), driver: Some(driver.to_owned()), ..self }
     }
 
     /// Whether `--servers LABEL` means this one: `gale` means Gale with every driver.
@@ -93,7 +144,7 @@ impl Program {
         let mut program = self.clone();
         if self.kind == Kind::Floor {
             program.binary = std::env::current_exe().map_err(|error| format!("floor: {error}"))?;
-            program.version = "recv + send, epoll".to_owned();
+            program.version = format!("recv + send, {}", self.floor_driver());
             return Ok(program);
         }
         if self.binary.components().count() > 1 {
@@ -117,29 +168,46 @@ impl Program {
         fs::create_dir(directory.join("html")).map_err(fault)?;
         fs::write(directory.join("html/return"), SMALL_BODY).map_err(fault)?;
         fs::write(directory.join("html/file"), file_body()).map_err(fault)?;
-        self.write_configuration(&directory, port, 0)?;
+        self.write_configuration(&directory, port, 0, &setting)?;
         let output = fs::File::create(directory.join("output")).map_err(fault)?;
-        let mut command = self.command(&directory, port, setting);
+        let mut command = self.command(&directory, port, &setting);
         command.current_dir(&directory).stdin(Stdio::null());
         command.stdout(output.try_clone().map_err(fault)?).stderr(output);
-        let child = match setting.core {
-            Some(core) => process::spawn_pinned(&mut command, core)?,
+        let child = match &setting.cores {
+            Some(cores) => process::spawn_pinned(&mut command, cores)?,
             None => command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?,
         };
         let root = Process::find(child.id()).ok_or_else(|| format!("{} ended at once", self.label))?;
         let address = format!("127.0.0.1:{port}");
-        let mut running =
-            Running { label: self.label.clone(), address, root, program: self.clone(), directory, port, child };
-        running.wait_until_it_answers(setting)?;
+        let (label, program) = (self.label.clone(), self.clone());
+        let mut running = Running { label, address, root, program, setting, directory, port, child };
+        running.wait_until_it_answers()?;
         Ok(running)
     }
 
-    fn command(&self, directory: &Path, port: u16, setting: Setting) -> Command {
-        let mut command = Command::new(&self.binary);
+    /// The floor's form: `use` as in Gale's configuration.
+    fn floor_driver(&self) -> &str {
+        self.driver.as_deref().unwrap_or("epoll")
+    }
+
+    fn command(&self, directory: &Path, port: u16, setting: &Setting) -> Command {
+        let mut command = match &setting.alone_under {
+            None => Command::new(&self.binary),
+            Some(words) => {
+                let mut command = Command::new(&words[0]);
+                command.args(&words[1..]).arg(&self.binary);
+                command
+            }
+        };
         match self.kind {
             Kind::Floor => {
-                let mode = if setting.is_short { "close" } else { "keep-alive" };
-                command.args(["floor", &port.to_string(), mode, &setting.floor_body_bytes.to_string()]);
+                let mode = match (setting.is_short, self.deferred) {
+                    (false, _) => "keep-alive",
+                    (true, false) => "close",
+                    (true, true) => "close-deferred",
+                };
+                let (port, body_bytes) = (port.to_string(), setting.floor_body_bytes.to_string());
+                command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]);
             }
             Kind::Nginx | Kind::Gale => {
                 command.arg("-p").arg(directory).arg("-c").arg(directory.join("server.conf"));
@@ -156,30 +224,44 @@ impl Program {
     }
 
     /// Replaces the configuration in one step, so that no reader sees half of it.
-    fn write_configuration(&self, directory: &Path, port: u16, generation: u32) -> Result<(), String> {
-        let text = self.configuration(directory, port, generation);
+    fn write_configuration(
+        &self,
+        directory: &Path,
+        port: u16,
+        generation: u32,
+        setting: &Setting,
+    ) -> Result<(), String> {
+        let text = self.configuration(directory, port, generation, setting);
         let (new, path) = (directory.join("server.conf.new"), directory.join("server.conf"));
         fs::write(&new, text)
             .and_then(|()| fs::rename(&new, &path))
             .map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    fn configuration(&self, directory: &Path, port: u16, generation: u32) -> String {
+    fn configuration(&self, directory: &Path, port: u16, generation: u32, setting: &Setting) -> String {
         let directory = directory.display();
         let is_root = rustix::process::geteuid().is_root();
+        let Setting { workers, connections_max, .. } = setting;
         match self.kind {
             Kind::Floor => String::new(),
             Kind::Nginx | Kind::Gale => {
                 let user = if is_root { "user root;\n" } else { "" };
+                let alone = if setting.alone_under.is_some() { "master_process off;\n" } else { "" };
                 let driver = self.driver.as_ref().map_or(String::new(), |driver| format!("use {driver}; "));
                 let cache = if self.open_file_cache { "    open_file_cache max=100;\n" } else { "" };
+                let (listen, mutex) = match setting.accepting {
+                    Accepting::Shared => ("", ""),
+                    Accepting::Reuseport => (" reuseport", ""),
+                    Accepting::Mutex => ("", "accept_mutex on; "),
+                };
+                let deferred = if self.deferred { " deferred" } else { "" };
                 format!(
-                    "{user}daemon off;\nworker_processes 1;\npid {directory}/server.pid;\n\
+                    "{user}daemon off;\n{alone}worker_processes {workers};\npid {directory}/server.pid;\n\
                      error_log {directory}/error.log notice;\n\
-                     events {{ {driver}worker_connections 4096; }}\n\
+                     events {{ {driver}{mutex}worker_connections {connections_max}; }}\n\
                      http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
                      \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
-                     \x20   server {{\n        listen 127.0.0.1:{port};\n        root {directory}/html;\n\
+                     \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
                      \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n"
                 )
@@ -187,13 +269,15 @@ impl Program {
             Kind::H2o => {
                 let user = if is_root { "user: root\n" } else { "" };
                 format!(
-                    "{user}num-threads: 1\nlisten:\n  host: 127.0.0.1\n  port: {port}\n\
+                    "{user}num-threads: {workers}\nmax-connections: {connections_max}\n\
+                     listen:\n  host: 127.0.0.1\n  port: {port}\n\
                      http1-request-timeout: 3600\nerror-log: {directory}/error.log\n\
                      hosts:\n  default:\n    paths:\n      /:\n        file.dir: {directory}/html\n"
                 )
             }
+            // Its strict limits count two descriptors per connection; here each needs one.
             Kind::Haproxy => format!(
-                "global\n    nbthread 1\n    maxconn 4096\n\
+                "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n\
                  defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
                  \x20   timeout connect 5s\n    timeout server 5s\n\
                  frontend bench\n    bind 127.0.0.1:{port}\n\
@@ -206,13 +290,9 @@ impl Program {
 }
 
 impl Running {
-    pub fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
-    }
-
     /// Writes the configuration with another number and tells the master.
     pub fn reload(&self, generation: u32) -> Result<(), String> {
-        self.program.write_configuration(&self.directory, self.port, generation)?;
+        self.program.write_configuration(&self.directory, self.port, generation, &self.setting)?;
         send_signal(self.root, Signal::HUP)
     }
 
@@ -228,12 +308,12 @@ impl Running {
         lines[lines.len().saturating_sub(LINES_MAX)..].join("\n")
     }
 
-    fn wait_until_it_answers(&mut self, setting: Setting) -> Result<(), String> {
+    fn wait_until_it_answers(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + START_TIME_LIMIT;
         loop {
             let answer = load::request_once(&self.address, "/return", START_TIME_LIMIT);
             let right = match (&answer, self.program.kind) {
-                (Ok(body), Kind::Floor) => body.len() == setting.floor_body_bytes,
+                (Ok(body), Kind::Floor) => body.len() == self.setting.floor_body_bytes,
                 (Ok(body), _) => body == SMALL_BODY,
                 (Err(_), _) => false,
             };
@@ -247,6 +327,37 @@ impl Running {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+}
+
+impl Running {
+    /// Stops it, as one process, until it is sent CONT; returns when it has stopped.
+    pub fn pause(&self) -> Result<(), String> {
+        send_signal(self.root, Signal::STOP)?;
+        let deadline = Instant::now() + STOP_TIME_LIMIT;
+        while !self.root.is_stopped() {
+            if Instant::now() >= deadline {
+                return Err(format!("{} does not stop", self.label));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Ends it with this signal and waits until it has ended by itself. valgrind lets no other thread run while one waits
+    /// in `io_uring_enter`, so somebody calls now and then.
+    pub fn end(mut self, signal: Signal) -> Result<(), String> {
+        const CALL_INTERVAL: Duration = Duration::from_millis(100);
+        send_signal(self.root, signal)?;
+        let deadline = Instant::now() + STOP_TIME_LIMIT;
+        while self.child.try_wait().ok().flatten().is_none() {
+            if Instant::now() >= deadline {
+                return Err(format!("{} does not end\n{}", self.label, self.error_log_end()));
+            }
+            std::thread::sleep(CALL_INTERVAL);
+            let _ = load::Connection::open(&self.address);
+        }
+        Ok(())
     }
 }
 

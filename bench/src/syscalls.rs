@@ -1,34 +1,78 @@
-//! syscalls: system calls per request, counted over a bounded run.
+//! syscalls: system calls per request, by name, while the server's core is saturated.
 //!
-//! Twice: their number with `perf stat`, which does not slow the server down, so that it batches as it does under
-//! full load; and by name with `strace -c -f`, which does. Where perf is missing or forbidden the first is left out.
+//! Counted by `perf stat` at the entry of each call, which hardly slows the server down, so that it batches as it does
+//! under full load: all calls in one number, and those that servers are known to make by name; what is left is "other".
+//! Where perf is missing or forbidden, `strace -c -f` counts; that slows the server so much that
+//! what it would batch is counted one by one, and the report says so.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::cpu::{self, Case};
+use crate::case::{Case, Sample, WARM_UP_TIME, in_turn, measure_once};
+use crate::client::ClientKind;
 use crate::options::Options;
 use crate::process::Process;
-use crate::report::{self, Document};
+use crate::report::{self, Document, Spread, percent};
 use crate::servers::{Program, Running, send_signal};
-use crate::wrk;
+
+/// Those that are told by name. To have the kernel count all of its 360 calls takes half a minute to set up.
+const NAMES: &[&str] = &[
+    "accept4",
+    "close",
+    "connect",
+    "epoll_ctl",
+    "epoll_pwait",
+    "epoll_wait",
+    "fcntl",
+    "futex",
+    "getsockname",
+    "io_uring_enter",
+    "madvise",
+    "mmap",
+    "munmap",
+    "newfstat",
+    "newfstatat",
+    "openat",
+    "openat2",
+    "pread64",
+    "preadv2",
+    "read",
+    "readv",
+    "recvfrom",
+    "recvmsg",
+    "sendfile64",
+    "sendmsg",
+    "sendto",
+    "setsockopt",
+    "shutdown",
+    "statx",
+    "write",
+    "writev",
+];
+
+/// Calls by name during one run.
+type Calls = BTreeMap<String, u64>;
 
 #[derive(Debug, Serialize)]
 struct Row {
     server: String,
-    /// With perf; None where it could not be used.
-    per_request: Option<f64>,
-    per_request_traced: f64,
-    requests: u64,
-    requests_traced: u64,
-    /// Calls per request by name, under strace.
+    rounds: Vec<Round>,
+}
+
+#[derive(Debug, Serialize)]
+struct Round {
+    per_request: f64,
+    /// Calls per request by name.
     by_name: BTreeMap<String, f64>,
+    counted_by: &'static str,
+    sample: Sample,
 }
 
 #[derive(Debug, Serialize)]
@@ -41,60 +85,104 @@ struct Table {
 /// Counts for every case and server.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(None)?;
+    let client = options.client.unwrap_or(ClientKind::Lean);
+    let connections = *options.connections.last().expect("at least one");
+    let cases = vec![
+        Case::keepalive(options, client, connections),
+        Case::file(options, client, connections),
+        Case::short(options),
+    ];
     let mut tables = Vec::new();
-    for case in cpu::cases(options)? {
+    for case in options.chosen_cases(cases)? {
         eprintln!("{}:", case.title);
-        let mut rows = Vec::new();
-        for program in case.programs(&programs) {
-            rows.push(measure_one(options, &case, &program)?);
+        let programs = case.programs(&programs);
+        let rounds = in_turn(options.rounds, &programs, |program, round| {
+            let counted = measure_one(options, &case, program)?;
+            eprintln!("  round {round}, {}: {:.3} with {}", program.label, counted.per_request, counted.counted_by);
+            Ok(counted)
+        })?;
+        let rows = programs.iter().zip(rounds).map(|(program, rounds)| Row { server: program.label.clone(), rounds });
+        tables.push(Table { case: case.name, title: case.title.clone(), rows: rows.collect() });
+    }
+    let body: String = tables.iter().map(|table| table.markdown(options)).collect();
+    Ok((Document::new("syscalls", "System calls per request", &programs, &(body + NOTES), &tables)?, true))
+}
+
+const NOTES: &str = "\
+Per request: median (least – greatest) of the rounds; by name: of the first round. Opening and closing of the connections \
+is counted, too. Server, client: share of a core that each used; a client below 95 % was not the limit. Calls counted \
+by strace are those of a server that is slowed down, and is seldom saturated.\n";
+
+fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Round, String> {
+    let server = program.start(case.setting())?;
+    measure_once(case, &server, WARM_UP_TIME, None)?;
+    let (calls, sample, counted_by) = match count_with_perf(case, &server, NAMES, options) {
+        Ok((calls, sample)) => (calls, sample, "perf"),
+        Err(error) => {
+            eprintln!("note: {}: without perf: {error}", server.label);
+            let (calls, sample) = trace(case, &server, options)?;
+            (calls, sample, "strace")
         }
-        tables.push(Table { case: case.name, title: case.title, rows });
-    }
-    let body: String = tables.iter().map(Table::markdown).collect();
-    Ok((Document::new("syscalls", "System calls per request", &programs, &body, &tables)?, true))
-}
-
-fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Row, String> {
-    let server = program.start(case.setting(options))?;
-    let url = server.url(case.path);
-    let run = case.run(&url, options.run_time, options);
-    wrk::run(&wrk::Run { run_time: std::time::Duration::from_secs(1), ..run.clone() })?;
-    let counted = count_with_perf(&server, &run);
-    if let Err(error) = &counted {
-        eprintln!("note: {}: without perf: {error}", server.label);
-    }
-    let (calls, traced) = trace(&server, &run)?;
-    let per_traced = |count: u64| count as f64 / traced.requests as f64;
-    let row = Row {
-        server: server.label.clone(),
-        per_request: counted.as_ref().ok().map(|(count, figures)| *count as f64 / figures.requests as f64),
-        per_request_traced: per_traced(calls.values().sum()),
-        requests: counted.as_ref().map_or(0, |(_, figures)| figures.requests),
-        requests_traced: traced.requests,
-        by_name: calls.into_iter().map(|(name, count)| (name, per_traced(count))).collect(),
     };
-    eprintln!("  {}: {:?} with perf, {:.2} with strace", row.server, row.per_request, row.per_request_traced);
-    Ok(row)
+    let per_request = |count: u64| count as f64 / sample.figures.requests as f64;
+    Ok(Round {
+        per_request: per_request(calls.values().sum()),
+        by_name: calls.into_iter().map(|(name, count)| (name, per_request(count))).collect(),
+        counted_by,
+        sample,
+    })
 }
 
-/// All system calls of the server during one run of wrk: perf counts those of the server's processes as long as the
-/// command that it starts, wrk, lasts.
-fn count_with_perf(server: &Running, run: &wrk::Run) -> Result<(u64, wrk::Figures), String> {
-    let counts = std::env::temp_dir().join(format!("gale-bench-{}.perf", std::process::id()));
+/// The server's calls of these names during one run, and "other". perf counts those of the server's processes as long as
+/// the command that it starts, the client, lasts.
+pub fn count_with_perf(
+    case: &Case,
+    server: &Running,
+    names: &[&str],
+    options: &Options,
+) -> Result<(Calls, Sample), String> {
+    let counts = scratch_file("perf");
+    let mut events = vec![EVENT_ALL.to_owned()];
+    events.extend(names.iter().filter(|name| is_known(name)).map(|name| format!("{EVENT_ONE}{name}")));
     let mut command = Command::new("perf");
-    command.args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-o"]).arg(&counts);
-    command.args(["-p", &ids_of(&server.root.tree()).join(","), "wrk"]);
-    let figures = wrk::run_with(command, run);
+    command.args(["stat", "-x,", "-e", &events.join(","), "-o"]).arg(&counts);
+    command.args(["-p", &ids_of(&server.root.tree()).join(",")]);
+    let sample = measure_once(case, server, options.run_time, Some(command));
     let text = fs::read_to_string(&counts).unwrap_or_default();
     let _ = fs::remove_file(&counts);
-    let line = text.lines().find(|line| line.contains("sys_enter"));
-    let count = line.and_then(|line| line.split(',').next()?.trim().parse().ok());
-    Ok((count.ok_or_else(|| format!("perf: {text}"))?, figures?.0))
+    match parse_counts(&text) {
+        Some(calls) => Ok((calls, sample?)),
+        None => Err(format!("perf: {text}{}", sample.err().unwrap_or_default())),
+    }
 }
 
-/// Calls by name during one run of wrk.
-fn trace(server: &Running, run: &wrk::Run) -> Result<(BTreeMap<String, u64>, wrk::Figures), String> {
-    let summary = std::env::temp_dir().join(format!("gale-bench-{}.strace", std::process::id()));
+const EVENT_ALL: &str = "raw_syscalls:sys_enter";
+const EVENT_ONE: &str = "syscalls:sys_enter_";
+
+/// Whether the kernel can count the calls of this name; perf refuses all of them for one that it does not know.
+fn is_known(name: &str) -> bool {
+    let folders = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+    folders.iter().any(|folder| Path::new(folder).join("events/syscalls").join(format!("sys_enter_{name}")).exists())
+}
+
+/// The lines of `perf stat -x,`: count, unit, event and more. None without the number of all calls.
+fn parse_counts(text: &str) -> Option<Calls> {
+    let lines = text.lines().filter_map(|line| {
+        let mut fields = line.split(',');
+        let count: u64 = fields.next()?.parse().ok()?;
+        Some((fields.nth(1)?, count))
+    });
+    let counts: BTreeMap<&str, u64> = lines.collect();
+    let all = *counts.get(EVENT_ALL)?;
+    let named = counts.iter().filter_map(|(event, count)| Some((event.strip_prefix(EVENT_ONE)?.to_owned(), *count)));
+    let mut calls: Calls = named.collect();
+    let other = all.saturating_sub(calls.values().sum());
+    calls.insert("other".to_owned(), other);
+    Some(calls)
+}
+
+fn trace(case: &Case, server: &Running, options: &Options) -> Result<(Calls, Sample), String> {
+    let summary = scratch_file("strace");
     let ids = ids_of(&server.root.tree());
     let mut command = Command::new("strace");
     command.args(["-c", "-f", "-o"]).arg(&summary);
@@ -113,18 +201,18 @@ fn trace(server: &Running, run: &wrk::Run) -> Result<(BTreeMap<String, u64>, wrk
             return Err(line);
         }
     }
-    let figures = wrk::run(run);
+    let sample = measure_once(case, server, options.run_time, None);
     interrupt(&strace)?;
     // It detaches and says so; nobody else holds the pipe.
     std::io::copy(&mut messages, &mut std::io::sink()).map_err(|error| format!("strace: {error}"))?;
     strace.wait().map_err(|error| format!("strace: {error}"))?;
     let text = fs::read_to_string(&summary).map_err(|error| format!("strace: {error}"))?;
     let _ = fs::remove_file(&summary);
-    Ok((parse_summary(&text), figures?.0))
+    Ok((parse_summary(&text), sample?))
 }
 
 /// The table of `strace -c`: share, seconds, µs per call, calls, perhaps errors, name.
-fn parse_summary(text: &str) -> BTreeMap<String, u64> {
+fn parse_summary(text: &str) -> Calls {
     let rows = text.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let name = *fields.last()?;
@@ -134,8 +222,13 @@ fn parse_summary(text: &str) -> BTreeMap<String, u64> {
     rows.collect()
 }
 
-fn ids_of(processes: &[Process]) -> Vec<String> {
+/// The numbers of processes, as commands want them.
+pub fn ids_of(processes: &[Process]) -> Vec<String> {
     processes.iter().map(|process| process.id.to_string()).collect()
+}
+
+fn scratch_file(kind: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("gale-bench-{}.{kind}", std::process::id()))
 }
 
 fn interrupt(child: &Child) -> Result<(), String> {
@@ -143,22 +236,41 @@ fn interrupt(child: &Child) -> Result<(), String> {
     send_signal(process, Signal::INT)
 }
 
+impl Row {
+    fn spread(&self, figure: impl Fn(&Round) -> f64) -> Spread {
+        Spread::of(self.rounds.iter().map(figure))
+    }
+
+    /// `recvfrom 1.00, …`, most frequent first.
+    fn names(&self) -> String {
+        let mut names: Vec<(&String, &f64)> = self.rounds[0].by_name.iter().collect();
+        names.sort_by(|a, b| b.1.total_cmp(a.1));
+        let names = names.iter().filter(|(_, calls)| **calls >= 0.001);
+        names.map(|(name, calls)| format!("{name} {calls:.3}")).collect::<Vec<String>>().join(", ")
+    }
+}
+
 impl Table {
-    fn markdown(&self) -> String {
-        let rows: Vec<Vec<String>> = self
-            .rows
-            .iter()
-            .map(|row| {
-                let mut names: Vec<(&String, &f64)> = row.by_name.iter().collect();
-                names.sort_by(|a, b| b.1.total_cmp(a.1));
-                let names = names.iter().filter(|(_, calls)| **calls >= 0.005);
-                let names: Vec<String> = names.map(|(name, calls)| format!("{name} {calls:.2}")).collect();
-                let counted = row.per_request.map_or("–".to_owned(), |calls| format!("{calls:.2}"));
-                vec![row.server.clone(), counted, format!("{:.2}", row.per_request_traced), names.join(", ")]
-            })
-            .collect();
-        let header = ["server", "per request (perf)", "per request (strace)", "by name (strace)"];
-        format!("## {}\n\n{}\n", self.title, report::table(&header, &rows))
+    fn markdown(&self, options: &Options) -> String {
+        let table = report::table_of(
+            &self.rows,
+            &[
+                ("server", &|row: &Row| row.server.clone()),
+                ("per request", &|row| {
+                    let Spread { median, least, greatest } = row.spread(|round| round.per_request);
+                    format!("{median:.3} ({least:.3} – {greatest:.3})")
+                }),
+                ("by name", &Row::names),
+                ("server", &|row| percent(row.spread(|round| round.sample.server_utilisation).median)),
+                ("client", &|row| percent(row.spread(|round| round.sample.client_utilisation).median)),
+                ("requests/s", &|row| {
+                    format!("{:.0}", row.spread(|round| round.sample.figures.requests_per_second).median)
+                }),
+                ("counted by", &|row| row.rounds[0].counted_by.to_owned()),
+            ],
+        );
+        let seconds = options.run_time.as_secs();
+        format!("## {}\n\n{} rounds of {seconds} s\n\n{table}\n", self.title, options.rounds)
     }
 }
 
@@ -176,5 +288,14 @@ mod tests {
             100.00    1.000000           4    220000     20000 total\n";
         let calls = parse_summary(text);
         assert_eq!(calls, BTreeMap::from([("recvfrom".to_owned(), 120_000), ("writev".to_owned(), 100_000)]));
+    }
+
+    #[test]
+    fn the_counts_of_perf_are_read() {
+        let text = "# started on Thu Jan  1\n\n2100,,raw_syscalls:sys_enter,1000,100.00,,\n\
+            2000,,syscalls:sys_enter_recvfrom,1000,100.00,,\n<not counted>,,syscalls:sys_enter_write,0,0.00,,\n";
+        let expected = BTreeMap::from([("recvfrom".to_owned(), 2000), ("other".to_owned(), 100)]);
+        assert_eq!(parse_counts(text), Some(expected));
+        assert_eq!(parse_counts("2000,,syscalls:sys_enter_recvfrom,1000,100.00,,\n"), None);
     }
 }

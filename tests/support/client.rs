@@ -58,6 +58,37 @@ impl Client {
         Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
+    /// A connection whose receive buffer is small, so that whoever sends much to it can do so in small pieces only.
+    #[track_caller]
+    pub fn tcp_with_small_buffer(address: SocketAddr) -> Client {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
+        // Before it connects: that is when the window is agreed upon. The kernel takes no less than it needs.
+        sockopt::set_socket_recv_buffer_size(&socket, 1).expect("an option");
+        connect(&socket, &address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+    }
+
+    /// Sends as many of these bytes as the sockets take without waiting, and returns how many that were.
+    #[track_caller]
+    pub fn send_some(&mut self, bytes: &[u8]) -> usize {
+        use rustix::net::{SendFlags, send};
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = match &self.stream {
+            Stream::Tcp(stream) => send(stream, bytes, flags),
+            Stream::Unix(stream) => send(stream, bytes, flags),
+        };
+        match sent {
+            Ok(sent) => sent,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
+            Err(error) => panic!("sending: {error}"),
+        }
+    }
+
     /// Sends these bytes.
     #[track_caller]
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {

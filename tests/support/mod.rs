@@ -29,7 +29,10 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 pub use client::{Client, Response};
 pub use directory::{Directory, Watch};
-pub use processes::{children_of, cpu_time, descriptors_of, in_directory, wait_ended};
+pub use processes::{
+    children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, proportional_memory, resident_memory,
+    wait_ended,
+};
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -275,10 +278,12 @@ impl Server {
         Pid::from_raw(text.trim_end().parse().expect("a number")).expect("positive")
     }
 
-    /// The worker process.
+    /// The worker process. (The helper of a reload may still be about to end when that is over.)
     #[track_caller]
     pub fn worker(&self) -> Pid {
-        let children = children_of(self.pid_in_file());
+        let mut children = children_of(self.pid_in_file());
+        let is_worker = |line: String| !line.is_empty() && !line.contains(": reload helper");
+        children.retain(|child| is_worker(processes::command_line(*child)));
         match children.as_slice() {
             [worker] => *worker,
             _ => panic!("one worker process, not {children:?}\n{self}"),

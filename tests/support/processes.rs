@@ -30,10 +30,7 @@ pub fn wait_ended(pid: Pid) -> bool {
 pub(super) fn wait_none_left(directory: &Path) -> Vec<String> {
     for pid in in_directory(directory) {
         if !wait_ended(pid) {
-            let describe = |pid: &Pid| {
-                let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                format!("{pid} {}", String::from_utf8_lossy(&line).replace('\0', " "))
-            };
+            let describe = |pid: &Pid| format!("{pid} {}", command_line(*pid));
             return in_directory(directory).iter().map(describe).collect();
         }
         reap(pid);
@@ -70,6 +67,12 @@ pub fn in_directory(directory: &Path) -> Vec<Pid> {
     all().filter(is_inside).collect()
 }
 
+/// The command line of a process; empty when it has ended.
+pub(super) fn command_line(pid: Pid) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
+}
+
 /// The children of a process that still run.
 pub fn children_of(parent: Pid) -> Vec<Pid> {
     let is_child = |pid: &Pid| {
@@ -94,6 +97,28 @@ pub fn cpu_time(pid: Pid) -> Duration {
     // Fields 14 and 15 of the whole line: user and system time in ticks.
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+/// Memory of a process that is resident now, and the most that has been since [`forget_peak_memory`]; in bytes.
+pub fn resident_memory(pid: Pid) -> (u64, u64) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    (kib_of(&status, "VmRSS:") * 1024, kib_of(&status, "VmHWM:") * 1024)
+}
+
+/// The most that is resident is what is resident now.
+pub fn forget_peak_memory(pid: Pid) {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("ours");
+}
+
+/// Memory of a process in bytes, its share of what others use too counted in part (PSS).
+pub fn proportional_memory(pid: Pid) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
+    kib_of(&rollup, "Pss:") * 1024
+}
+
+fn kib_of(text: &str, name: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
 fn all() -> impl Iterator<Item = Pid> {

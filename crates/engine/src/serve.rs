@@ -16,7 +16,7 @@ use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::accepting::{accept_options, leave_accept_mutex};
+use crate::http::accepting::{QUEUED_WAIT_MAX, accept_options, leave_accept_mutex};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, ErrorLog, Target, Writers};
 use crate::module::Order;
@@ -89,15 +89,14 @@ impl Program for Server {
             // Refused when the configuration was read.
             ErrorLogTarget::Syslog(..) => None,
         };
-        Arc::new(ErrorLog::direct(targets.iter().filter_map(target).collect()))
+        Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
-        let workers = configuration.process.workers;
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
-        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, workers, ..LoopOptions::default() })?;
+        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
             let message = format!("io_uring is not available {}, epoll is used", OsErrorText(reason));
             configuration.error_log.write(Level::Notice, None, &message);
@@ -109,6 +108,8 @@ impl Program for Server {
 
     fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_to(&configuration);
+        // The number of those that serve: when this loop was made, it was not known yet.
+        gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
         let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
@@ -290,6 +291,7 @@ impl process::Worker for Serving {
 
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         report_to(&configuration);
+        gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
         self.retired.retain(|worker| worker.connection_count() > 0);
         let old = self.worker.as_ref().map(|worker| worker.configuration());
@@ -310,15 +312,35 @@ impl process::Worker for Serving {
         let removed: Vec<Accepting> = removed.collect();
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
-            for accepting in removed {
-                worker.accept_what_is_queued(&accepting.listener, &accepting.address, &old).await;
+            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+            for Accepting { listener, address, .. } in removed {
+                worker.accept_what_is_queued(&listener, &address, Some(&old), until).await;
+            }
+        })
+    }
+
+    fn stop_accepting(&mut self) -> Quiet {
+        let accepting = std::mem::take(&mut self.accepting);
+        accepting.iter().for_each(Accepting::stop);
+        leave_accept_mutex();
+        let worker = self.worker.clone();
+        Box::pin(async move {
+            let Some(worker) = worker else { return };
+            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+            for Accepting { listener, address, .. } in &accepting {
+                worker.accept_what_is_queued(listener, address, None, until).await;
+            }
+            // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which is at
+            // the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade, would
+            // hear of it with the next connection only.
+            gale_runtime::yield_now().await;
+            for Accepting { listener, address, .. } in &accepting {
+                worker.accept_what_is_queued(listener, address, None, until).await;
             }
         })
     }
 
     fn drain(&mut self) -> Quiet {
-        self.accepting.drain(..).for_each(|accepting| accepting.stop());
-        leave_accept_mutex();
         let workers: Vec<Rc<HttpWorker>> = self.workers().cloned().collect();
         workers.iter().for_each(HttpWorker::drain);
         Box::pin(async move {

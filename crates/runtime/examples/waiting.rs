@@ -183,7 +183,9 @@ fn ask(address: &SocketAddress, connections: usize, server: &Remote) -> Sample {
 /// What the server's loop says at the end of its turn.
 async fn server_state(server: &Remote) -> (Duration, RingCounters) {
     let (sender, receiver) = mpsc::channel();
-    let tell = move || drop(sender.send((thread_time(), ring_counters())));
+    let tell = move || {
+        let _ = sender.send((thread_time(), ring_counters()));
+    };
     server.run(Box::new(tell)).expect("the loop takes calls");
     loop {
         match receiver.try_recv() {

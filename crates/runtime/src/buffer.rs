@@ -44,6 +44,11 @@ pub fn leases_exhausted() -> bool {
     LEASED.get() >= LEASED_MAX.get()
 }
 
+/// The limit of bytes on lease on this thread.
+pub fn leased_bytes_max() -> usize {
+    LEASED_MAX.get()
+}
+
 /// Sets the limit of bytes on lease on this thread.
 pub fn set_leased_bytes_max(bytes: usize) {
     LEASED_MAX.set(bytes);

@@ -56,10 +56,8 @@ pub struct LoopOptions {
     pub worker: usize,
     /// Events taken at once (`epoll_events`; nginx has 512).
     pub events_max: usize,
-    /// How many loops share the memory of this process.
-    pub workers: usize,
-    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = this loop's part of a quarter of the memory
-    /// that the machine has and the process's cgroups allow; at least 64 MiB for all loops and 4 MiB for each.
+    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = a quarter of the memory that the machine has
+    /// and the process's cgroups allow, at least 64 MiB, until [`crate::share_leases`] says how many loops share that.
     pub leased_bytes_max: Option<usize>,
     /// The sizes of an io_uring.
     pub ring: RingOptions,
@@ -74,7 +72,6 @@ impl Default for LoopOptions {
             clock: ClockChoice::System,
             worker: 0,
             events_max: 512,
-            workers: 1,
             leased_bytes_max: None,
             ring: RingOptions::default(),
             seed: None,
@@ -136,7 +133,7 @@ impl EventLoop {
         seed: u64,
         simulation: Option<Rc<World>>,
     ) -> io::Result<Self> {
-        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(options.workers));
+        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(1));
         buffer::set_leased_bytes_max(leased_bytes_max);
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {

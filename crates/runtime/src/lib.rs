@@ -63,7 +63,9 @@ mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
-pub use buffer::{Buffer, LEASE_CLASSES, Lease, leased_bytes, leases_exhausted, set_leased_bytes_max};
+pub use buffer::{
+    Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
+};
 pub use clock::{ClockChoice, Moment};
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
@@ -72,6 +74,7 @@ pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
 pub use files::{File, FileKind, FileMetadata, OpenFlags};
 pub use inbox::{Call, Remote, RemoteError};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH};
+pub use memory::share_leases;
 pub use output::Output;
 pub use panics::{Panic, panic_count, set_panic_reporter};
 pub use pool::{

@@ -12,6 +12,7 @@ use crate::driver::Fresh;
 use crate::environment::Environment;
 use crate::slots::Key;
 use crate::stream::Stream;
+use crate::watchdog::has_connection;
 
 /// How a loop accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +81,11 @@ impl Listener {
     pub fn try_accept(&self) -> io::Result<Option<(Stream, SocketAddress)>> {
         let accepted = self.environment.driver.try_accept(self.key)?;
         Ok(accepted.map(|(socket, peer)| self.stream(socket, peer)))
+    }
+
+    /// Whether a connection waits in the kernel to be accepted. A system call.
+    pub fn has_waiting(&self) -> bool {
+        has_connection(&self.socket)
     }
 
     fn stream(&self, socket: OwnedFd, peer: SocketAddress) -> (Stream, SocketAddress) {

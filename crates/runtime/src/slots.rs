@@ -1,7 +1,7 @@
 //! Generational slots: a table whose keys outlive their values harmlessly.
 //!
 //! Tasks, sockets and timers are named by a key (index and generation) that may travel through the kernel or another
-//! thread. A key of a removed value finds nothing, even when its index serves a new value. Never shrinks.
+//! thread. A key of a removed value finds nothing, even when its index serves a new value.
 
 use std::ops::Range;
 
@@ -29,19 +29,32 @@ impl Key {
     }
 }
 
-/// A table of values named by [`Key`]s. Insertion reuses the place freed last (its cache lines are warm). It grows by
-/// chunks, so that nothing is ever copied: at a hundred thousand connections that would hold up the loop.
+/// Entries per chunk: a few pages.
+const CHUNK: u32 = 1 << CHUNK_BITS;
+const CHUNK_BITS: u32 = 8;
+
+/// A table of values named by [`Key`]s. It grows by chunks, so that nothing is ever copied (at a hundred thousand
+/// connections that would hold up the loop), and gives empty chunks back but for a spare one. Insertion reuses the place
+/// freed last in the chunk that had room last (its cache lines are warm).
 pub(crate) struct Slots<T> {
-    chunks: Vec<Vec<Entry<T>>>,
-    /// How many entries there are in all chunks.
-    length: usize,
-    free: u32,
+    chunks: Vec<Chunk<T>>,
+    /// The chunks that may have room, each once; the last is used next.
+    open: Vec<u32>,
+    /// How many chunks hold memory.
+    allocated: usize,
     occupied: usize,
 }
 
-/// Entries per chunk: a few pages.
-const CHUNK: usize = 1 << CHUNK_BITS;
-const CHUNK_BITS: u32 = 8;
+struct Chunk<T> {
+    /// Those that have been in use since the chunk has had memory.
+    entries: Vec<Entry<T>>,
+    /// The first vacant entry.
+    free: u32,
+    occupied: u32,
+    is_open: bool,
+    /// With which generation an entry begins: later than all that were before the memory was given back.
+    first_generation: u32,
+}
 
 struct Entry<T> {
     generation: u32,
@@ -55,7 +68,7 @@ enum Content<T> {
 
 impl<T> Slots<T> {
     pub const fn new() -> Self {
-        Slots { chunks: Vec::new(), length: 0, free: NONE, occupied: 0 }
+        Slots { chunks: Vec::new(), open: Vec::new(), allocated: 0, occupied: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -63,30 +76,37 @@ impl<T> Slots<T> {
     }
 
     pub fn insert(&mut self, value: T) -> Key {
+        let number = self.chunk_with_room();
+        let chunk = &mut self.chunks[number as usize];
+        if chunk.entries.capacity() == 0 {
+            chunk.entries.reserve_exact(CHUNK as usize);
+            self.allocated += 1;
+        }
         self.occupied += 1;
-        if self.free == NONE {
-            let index = u32::try_from(self.length).expect("fewer than 2^32 slots");
-            if self.length.is_multiple_of(CHUNK) {
-                self.chunks.push(Vec::with_capacity(CHUNK));
+        chunk.occupied += 1;
+        let (place, generation) = chunk.take_place(value);
+        Key { index: number << CHUNK_BITS | place, generation }
+    }
+
+    fn chunk_with_room(&mut self) -> u32 {
+        while let Some(&number) = self.open.last() {
+            let chunk = &mut self.chunks[number as usize];
+            if chunk.occupied < CHUNK {
+                return number;
             }
-            let last = self.chunks.last_mut().expect("one with room is there");
-            last.push(Entry { generation: 0, content: Content::Occupied(value) });
-            self.length += 1;
-            return Key { index, generation: 0 };
+            chunk.is_open = false;
+            self.open.pop();
         }
-        let index = self.free;
-        let entry = self.entry(index).expect("the free list names entries");
-        let generation = entry.generation;
-        match std::mem::replace(&mut entry.content, Content::Occupied(value)) {
-            Content::Vacant { next } => self.free = next,
-            Content::Occupied(_) => unreachable!("the free list names vacant entries only"),
-        }
-        Key { index, generation }
+        let number = u32::try_from(self.chunks.len()).expect("fewer than 2^32 slots");
+        assert!(number < u32::MAX >> CHUNK_BITS, "fewer than 2^32 slots");
+        self.chunks.push(Chunk { entries: Vec::new(), free: NONE, occupied: 0, is_open: true, first_generation: 0 });
+        self.open.push(number);
+        number
     }
 
     #[inline]
     fn entry(&mut self, index: u32) -> Option<&mut Entry<T>> {
-        self.chunks.get_mut(index as usize >> CHUNK_BITS)?.get_mut(index as usize % CHUNK)
+        self.chunks.get_mut((index >> CHUNK_BITS) as usize)?.entries.get_mut((index % CHUNK) as usize)
     }
 
     #[inline]
@@ -110,29 +130,28 @@ impl<T> Slots<T> {
 
     pub fn remove(&mut self, key: Key) -> Option<T> {
         self.get_mut(key)?;
-        let next = self.free;
-        let entry = self.entry(key.index)?;
-        entry.generation = (entry.generation + 1) & GENERATION_MASK;
-        let content = std::mem::replace(&mut entry.content, Content::Vacant { next });
-        self.free = key.index;
+        let number = key.index >> CHUNK_BITS;
+        let chunk = &mut self.chunks[number as usize];
+        let value = chunk.vacate(key.index % CHUNK);
         self.occupied -= 1;
-        match content {
-            Content::Occupied(value) => Some(value),
-            Content::Vacant { .. } => unreachable!("get_mut found a value"),
+        if !std::mem::replace(&mut chunk.is_open, true) {
+            self.open.push(number);
         }
+        // Room for two more chunks of values is more than what comes and goes.
+        if chunk.occupied == 0 && self.allocated * CHUNK as usize - self.occupied >= 2 * CHUNK as usize {
+            chunk.give_memory_back();
+            self.allocated -= 1;
+        }
+        Some(value)
     }
 
-    pub fn for_each(&mut self, mut f: impl FnMut(Key, &mut T)) {
-        for (index, entry) in self.chunks.iter_mut().flatten().enumerate() {
-            if let Content::Occupied(value) = &mut entry.content {
-                f(Key { index: index as u32, generation: entry.generation }, value);
-            }
-        }
+    pub fn for_each(&mut self, f: impl FnMut(Key, &mut T)) {
+        self.for_each_in(0..self.end(), f);
     }
 
-    /// One more than the highest index that was ever in use.
+    /// One more than the highest index that was ever in use, rounded up.
     pub fn end(&self) -> u32 {
-        self.length as u32
+        (self.chunks.len() as u32) << CHUNK_BITS
     }
 
     /// The values at these indices, as far as there are any: for looking at a large table piece by piece.
@@ -146,13 +165,53 @@ impl<T> Slots<T> {
 
     /// The key of the first value at or behind an index. For emptying a table whose values run code on drop.
     pub fn first_from(&self, index: u32) -> Option<Key> {
-        let chunks = self.chunks.get(index as usize >> CHUNK_BITS..)?;
-        let first = index as usize % CHUNK;
-        let entries = chunks.iter().flatten().skip(first);
-        (index..).zip(entries).find_map(|(index, entry)| match entry.content {
-            Content::Occupied(_) => Some(Key { index, generation: entry.generation }),
-            Content::Vacant { .. } => None,
+        let first = index >> CHUNK_BITS;
+        let chunks = (first..).zip(self.chunks.get(first as usize..)?);
+        chunks.filter(|(_, chunk)| chunk.occupied > 0).find_map(|(number, chunk)| {
+            let skipped = if number == first { index % CHUNK } else { 0 };
+            let mut entries = (0..).zip(&chunk.entries).skip(skipped as usize);
+            let (place, entry) = entries.find(|(_, entry)| matches!(entry.content, Content::Occupied(_)))?;
+            Some(Key { index: number << CHUNK_BITS | place, generation: entry.generation })
         })
+    }
+}
+
+impl<T> Chunk<T> {
+    /// Puts a value into a vacant place and tells which, and its generation.
+    fn take_place(&mut self, value: T) -> (u32, u32) {
+        if self.free == NONE {
+            let place = self.entries.len() as u32;
+            self.entries.push(Entry { generation: self.first_generation, content: Content::Occupied(value) });
+            return (place, self.first_generation);
+        }
+        let place = self.free;
+        let entry = &mut self.entries[place as usize];
+        match std::mem::replace(&mut entry.content, Content::Occupied(value)) {
+            Content::Vacant { next } => self.free = next,
+            Content::Occupied(_) => unreachable!("the free list names vacant entries only"),
+        }
+        (place, entry.generation)
+    }
+
+    /// Takes out the value of an occupied place.
+    fn vacate(&mut self, place: u32) -> T {
+        let entry = &mut self.entries[place as usize];
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        let content = std::mem::replace(&mut entry.content, Content::Vacant { next: self.free });
+        self.free = place;
+        self.occupied -= 1;
+        match content {
+            Content::Occupied(value) => value,
+            Content::Vacant { .. } => unreachable!("only what is there is taken out"),
+        }
+    }
+
+    fn give_memory_back(&mut self) {
+        // The generations go on from the one that has come farthest.
+        self.first_generation =
+            self.entries.iter().map(|entry| entry.generation).max().unwrap_or(self.first_generation);
+        self.entries = Vec::new();
+        self.free = NONE;
     }
 }
 
@@ -176,6 +235,7 @@ mod tests {
     #[test]
     fn a_table_is_emptied_in_one_pass() {
         let mut slots = Slots::new();
+        const CHUNK: usize = super::CHUNK as usize;
         let count = 2 * CHUNK + 5;
         let keys: Vec<Key> = (0..count).map(|value| slots.insert(value)).collect();
         for gone in [0, 3, CHUNK, CHUNK + 1] {
@@ -205,7 +265,34 @@ mod tests {
             });
             pieces.push(piece);
         }
-        assert_eq!((pieces, slots.end()), (vec![vec![0, 1], vec![2], vec![4], vec![]], 5));
+        assert_eq!(pieces, [vec![0, 1], vec![2], vec![4], vec![]]);
+        assert!(slots.end() >= 5);
+    }
+
+    #[test]
+    fn memory_goes_back_and_old_keys_find_nothing_in_what_comes_after() {
+        let mut slots = Slots::new();
+        let old: Vec<Key> = (0..10 * CHUNK).map(|value| slots.insert(value)).collect();
+        assert_eq!(slots.allocated, 10);
+        for (value, &key) in old.iter().enumerate() {
+            assert_eq!(slots.remove(key), Some(value as u32));
+        }
+        assert_eq!((slots.allocated, slots.len()), (1, 0));
+        let new: Vec<Key> = (0..10 * CHUNK).map(|value| slots.insert(value)).collect();
+        assert!(old.iter().all(|&key| slots.get_mut(key).is_none()));
+        assert!(new.iter().zip(0..).all(|(&key, value)| slots.get_mut(key) == Some(&mut { value })));
+    }
+
+    #[test]
+    fn one_that_comes_and_goes_allocates_once() {
+        let mut slots = Slots::new();
+        let kept: Vec<Key> = (0..CHUNK).map(|value| slots.insert(value)).collect();
+        for value in 0..1000 {
+            let key = slots.insert(value);
+            assert_eq!((slots.allocated, slots.remove(key)), (2, Some(value)));
+        }
+        assert_eq!(slots.allocated, 2);
+        assert!(kept.iter().zip(0..).all(|(&key, value)| slots.get_mut(key) == Some(&mut { value })));
     }
 
     #[test]

@@ -161,10 +161,11 @@ impl Stream {
 
     /// Sends the first of `bytes` if that takes no waiting, and returns how many: for a short answer, which then needs no
     /// memory of its own. 0 says nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be
-    /// sent. Errors: the connection's.
+    /// sent. `is_last` promises that the stream is dropped or shut down right after this, if all was sent: then the end
+    /// leaves in the same packet. Errors: the connection's.
     #[inline]
-    pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.environment.driver.try_send(self.key, bytes)
+    pub fn try_send(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        self.environment.driver.try_send(self.key, bytes, is_last)
     }
 
     /// Sends at most `length` bytes of `file` (a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of

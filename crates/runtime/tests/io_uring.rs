@@ -23,7 +23,7 @@ mod takeover;
 mod wakeups;
 
 /// The kernels that brought something that the ring uses, each without what came later.
-const KERNELS: &[&str] = &["5.13", "5.15", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15"];
+const KERNELS: &[&str] = &["5.13", "5.18", "5.19", "6.0", "6.1", "6.15"];
 
 #[test]
 fn sockets_work_the_same_with_what_older_kernels_have() {

@@ -3,6 +3,7 @@
 //! nginx's options mean here what they mean there, and a binary started under
 //! the name `nginx` answers as nginx would, because other programs read that.
 
+mod allocator;
 mod arguments;
 mod directives;
 mod quick;
@@ -19,10 +20,8 @@ use gale_modules::order::ORDER;
 
 use self::arguments::{Action, Arguments};
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    allocator::give_back_at_once();
     // A process that a master started has no command line of its own.
     if let Some(role) = process::inherited_role() {
         return process::run_role(role, Server::new(&ORDER));

@@ -1,7 +1,8 @@
 //! Accepting: a loop's share of the listening sockets, and room for what comes.
 //!
 //! A connection is accepted only if it can be served: while there is no room, the memory for buffers is exhausted or the
-//! process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served.
+//! process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served. Those that wait at
+//! a socket when this loop stops listening there are still accepted, if there is room for them within a short time.
 //!
 //! With `accept_mutex on` the workers take turns on the sockets that they share: one at a time listens. It gives its turn
 //! back with the first connection and tries again when its loop's turn ends, as the others do at the ends of theirs and
@@ -30,6 +31,11 @@ const QUEUED_MAX: usize = 65536;
 /// How many of them are accepted before the loop's other work has its turn.
 const QUEUED_PER_TURN: usize = 64;
 
+/// How long room is waited for, for connections at a socket that this loop listens to no more: as long as a reload may
+/// take for that without seeming stuck. What is not accepted then is reset with its socket, as nginx does with all that
+/// wait at a removed address.
+pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// How long accepting pauses when the worker's memory for buffers is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -55,23 +61,14 @@ impl HttpWorker {
     ) {
         let mut turns = accept_mutex_delay.map(|delay| Turns::new(&listener, delay));
         loop {
-            if gale_runtime::leases_exhausted() {
-                self.complain("the memory for buffers is exhausted, accepting pauses");
-                self.pause(&listener);
-                gale_runtime::sleep(MEMORY_PAUSE).await;
-                continue;
-            }
-            poll_fn(|context| self.poll_welcome(context, &listener)).await;
+            self.welcome(&listener).await;
             let accepted = match &mut turns {
                 None => listener.accept().await,
                 Some(turns) => poll_fn(|context| turns.poll_accept(&self, context)).await,
             };
             match accepted {
                 Ok((stream, remote)) => {
-                    if !self.has_room() {
-                        self.complain_of_connections();
-                        self.close_longest_idle();
-                    }
+                    self.make_room();
                     // Once accepted it is served, even one above the limit: sent away it would be lost.
                     self.start_connection(stream, remote, &address, None);
                 }
@@ -97,39 +94,83 @@ impl HttpWorker {
         self.connection_count().saturating_sub(max - max / 8)
     }
 
-    /// Accepts what the kernel has queued on a socket that is to be closed. These
-    /// connections are answered as `configuration` says, which still knew the address.
+    /// Accepts what the kernel has queued on a socket that this loop listens to no more. The first requests of these
+    /// connections are answered as `configuration` says, which still knew the address, else by the current one. As with all
+    /// others there has to be room, which idle connections make; it is waited for until `until` at most.
     pub async fn accept_what_is_queued(
         self: &Rc<Self>,
         listener: &Listener,
         address: &Rc<ListenAddress>,
-        configuration: &Rc<Configured>,
+        configuration: Option<&Rc<Configured>>,
+        until: Moment,
     ) {
         for count in 1..=QUEUED_MAX {
+            if !self.is_welcome() {
+                if !listener.has_waiting() {
+                    return;
+                }
+                if gale_runtime::timeout(until.since(gale_runtime::now()), self.welcome(listener)).await.is_err() {
+                    let connections = self.connection_count();
+                    let message = format!("connections that wait at {address} are given up, {connections} are open");
+                    self.configuration().error_log().write(Level::Warn, None, &message);
+                    return;
+                }
+            }
             // An error ends it, too: the socket is closed in a moment.
             let Ok(Some((stream, remote))) = listener.try_accept() else { return };
-            self.start_connection(stream, remote, address, Some(Rc::clone(configuration)));
+            self.make_room();
+            self.start_connection(stream, remote, address, configuration.cloned());
             if count % QUEUED_PER_TURN == 0 {
                 gale_runtime::yield_now().await;
             }
         }
     }
 
-    /// Ready when a connection may be accepted: there is room, or it can be made once
-    /// somebody has come. Before that no idle connection is closed for it.
-    fn poll_welcome(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
-        if self.has_room() || self.has_idle() {
-            return Poll::Ready(());
-        }
-        self.wait_for_room(context, listener)
+    /// Whether a connection may be accepted now: there is memory, and there is room, or it can be made once somebody has
+    /// come. Before that no idle connection is closed for it.
+    fn is_welcome(&self) -> bool {
+        !gale_runtime::leases_exhausted() && (self.has_room() || self.has_idle())
     }
 
-    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) -> Poll<()> {
+    /// Waits until a connection may be accepted.
+    async fn welcome(self: &Rc<Self>, listener: &Listener) {
+        while !self.is_welcome() {
+            if gale_runtime::leases_exhausted() {
+                self.complain("the memory for buffers is exhausted, accepting pauses");
+                self.pause(listener);
+                gale_runtime::sleep(MEMORY_PAUSE).await;
+            } else {
+                self.room(listener).await;
+            }
+        }
+    }
+
+    /// Closes idle connections if there is no room for the one that was just accepted.
+    fn make_room(&self) {
+        if !self.has_room() {
+            self.complain_of_connections();
+            self.close_longest_idle();
+        }
+    }
+
+    /// Waits until somebody says that there may be room.
+    async fn room(self: &Rc<Self>, listener: &Listener) {
+        let mut has_waited = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            self.wait_for_room(context, listener);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) {
         self.complain_of_connections();
         self.pause(listener);
         self.waiting_for_room.borrow_mut().push(context.waker().clone());
         self.wake_when_one_may_close();
-        Poll::Pending
     }
 
     /// An idle connection may be protected for a while (`keepalive_min_timeout`): whoever

@@ -70,7 +70,7 @@ impl Listen {
         let address = ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
         Listen {
             place: ListenPlace::Address(address.clone()),
-            spec: ListenSpec::new(address),
+            spec: spec(address),
             has_options: false,
             is_default: false,
             span,
@@ -88,7 +88,7 @@ impl Listen {
         };
         let mut listen = Listen {
             place,
-            spec: ListenSpec::new(address),
+            spec: spec(address),
             has_options: false,
             is_default: false,
             span: statement.span,
@@ -126,7 +126,9 @@ impl Listen {
             (b"fastopen", Some(_)) => {
                 self.spec.fastopen = Some(u32::try_from(positive("fastopen")?).unwrap_or(u32::MAX));
             }
-            (b"deferred", None) => self.spec.deferred = true,
+            (b"deferred", None | Some(b"on")) => self.spec.deferred = true,
+            // Not in nginx, whose sockets are not deferred unless they are told to.
+            (b"deferred", Some(b"off")) => self.spec.deferred = false,
             // How many sockets that is depends on the number of workers.
             (b"reuseport", None) => self.spec.reuseport = REUSEPORT_PER_WORKER,
             (b"ipv6only", Some(value)) => {
@@ -160,6 +162,13 @@ impl Listen {
         self.has_options = true;
         Ok(())
     }
+}
+
+/// An address as it is listened on if nothing else is said. HTTP clients speak first, so the kernel tells of a connection
+/// when its request is there: what would be an accept, a wait and a receive becomes one step.
+fn spec(address: ListenAddress) -> ListenSpec {
+    let deferred = matches!(address, ListenAddress::Inet(_));
+    ListenSpec { deferred, ..ListenSpec::new(address) }
 }
 
 fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
@@ -317,6 +326,7 @@ mod tests {
             ("80 rcvbuf=x", "invalid rcvbuf \"rcvbuf=x\""),
             ("[::]:80 ipv6only=x", "invalid parameter \"ipv6only=x\""),
             ("80 so_keepalive=::", "invalid so_keepalive value: \"::\""),
+            ("80 deferred=maybe", "invalid parameter \"deferred=maybe\""),
             ("80 so_keepalive=x", "invalid so_keepalive value: \"x\""),
         ];
         for (text, message) in cases {
@@ -337,7 +347,9 @@ mod tests {
             (keep_alive.idle, keep_alive.interval, keep_alive.count),
             (Some(Duration::from_secs(1800)), None, Some(10))
         );
-        assert!(!parse("80").unwrap().has_options);
+        assert!(!parse("80").unwrap().has_options && parse("80").unwrap().spec.deferred);
+        assert!(!parse("80 deferred=off").unwrap().spec.deferred);
+        assert!(!parse("unix:/run/s").unwrap().spec.deferred);
         assert!(!parse("[::]:80 ipv6only=off").unwrap().spec.ipv6only);
     }
 

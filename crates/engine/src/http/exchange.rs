@@ -20,6 +20,7 @@ use gale_runtime::SocketAddress;
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;
 use super::response::ResponseHead;
+use super::settings::LingeringClose;
 
 /// Why an exchange cannot go on. The connection is lost for it in every case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,8 @@ pub struct ResponseOptions<'r> {
     pub keep_alive_advertised: Option<Duration>,
     /// `chunked_transfer_encoding`
     pub chunked: bool,
+    /// `lingering_close`
+    pub lingering_close: LingeringClose,
     /// How files are sent.
     pub files: FileOptions,
     /// `send_timeout`

@@ -1,8 +1,8 @@
 //! Logs: lines in nginx's form, written by a thread of their own.
 //!
-//! An event loop never writes to a file. It appends whole lines to the file's
-//! bounded queue; a thread takes what has gathered and writes it with one call. What does not fit is counted and told, never waited for.
-//! Only `emerg` is written where it happens, because the process may be ending.
+//! Neither an event loop nor a thread that supervises writes to a file. It appends whole lines to the file's bounded queue; a
+//! thread takes what has gathered and writes it with one call. What does not fit is counted and told, never waited for.
+//! Only `emerg` is waited for, a short while, because the process may be ending.
 
 mod access;
 mod line_time;
@@ -27,8 +27,6 @@ pub struct ErrorLog {
     targets: Vec<(Level, Target)>,
     /// The least severe level that any target takes.
     level_max: Option<Level>,
-    /// Whoever writes may wait for the file: no event loop is held up.
-    is_direct: bool,
 }
 
 /// Where messages go.
@@ -80,13 +78,7 @@ impl ErrorLog {
     /// A log with these targets, each with the least severe level that it takes.
     pub fn new(targets: Vec<(Level, Target)>) -> ErrorLog {
         let level_max = targets.iter().map(|(level, _)| *level).max();
-        ErrorLog { targets, level_max, is_direct: false }
-    }
-
-    /// A log for the threads that supervise: every line is in the file when the
-    /// call returns.
-    pub fn direct(targets: Vec<(Level, Target)>) -> ErrorLog {
-        ErrorLog { is_direct: true, ..ErrorLog::new(targets) }
+        ErrorLog { targets, level_max }
     }
 
     /// Whether a message of this level would be written anywhere.
@@ -105,11 +97,13 @@ impl ErrorLog {
             if level > *level_max {
                 continue;
             }
-            match target {
-                Target::File(log) if self.is_direct || level == Level::Emerg => log.writer().write_now(line.as_bytes()),
-                Target::File(log) => log.writer().append(line.as_bytes()),
-                Target::Stderr if self.is_direct || level == Level::Emerg => writer::write_stderr(line.as_bytes()),
-                Target::Stderr => Writers::of_process().stderr().append(line.as_bytes()),
+            let writer = match target {
+                Target::File(log) => log.writer(),
+                Target::Stderr => Writers::of_process().stderr(),
+            };
+            match level {
+                Level::Emerg => writer.append_and_wait(line.as_bytes()),
+                _ => writer.append(line.as_bytes()),
             }
         }
     }

@@ -5,6 +5,11 @@
 //! written with one call to a descriptor opened with `O_APPEND`, so lines of
 //! several processes do not mix. The queue is bounded: what does not fit is
 //! counted and reported, because a full disk must not stop the server.
+//!
+//! Nobody else writes, not even the threads that supervise: a FIFO that nobody
+//! reads would hold up reloads and the replacement of a dead worker process.
+//! Whoever has something to say that must not get lost waits for the thread, for
+//! a bounded time.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,6 +29,10 @@ const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// A failing log is reported at most this often.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How long somebody waits for a line that must not get lost; longer than a disk at work takes. Nobody waits again for a file
+/// that has not taken such a line, until it has.
+const WAIT_TIME_MAX: Duration = Duration::from_millis(200);
+
 /// How long the end of the process waits for the last lines.
 const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
 
@@ -32,6 +41,8 @@ const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
 pub struct LogWriter {
     file: Output,
     queue: Mutex<Queue>,
+    /// A batch has been written, or could not be.
+    done: Condvar,
     lost_lines: AtomicU64,
 }
 
@@ -45,6 +56,11 @@ enum Output {
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
+    /// How many batches have been taken and how many are done with.
+    batches_taken: u64,
+    batches_done: u64,
+    /// Somebody has waited in vain, and no batch has been done with since.
+    is_stuck: bool,
     /// Someone has told the thread, or the thread is writing.
     is_scheduled: bool,
     reported: Option<Instant>,
@@ -53,7 +69,7 @@ struct Queue {
 
 impl LogWriter {
     fn new(file: Output) -> LogWriter {
-        LogWriter { file, queue: Mutex::default(), lost_lines: AtomicU64::new(0) }
+        LogWriter { file, queue: Mutex::default(), done: Condvar::new(), lost_lines: AtomicU64::new(0) }
     }
 
     /// Appends whole lines; they are written soon. Never waits for the file.
@@ -72,11 +88,17 @@ impl LogWriter {
         }
     }
 
-    /// Writes at once, on this thread: for messages after which the process ends.
-    pub fn write_now(&self, lines: &[u8]) {
-        let waiting = std::mem::take(&mut self.queue.lock().bytes);
-        let _ = write_all(&self.file, &waiting);
-        let _ = write_all(&self.file, lines);
+    /// As [`LogWriter::append`], and returns when the lines are in the file, or after a short while if that holds them up.
+    pub fn append_and_wait(self: &Arc<Self>, lines: &[u8]) {
+        self.append(lines);
+        let deadline = Instant::now() + WAIT_TIME_MAX;
+        let mut queue = self.queue.lock();
+        // What was appended is in the next batch, unless that has been taken meanwhile.
+        let batch = queue.batches_taken + u64::from(!queue.bytes.is_empty());
+        while queue.batches_done < batch && !queue.is_stuck {
+            let is_over = self.done.wait_until(&mut queue, deadline).timed_out();
+            queue.is_stuck = is_over && queue.batches_done < batch;
+        }
     }
 
     /// How many lines could not be written since the process started.
@@ -102,11 +124,17 @@ impl LogWriter {
             spare.clear();
             {
                 let mut queue = self.queue.lock();
+                if queue.batches_done < queue.batches_taken {
+                    queue.batches_done = queue.batches_taken;
+                    queue.is_stuck = false;
+                    self.done.notify_all();
+                }
                 if queue.bytes.is_empty() {
                     queue.is_scheduled = false;
                     return;
                 }
                 std::mem::swap(&mut queue.bytes, spare);
+                queue.batches_taken += 1;
             }
             match write_all(&self.file, spare) {
                 Err((error, unwritten)) => {
@@ -138,14 +166,6 @@ impl LogWriter {
         let line = super::error_line(crate::process::Level::Alert, None, &message);
         Writers::of_process().stderr().append(line.as_bytes());
     }
-}
-
-/// Standard error is written where the message arises: it is where people look
-/// while they try things, and it is not used by a server at work.
-pub(super) fn write_stderr(line: &[u8]) {
-    use std::io::Write;
-    // Nobody is left to tell when standard error fails.
-    let _ = io::stderr().write_all(line);
 }
 
 /// The error comes with how many bytes were left.
@@ -205,6 +225,8 @@ impl Writers {
 /// A thread that writes, started with the first line. Files have one, standard error
 /// another: a pipe that nobody reads holds up nothing else.
 struct WriterThread {
+    /// Without it lines are written where they arise.
+    is_there: bool,
     dirty: Mutex<Dirty>,
     changed: Condvar,
 }
@@ -234,14 +256,15 @@ impl WriterThread {
     fn get(place: &'static OnceLock<WriterThread>, name: &str) -> &'static WriterThread {
         place.get_or_init(|| {
             let run = move || WriterThread::get(place, "").run();
-            if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(run) {
-                write_stderr(format!("gale: no thread for the logs: {error}\n").as_bytes());
-            }
-            WriterThread { dirty: Mutex::default(), changed: Condvar::new() }
+            let is_there = std::thread::Builder::new().name(name.to_owned()).spawn(run).is_ok();
+            WriterThread { is_there, dirty: Mutex::default(), changed: Condvar::new() }
         })
     }
 
     fn schedule(&self, writer: Arc<LogWriter>) {
+        if !self.is_there {
+            return writer.write_batch(&mut Vec::new());
+        }
         self.dirty.lock().writers.push(writer);
         self.changed.notify_all();
     }

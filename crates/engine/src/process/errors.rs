@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use gale_base::os_error::OsErrorText;
 use gale_config::{Diagnostic, Severity, Sources};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// Longest text of a report that crosses a link, in bytes of JSON, so that with its framing it fits one packet.
@@ -45,7 +46,8 @@ impl Level {
 
 /// Where process messages go. Implemented by the log module; it drops what is below the configured level.
 pub trait ErrorLog: Send + Sync {
-    /// Writes one message, given without time, level and process number. `emerg` and `alert` are written synchronously.
+    /// Writes one message, given without time, level and process number. Never waits long: whoever writes has
+    /// others to look after. `emerg` is written when this returns, unless the file holds it up.
     fn write(&self, level: Level, message: &str);
 }
 
@@ -62,6 +64,27 @@ impl ErrorLog for StderrLog {
         if level <= self.level {
             say(&format!("{}: [{}] {message}\n", self.program, level.name()));
         }
+    }
+}
+
+/// Keeps messages until there may be a thread that writes them: a change of user must come before the first.
+#[derive(Default)]
+pub(super) struct KeptLog {
+    messages: Mutex<Vec<(Level, String)>>,
+}
+
+impl KeptLog {
+    /// Writes what was kept to `log`, in order.
+    pub fn pass_on(&self, log: &dyn ErrorLog) {
+        for (level, message) in self.messages.lock().drain(..) {
+            log.write(level, &message);
+        }
+    }
+}
+
+impl ErrorLog for KeptLog {
+    fn write(&self, level: Level, message: &str) {
+        self.messages.lock().push((level, message.to_owned()));
     }
 }
 

@@ -193,7 +193,11 @@ struct Attendance<P: Program> {
 
 #[derive(Clone, Copy)]
 enum Settles {
-    Commit { number: u64 },
+    Commit {
+        number: u64,
+    },
+    /// It accepts no more, and may drain.
+    Stop,
     Drain,
 }
 
@@ -212,16 +216,23 @@ impl<P: Program> Future for Attendance<P> {
                 return Poll::Ready(());
             }
         }
-        let report = &this.report;
-        this.unsettled.retain_mut(|(settles, quiet)| {
-            let pending = quiet.as_mut().poll(context).is_pending();
-            if !pending {
-                report(match *settles {
-                    Settles::Commit { number } => LoopEvent::Committed { number },
-                    Settles::Drain => LoopEvent::Drained,
-                });
+        let Attendance { report, serving, unsettled, .. } = this;
+        unsettled.retain_mut(|(settles, quiet)| {
+            loop {
+                if quiet.as_mut().poll(context).is_pending() {
+                    return true;
+                }
+                match (*settles, &mut *serving) {
+                    (Settles::Commit { number }, _) => report(LoopEvent::Committed { number }),
+                    (Settles::Stop, Some(worker)) => {
+                        (*settles, *quiet) = (Settles::Drain, worker.drain());
+                        report(LoopEvent::Draining);
+                        continue;
+                    }
+                    (Settles::Stop | Settles::Drain, _) => report(LoopEvent::Drained),
+                }
+                return false;
             }
-            pending
         });
         Poll::Pending
     }
@@ -240,8 +251,7 @@ impl<P: Program> Attendance<P> {
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),
             (Order::Drain, Some(worker)) => {
-                self.unsettled.push((Settles::Drain, worker.drain()));
-                (self.report)(LoopEvent::Draining);
+                self.unsettled.push((Settles::Stop, worker.stop_accepting()));
             }
             (Order::Drain, None) => {
                 (self.report)(LoopEvent::Draining);

@@ -6,7 +6,7 @@
 //!                  └───────────────────────┴──► the old configuration serves on
 //! ```
 //!
-//! One thread that only polls. It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid
+//! One thread that only polls (and the one that writes its log). It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid
 //! file, log files on USR1) is local and small.
 
 use std::collections::VecDeque;

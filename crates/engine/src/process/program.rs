@@ -98,7 +98,7 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
     fn start(&self, seat: Seat, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
 
-    /// Last call before the process exits, on a thread of its own: flush logs. Cut off after one second.
+    /// Last call before the process exits: flush logs. To take about a second at most; a worker process does not wait longer.
     fn finish(&self) {}
 }
 
@@ -114,7 +114,11 @@ pub trait Worker: 'static {
     /// closed under all their holders once every loop has settled.
     fn commit(&mut self, seat: Seat, configuration: Arc<Self::Configuration>) -> Quiet;
 
-    /// Stops accepting at once, closes idle connections; resolves when the last connection is closed.
+    /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told. Resolves
+    /// when that is accepted; [`Worker::drain`] follows.
+    fn stop_accepting(&mut self) -> Quiet;
+
+    /// Closes idle connections; resolves when the last connection is closed.
     fn drain(&mut self) -> Quiet;
 
     /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older one.

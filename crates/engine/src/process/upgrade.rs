@@ -133,8 +133,8 @@ pub(super) fn restore_pid_file(current: &Path, log: &dyn ErrorLog) {
     }
 }
 
-/// Lets descriptors survive an exec for the time of `spawn`. The master has one thread and starts one process at a time, so
-/// no other child can catch them.
+/// Lets descriptors survive an exec for the time of `spawn`. Only one thread of the master starts processes, and one at a time,
+/// so no other child can catch them.
 fn with_inheritable<T>(sockets: &[&Arc<OwnedFd>], spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let set_all = |flags| sockets.iter().try_for_each(|socket| rustix::io::fcntl_setfd(socket, flags));
     let result = set_all(FdFlags::empty()).map_err(io::Error::from).and_then(|()| spawn());

@@ -22,7 +22,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 
 use super::bundle::Bundle;
 use super::daemon::Waiting;
-use super::errors::{ErrorLog, Level, Report, errno_text, say};
+use super::errors::{ErrorLog, KeptLog, Level, Report, errno_text, say};
 use super::helper;
 use super::link::{Link, Message, Received};
 use super::listen;
@@ -129,7 +129,10 @@ pub(super) fn run_single<P: Program>(
 /// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
 fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
-    become_worker(&bundle.settings, log).map_err(emerg)?;
+    let kept = KeptLog::default();
+    let became = become_worker(&bundle.settings, &kept);
+    kept.pass_on(log);
+    became.map_err(emerg)?;
     // On a thread of its own, as in a reload: the allocator then finds the memory of
     // this build again for the next one.
     let built = thread::scope(|scope| {
@@ -1157,6 +1160,7 @@ impl<P: Program> Control<P> {
             system::remove_socket_file(listener, &*self.log);
         }
         self.log.write(Level::Notice, "exit");
+        self.program.finish();
     }
 }
 

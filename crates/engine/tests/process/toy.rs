@@ -174,8 +174,12 @@ impl Worker for ToyWorker {
         Box::pin(std::future::ready(()))
     }
 
-    fn drain(&mut self) -> Quiet {
+    fn stop_accepting(&mut self) -> Quiet {
         TURN.with_borrow_mut(|turn| turn.sockets.clear());
+        Box::pin(std::future::ready(()))
+    }
+
+    fn drain(&mut self) -> Quiet {
         Box::pin(Drained)
     }
 

@@ -3,23 +3,29 @@
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_store_body;         location    reads the whole body and tells what became of it
 //!   test_worker;             location    tells the number of the worker that answers
+//!   test_count_body [held];  location    reads the whole body and keeps nothing of it; held: not before it is released
+//!   test_release;            location    releases those that this worker holds
 //!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
 //!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!   test_pool NAME SOCKET [DEVICE];
 //!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
+//!   test_leases;             location    tells how many bytes the worker may have on lease
 //!   test_pools;              location    tells what the thread pools do
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
-//! ended, a stored body, an interim response, a stall, a thread pool of one's own. Nothing may depend on them.
+//! ended, a stored body, a consumer that stalls, an interim response, a stall, a thread pool of one's own. Nothing may
+//! depend on them.
 
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use gale_base::units;
@@ -76,6 +82,19 @@ pub const MODULE: Module = Module {
             ..HOOK
         },
         Directive {
+            name: "test_count_body",
+            takes: Takes::Between(0, 1),
+            about: "For tests: reads the whole body of the request and keeps nothing of it.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| set_count(conf, statement)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_release",
+            about: "For tests: lets this worker's consumers that are held read on.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Release)),
+            ..HOOK
+        },
+        Directive {
             name: "test_early_hints",
             about: "For tests: sends a 103 before the answer.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| {
@@ -89,6 +108,12 @@ pub const MODULE: Module = Module {
             takes: Takes::Between(2, 3),
             about: "For tests: waits in a thread pool until a Unix socket is closed.",
             store: &Custom(set_pool),
+            ..HOOK
+        },
+        Directive {
+            name: "test_leases",
+            about: "For tests: tells how many bytes the worker may have on lease.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Leases)),
             ..HOOK
         },
         Directive {
@@ -141,8 +166,11 @@ enum Answer {
     Echo,
     StoreBody,
     Worker,
+    Leases,
     Pool,
     Pools,
+    CountBody { is_held: bool },
+    Release,
 }
 
 fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
@@ -166,6 +194,14 @@ fn set_pool(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Re
     set(conf, Answer::Pool)
 }
 
+fn set_count(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
+    match statement.args.first() {
+        None => set(conf, Answer::CountBody { is_held: false }),
+        Some(word) if word.text == "held" => set(conf, Answer::CountBody { is_held: true }),
+        Some(word) => Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+    }
+}
+
 fn hint(request: &mut Request) -> Flow {
     let link = (Bytes::from_static(b"Link"), Bytes::from_static(b"</style.css>; rel=preload"));
     request.exchange().interim(103, &[link]);
@@ -186,8 +222,10 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
         Answer::Worker => Some(tell_worker(request)),
+        Answer::Leases => Some(text(request, gale_runtime::leased_bytes_max().to_string())),
         Answer::Pools => Some(text(request, describe_pools())),
-        Answer::PanicWaiting | Answer::StoreBody | Answer::Pool => None,
+        Answer::Release => Some(release(request)),
+        Answer::PanicWaiting | Answer::StoreBody | Answer::Pool | Answer::CountBody { .. } => None,
     }
 }
 
@@ -199,6 +237,12 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
         }
         if let (Some(Answer::Pool), Some(hook)) = (conf.answer, &conf.pool) {
             return wait_in_pool(request, hook).await;
+        }
+        if let Some(Answer::CountBody { is_held }) = conf.answer {
+            if is_held {
+                released().await;
+            }
+            return count_body(request).await;
         }
         match read_body(request).await {
             Ok(stored) => describe(request, &stored).await.unwrap_or(Flow::Respond(500)),
@@ -284,6 +328,55 @@ impl BodyStream for Echo {
         let item = self.exchange.poll_body(context, &self.limits);
         item.map(|item| item.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
     }
+}
+
+thread_local! {
+    /// The consumers of this worker that wait for their release.
+    static HELD: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Ready when `test_release` has been asked for once since the first look.
+async fn released() {
+    let mut is_waiting = false;
+    poll_fn(|context| {
+        // Nobody else wakes a handler that waits for nothing else.
+        if std::mem::replace(&mut is_waiting, true) {
+            return Poll::Ready(());
+        }
+        HELD.with_borrow_mut(|held| held.push(context.waker().clone()));
+        Poll::Pending
+    })
+    .await;
+}
+
+fn release(request: &mut Request) -> Flow {
+    let held = HELD.take();
+    request.response.status = 200;
+    let answer = format!("{} released", held.len());
+    held.iter().for_each(Waker::wake_by_ref);
+    Flow::Answer(Body::Bytes(answer.into()))
+}
+
+/// `LENGTH CHECKSUM`; the checksum is of every 61st byte alone, since debug builds are slow.
+async fn count_body(request: &mut Request) -> Flow {
+    const STRIDE: u64 = 61;
+    let (exchange, limits) = (request.exchange(), request.body_limits());
+    let (mut length, mut sum) = (0u64, FNV_START);
+    loop {
+        let item = poll_fn(|context| exchange.poll_body(context, &limits)).await;
+        let bytes: &[u8] = match &item {
+            Ok(Some(BodyItem::Bytes(bytes))) => bytes,
+            Ok(Some(BodyItem::Lease(lease))) => lease,
+            Ok(Some(_)) => continue,
+            Ok(None) => break,
+            Err(_) => return Flow::Respond(400),
+        };
+        let first = length.next_multiple_of(STRIDE) - length;
+        sum = bytes.iter().skip(first as usize).step_by(STRIDE as usize).fold(sum, |sum, &byte| fnv(sum, &[byte]));
+        length += bytes.len() as u64;
+    }
+    request.response.status = 200;
+    Flow::Answer(Body::Bytes(format!("{length} {sum:016x}").into()))
 }
 
 /// `LENGTH memory|file CHECKSUM`; the checksum is 64 bits of FNV-1a in hexadecimal digits.

@@ -11,7 +11,7 @@
 //! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
 //! Where loops share a socket, the kernel tells one of them of each connection; one that stops listening while connections
 //! wait therefore has the others look for themselves. (Loops of another process that has the same socket are not reached:
-//! they are told with the next connection.)
+//! they are told with the next connection. So whoever stops listening for good accepts what waits then.)
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -288,13 +288,13 @@ impl Driver for Epoll {
         })
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         if !connection.writable || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let sent = send_now(connection.socket.as_fd(), bytes)?;
+        let sent = send_now(connection.socket.as_fd(), bytes, is_last)?;
         // A short send has filled the socket; that it has room again will be an edge.
         connection.writable = sent == bytes.len() || connection.hung_up;
         Ok(sent)
@@ -529,9 +529,12 @@ pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize
 }
 
 /// Sends of a few bytes what the socket takes, perhaps nothing.
-pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+    let mut flags = SendFlags::NOSIGNAL;
+    // What is not a full packet waits for more, and that is the end, which closing sends.
+    flags.set(SendFlags::MORE, is_last);
     loop {
-        match net::send(socket, bytes, SendFlags::NOSIGNAL) {
+        match net::send(socket, bytes, flags) {
             Ok(sent) => return Ok(sent),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(0),

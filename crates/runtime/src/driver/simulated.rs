@@ -418,7 +418,7 @@ impl Driver for Simulated {
         }
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+    fn try_send(&self, key: Key, bytes: &[u8], _is_last: bool) -> io::Result<usize> {
         let (end, is_sending) = self.with(key, |socket| (socket.end, socket.sending.is_some()));
         if is_sending || bytes.is_empty() || self.world.fate.strikes(|faults| faults.would_block) {
             return Ok(0);

@@ -27,7 +27,7 @@ use crate::http::connection::ConnectionInfo;
 use crate::http::location::Locations;
 use crate::http::request::Request;
 use crate::http::response::ResponseHead;
-use crate::http::settings::{CoreSettings, KeepaliveTimeout, ServerTokens};
+use crate::http::settings::{CoreSettings, KeepaliveTimeout, LingeringClose, ServerTokens};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
 use crate::process::{ListenAddress, ProcessSettings};
@@ -264,6 +264,7 @@ pub(crate) fn settings() -> CoreSettings {
     core.client_body_timeout.set(second, None);
     core.keepalive_timeout.set(KeepaliveTimeout { idle: second, advertised: None }, None);
     core.send_timeout.set(second, None);
+    core.lingering_close.set(LingeringClose::On, None);
     core.reset_timedout_connection.set(false, None);
     core.tcp_nopush.set(false, None);
     core.sendfile.set(false, None);

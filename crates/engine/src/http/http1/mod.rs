@@ -24,7 +24,7 @@ use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
-use self::send::Sender;
+use self::send::{After, Sender};
 use super::body::BodyItem;
 use super::configuration::{HttpConfiguration, ServerId};
 use super::connection::ConnectionInfo;
@@ -40,6 +40,10 @@ use crate::process::{Level, ListenAddress};
 /// How long the first request of a connection is waited for although the worker is on its way out or needs the room: it
 /// may be on its way. (nginx closes such a connection at once to make room.)
 const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
+
+/// How many requests that a client has sent at once are answered before other connections have their turn: as many as a
+/// connection has sends in a turn of the runtime, which would otherwise end the turn in the middle of an answer.
+const PIPELINED_MAX: u64 = 16;
 
 /// A closing connection is read from in pieces of this size.
 const DISCARD_BYTES: usize = 16 * 1024;
@@ -211,11 +215,17 @@ impl Http1 {
             let afterwards = self.exchange(request).await;
             self.first_configuration.take();
             match afterwards {
+                Afterwards::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
                 Afterwards::KeepAlive => {}
                 Afterwards::Close => return,
                 Afterwards::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
             }
         }
+    }
+
+    /// Whether other connections have their turn before the next request, which is there already.
+    fn must_yield(&self) -> bool {
+        self.info.requests.get().is_multiple_of(PIPELINED_MAX) && !self.state.borrow().input.is_empty()
     }
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
@@ -301,13 +311,11 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
             return body.is_read().then_some(Afterwards::KeepAlive);
         }
-        let is_sending = !body.is_read() || !input.is_empty();
-        let lingers = match core.lingering_close.get() {
-            LingeringClose::Off => false,
-            LingeringClose::Always => true,
-            LingeringClose::On => is_sending,
-        };
-        Some(if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
+        Some(if lingers(*core.lingering_close.get(), body, input) {
+            Afterwards::Linger(Lingering::of(core))
+        } else {
+            Afterwards::Close
+        })
     }
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
@@ -372,13 +380,20 @@ impl Http1 {
         }
     }
 
-    /// Whether the connection can carry another request, and how long it may be idle before that.
-    fn may_keep(&self, body: &RequestBody, options: &ResponseOptions<'_>) -> bool {
+    /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
+    fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
         self.idle_max_nanos.set(u64::try_from(options.keep_alive_idle.as_nanos()).unwrap_or(u64::MAX));
-        options.keep_alive
+        let may_keep = options.keep_alive
             && body.may_be_followed()
             && !self.worker.is_draining()
-            && self.has_place(&self.worker.configuration())
+            && self.has_place(&self.worker.configuration());
+        if may_keep {
+            After::MayKeep
+        } else if lingers(options.lingering_close, body, input) {
+            After::Lingers
+        } else {
+            After::Closes
+        }
     }
 
     fn reset(&self) {
@@ -450,6 +465,15 @@ impl Drop for InFlight<'_> {
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
+/// Whether a closing connection is read from for a while: the client may still be sending.
+fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
+    match lingering_close {
+        LingeringClose::Off => false,
+        LingeringClose::Always => true,
+        LingeringClose::On => !body.is_read() || !input.is_empty(),
+    }
+}
+
 /// An address of the configuration: its index and one, so that none takes no room.
 #[derive(Clone, Copy)]
 struct Place(NonZeroU32);
@@ -499,17 +523,17 @@ impl Exchange for Http1 {
     }
 
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
-        let mut state = self.state.borrow_mut();
-        let Transfer { body, sender, .. } = state.transfer();
-        let may_keep = self.may_keep(body, options);
-        sender.start(head, options, may_keep, &self.worker);
+        let state = &mut *self.state.borrow_mut();
+        let Transfer { body, sender, .. } = &mut **state.transfer.as_mut().expect("an exchange is under way");
+        let after = self.after_response(body, &state.input, options);
+        sender.start(head, options, after, &self.worker);
     }
 
     fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
-        let mut state = self.state.borrow_mut();
-        let transfer = state.transfer();
-        let may_keep = self.may_keep(&transfer.body, options);
-        transfer.sender.respond(head, options, may_keep, &self.worker, &self.stream, body);
+        let state = &mut *self.state.borrow_mut();
+        let transfer = state.transfer.as_mut().expect("an exchange is under way");
+        let after = self.after_response(&transfer.body, &state.input, options);
+        transfer.sender.respond(head, options, after, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {

@@ -52,6 +52,8 @@ pub(super) struct Sender {
     coding: Coding,
     version: Version,
     keep_alive: bool,
+    /// The connection is closed as soon as everything has left.
+    closes_at_once: bool,
     is_started: bool,
     has_interim: bool,
     gone: Option<Gone>,
@@ -67,6 +69,17 @@ pub(super) struct Sender {
     /// The fields that follow a chunked body.
     trailers: Vec<u8>,
     is_ended: bool,
+}
+
+/// What comes after a response, as far as it is known before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// Another request, if the response itself allows it.
+    MayKeep,
+    /// The connection is read from for a while.
+    Lingers,
+    /// The connection is closed.
+    Closes,
 }
 
 /// How the body's end is told.
@@ -87,6 +100,7 @@ impl Sender {
         self.version = version;
         self.coding = Coding::NoBody;
         self.keep_alive = false;
+        self.closes_at_once = false;
         self.is_started = false;
         self.sent = Sent::default();
         self.is_waiting = false;
@@ -150,17 +164,16 @@ impl Sender {
         }
     }
 
-    /// Queues the head. `may_keep` is whether the connection can carry another
-    /// request as far as the request is concerned.
+    /// Queues the head.
     pub(super) fn start(
         &mut self,
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
-        may_keep: bool,
+        after: After,
         worker: &HttpWorker,
     ) {
         let scratch = &mut *worker.scratch.borrow_mut();
-        self.begin_response(head, options, may_keep, worker, scratch);
+        self.begin_response(head, options, after, worker, scratch);
         self.append(scratch);
     }
 
@@ -170,13 +183,13 @@ impl Sender {
         &mut self,
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
-        may_keep: bool,
+        after: After,
         worker: &HttpWorker,
         stream: &Stream,
         body: Bytes,
     ) {
         let scratch = &mut *worker.scratch.borrow_mut();
-        self.begin_response(head, options, may_keep, worker, scratch);
+        self.begin_response(head, options, after, worker, scratch);
         let is_first = self.output.is_empty() && self.queue.is_empty() && self.gone.is_none();
         let fits = match self.coding {
             Coding::NoBody => true,
@@ -195,7 +208,7 @@ impl Sender {
             scratch.extend_from_slice(&body);
         }
         self.is_ended = true;
-        match stream.try_send(scratch) {
+        match stream.try_send(scratch, self.closes_at_once) {
             Ok(sent) => {
                 self.sent.bytes += sent as u64;
                 if sent < scratch.len() {
@@ -211,7 +224,7 @@ impl Sender {
         &mut self,
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
-        may_keep: bool,
+        after: After,
         worker: &HttpWorker,
         scratch: &mut Vec<u8>,
     ) {
@@ -227,7 +240,8 @@ impl Sender {
                 BodyLength::UntilEnd => Coding::UntilClose,
             };
         }
-        self.keep_alive = may_keep && self.coding != Coding::UntilClose;
+        self.keep_alive = after == After::MayKeep && self.coding != Coding::UntilClose;
+        self.closes_at_once = after == After::Closes && self.coding != Coding::Raw;
         if self.version == Version::Http09 {
             self.keep_alive = false;
             return;
@@ -381,8 +395,12 @@ impl Sender {
                 }
             } else {
                 // `tcp_nopush`: the head waits for the file, so that full packets leave.
-                let nopush = self.files.is_some_and(|files| files.sendfile && files.nopush);
-                self.output.set_more_follows(nopush && !self.queue.is_empty());
+                let more_follows = match self.queue.is_empty() {
+                    // Closing follows, and sends the end in the same packet.
+                    true => self.is_ended && self.closes_at_once,
+                    false => self.files.is_some_and(|files| files.sendfile && files.nopush),
+                };
+                self.output.set_more_follows(more_follows);
                 match stream.poll_send(context, &mut self.output) {
                     Poll::Ready(Ok(count)) => self.sent.bytes += count as u64,
                     Poll::Ready(Err(_)) => self.fail(),

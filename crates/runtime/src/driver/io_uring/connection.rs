@@ -196,6 +196,11 @@ impl Connection {
         true
     }
 
+    /// Whether the receive in flight is to end.
+    pub fn is_receive_ending(&self) -> bool {
+        self.in_flight.has(Op::Recv) && matches!(self.receive, Receive::Ending | Receive::EndingIdle)
+    }
+
     /// Notes what a completion says, and what is wanted because of it.
     pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
         let goes_on = cqueue::more(completion.flags);

@@ -40,7 +40,7 @@ use self::connection::{Connection, Multishot, Receive, Sending, Terms};
 use self::idle::Sweep;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_ACCEPT, KIND_CANCEL, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
+    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
 };
 use self::ring::{Completion, Ring};
 use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send, send_now};
@@ -372,6 +372,8 @@ impl IoUring {
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
             KIND_CANCEL => {}
+            KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
+            KIND_CANCEL_OP => {}
             KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
@@ -461,18 +463,20 @@ impl IoUring {
         Err(send_under_way())
     }
 
-    /// Waits until nothing is in flight any more for connections and listeners that were closed. False if that takes too
-    /// long.
+    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections and
+    /// listeners that were closed. False if that takes too long.
     fn finish_closed(&self) -> bool {
         self.make_entries();
-        for _ in 0..CLOSE_CALLS_MAX {
+        for call in 0..CLOSE_CALLS_MAX {
+            // Most of it ends within the first calls, without a wait.
+            let is_first = call < 2;
             if self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() {
                 return true;
             }
             let mut completions = Vec::new();
             {
                 let mut ring = self.ring.borrow_mut();
-                if ring.enter(Some(CLOSE_PAUSE)).is_err() {
+                if ring.enter(Some(if is_first { Duration::ZERO } else { CLOSE_PAUSE })).is_err() {
                     return false;
                 }
                 ring.take(&mut completions, usize::MAX);
@@ -504,6 +508,18 @@ impl IoUring {
     fn cancel(&self, key: Key, operations: Ops) {
         let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
         self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
+    }
+
+    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. What
+    /// is in flight all the same is cancelled once more.
+    fn cancel_again(&self, key: Key) {
+        let mut connections = self.connections.borrow_mut();
+        let Some(connection) = connections.get_mut(key) else { return };
+        if connection.socket.is_none() {
+            self.cancel(key, connection.in_flight);
+        } else if connection.is_receive_ending() {
+            self.request(key, connection, Op::EndRecv);
+        }
     }
 
     fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
@@ -637,7 +653,7 @@ impl Driver for IoUring {
         })
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8]) -> io::Result<usize> {
+    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         // A connection on the ring has its answers queued.
@@ -645,7 +661,7 @@ impl Driver for IoUring {
         if !is_fit || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let sent = send_now(connection.socket().as_fd(), bytes)?;
+        let sent = send_now(connection.socket().as_fd(), bytes, is_last)?;
         // A short send has filled the socket.
         connection.writable = sent == bytes.len() || connection.hung_up;
         Ok(sent)

@@ -33,9 +33,12 @@ impl Op {
 const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
 pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
+/// The cancellation of something else than an [`Op`].
 pub(super) const KIND_CANCEL: u64 = 10;
 pub(super) const KIND_ACCEPT: u64 = 11;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_ACCEPT < 16);
+/// The cancellation of a connection's [`Op`].
+pub(super) const KIND_CANCEL_OP: u64 = 12;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL_OP < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {
     key.pack() | kind << KIND_SHIFT
@@ -69,8 +72,9 @@ impl Ops {
 
 /// Queues the cancellation of the operation with this user data.
 pub(super) fn push_cancel(ring: &mut Ring, operation: u64) {
-    let none = Key { index: 0, generation: 0 };
-    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(KIND_CANCEL, none));
+    let (kind, key) = kind_and_key(operation);
+    let kind = if kind < Op::ALL.len() as u64 { KIND_CANCEL_OP } else { KIND_CANCEL };
+    let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(kind, key));
     // SAFETY: a cancellation names neither a descriptor nor memory.
     unsafe { ring.push(&cancel) };
 }

@@ -188,7 +188,8 @@ impl Ring {
     /// another socket later, so nothing is left in the queue.
     pub fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         for _ in 0..SUBMIT_CALLS_MAX {
-            self.call(timeout)?;
+            // With completions at hand there is nothing to wait for.
+            self.call(if self.stash.is_empty() { timeout } else { Some(Duration::ZERO) })?;
             if self.ring.submission().is_empty() {
                 return Ok(());
             }

@@ -1,10 +1,8 @@
-//! floor: the least that a server can do: epoll, one `recv` and one `send` per request, a fixed answer, no HTTP.
+//! The floor with epoll: edge-triggered, one `recv` and one `send` per request.
 //!
-//! It is the yardstick below every server: what is above it is the server's own work. It looks at no byte that it
-//! receives, so it is of use with a client that sends each request in one piece and waits for the answer (wrk does).
 //! Short connections are tried at once after accepting, and registered only where the request is not there yet.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,52 +11,13 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 
-/// What happens to a connection after its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    KeepAlive,
-    Close,
-}
+use super::Mode;
 
-/// `floor PORT keep-alive|close BODY_BYTES`: serves until it is killed.
-pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench floor PORT keep-alive|close BODY_BYTES".to_owned();
-    let [port, mode, body_bytes] = args else {
-        return Err(usage());
-    };
-    let port: u16 = port.parse().map_err(|_| usage())?;
-    let body_bytes: usize = body_bytes.parse().map_err(|_| usage())?;
-    let mode = match mode.as_str() {
-        "keep-alive" => Mode::KeepAlive,
-        "close" => Mode::Close,
-        _ => return Err(usage()),
-    };
-    serve(port, mode, &answer(mode, body_bytes)).map_err(|error| format!("floor: {error}"))
-}
-
-/// As long as the answer of a real server: nginx's header is of this size.
-fn answer(mode: Mode, body_bytes: usize) -> Vec<u8> {
-    let connection = match mode {
-        Mode::KeepAlive => "keep-alive",
-        Mode::Close => "close",
-    };
-    let mut answer = Vec::new();
-    let _ = write!(
-        answer,
-        "HTTP/1.1 200 OK\r\nServer: floor\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
-         Content-Type: application/octet-stream\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
-    );
-    answer.extend(std::iter::repeat_n(b'x', body_bytes));
-    answer
-}
-
-fn serve(port: u16, mode: Mode, answer: &[u8]) -> io::Result<()> {
-    let listener = TcpListener::bind(("127.0.0.1", port))?;
+pub fn serve(listener: &TcpListener, mode: Mode, answer: &[u8]) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    rustix::net::listen(&listener, 511)?; // nginx's backlog, instead of std's
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let listener_key = listener.as_raw_fd();
-    epoll::add(&epoll, &listener, key(listener_key), epoll::EventFlags::IN)?;
+    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
     // By descriptor number, which the kernel keeps as small as it can.
     let mut connections: Vec<Option<OwnedFd>> = Vec::new();
     let mut events = Vec::with_capacity(512);
@@ -71,7 +30,7 @@ fn serve(port: u16, mode: Mode, answer: &[u8]) -> io::Result<()> {
         for event in events.drain(..) {
             let descriptor = event.data.u64() as usize;
             if descriptor == listener_key as usize {
-                accept_one(&listener, &epoll, mode, answer, &mut connections)?;
+                accept_one(listener, &epoll, mode, answer, &mut connections)?;
             } else if let Some(connection) = connections.get(descriptor).and_then(Option::as_ref)
                 && exchange(connection, mode, answer) == Next::Close
             {

@@ -1,67 +1,19 @@
-//! wrk: one run of wrk, pinned to a core, and the figures that it prints.
-//!
-//! It measures the client's CPU time too, because a server can only be compared where the client is not the limit.
+//! wrk: the command line of one run of wrk, and the figures that it prints.
 
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use super::{Figures, Run};
 
-use serde::Serialize;
-
-use crate::process;
-
-/// What is asked of the server.
-#[derive(Debug, Clone)]
-pub struct Run<'a> {
-    pub url: &'a str,
-    pub connections: u32,
-    /// One request per connection.
-    pub is_short: bool,
-    pub run_time: Duration,
-    pub core: usize,
-}
-
-#[derive(Debug, Clone, Copy, Default, Serialize, PartialEq)]
-pub struct Figures {
-    pub requests: u64,
-    pub requests_per_second: f64,
-    /// Connect, read, write errors, time-outs and answers other than 2xx or 3xx.
-    pub errors: u64,
-    pub latency_p50_us: f64,
-    pub latency_p99_us: f64,
-}
-
-impl Figures {
-    /// How long the run lasted, as wrk itself counts it.
-    pub fn duration(&self) -> Duration {
-        Duration::from_secs_f64(self.requests as f64 / self.requests_per_second.max(f64::MIN_POSITIVE))
-    }
-}
-
-/// Runs wrk with one thread and gives its figures and its CPU time.
-pub fn run(run: &Run) -> Result<(Figures, Duration), String> {
-    run_with(Command::new("wrk"), run)
-}
-
-/// The same with a command that ends in wrk: `perf stat … wrk`. The CPU time is then that of both.
-pub fn run_with(mut command: Command, run: &Run) -> Result<(Figures, Duration), String> {
-    command.args(["-t1", "--latency"]);
-    command.arg(format!("-c{}", run.connections)).arg(format!("-d{}s", run.run_time.as_secs()));
+pub fn command(run: &Run, connections: u32) -> Vec<String> {
+    let seconds = run.run_time.as_secs();
+    let mut words = ["wrk", "-t1", "--latency"].map(str::to_owned).to_vec();
+    words.extend([format!("-c{connections}"), format!("-d{seconds}s")]);
     if run.is_short {
-        command.args(["-H", "Connection: close"]);
+        words.extend(["-H", "Connection: close"].map(str::to_owned));
     }
-    command.arg(run.url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let before = process::ended_children_cpu_time();
-    let child = process::spawn_pinned(&mut command, run.core)?;
-    let output = child.wait_with_output().map_err(|error| format!("wrk: {error}"))?;
-    let cpu_time = process::ended_children_cpu_time() - before;
-    let text = String::from_utf8_lossy(&output.stdout);
-    match parse(&text) {
-        Some(figures) if output.status.success() => Ok((figures, cpu_time)),
-        _ => Err(format!("wrk {}: {text}{}", run.url, String::from_utf8_lossy(&output.stderr))),
-    }
+    words.push(format!("http://{}{}", run.address, run.path));
+    words
 }
 
-fn parse(text: &str) -> Option<Figures> {
+pub fn parse(text: &str) -> Option<Figures> {
     let mut figures = Figures::default();
     for line in text.lines().map(str::trim) {
         if let Some((requests, _)) = line.split_once(" requests in ") {
@@ -77,6 +29,11 @@ fn parse(text: &str) -> Option<Figures> {
             figures.latency_p50_us = microseconds(latency.trim())?;
         } else if let Some(latency) = line.strip_prefix("99%") {
             figures.latency_p99_us = microseconds(latency.trim())?;
+        } else if let Some(columns) = line.strip_prefix("Latency  ") {
+            // Average, standard deviation, maximum, share within one deviation.
+            let mut columns = columns.split_whitespace();
+            figures.latency_mean_us = microseconds(columns.next()?)?;
+            figures.latency_deviation_us = microseconds(columns.next()?)?;
         }
     }
     (figures.requests > 0 && figures.requests_per_second > 0.0).then_some(figures)
@@ -92,17 +49,22 @@ fn microseconds(text: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn the_figures_are_read() {
-        let text = "Running 4s test @ http://127.0.0.1:1/\n  1 threads and 128 connections\n  Thread Stats   Avg\n  \
+        let text = "Running 4s test @ http://127.0.0.1:1/\n  1 threads and 128 connections\n  \
+            Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency   651.20us    1.50ms  18.08ms   95.40%\n    \
+            Req/Sec   190.44k     9.52k  200.00k    75.00%\n  \
             Latency Distribution\n     50%  640.00us\n     75%  700.00us\n     90%    1.00ms\n     99%    1.50ms\n  \
             800000 requests in 4.00s, 120.00MB read\n  Socket errors: connect 0, read 3, write 0, timeout 1\n  \
             Non-2xx or 3xx responses: 2\nRequests/sec: 200000.00\nTransfer/sec:     30.00MB\n";
         let figures = parse(text).unwrap();
         assert_eq!((figures.requests, figures.errors), (800_000, 6));
         assert_eq!((figures.latency_p50_us, figures.latency_p99_us), (640.0, 1500.0));
+        assert_eq!((figures.latency_mean_us, figures.latency_deviation_us), (651.2, 1500.0));
         assert_eq!(figures.duration(), Duration::from_secs(4));
     }
 

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::servers::{SMALL_BODY, file_body};
 
 /// Longer than any pause of a server that works.
-const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
+pub const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// After a failed connect: a dead server must not be asked a million times.
@@ -51,6 +51,7 @@ pub struct Connection {
     stream: TcpStream,
     /// Received and not used yet.
     pending: Vec<u8>,
+    received_bytes: usize,
 }
 
 /// An answer whose framing was right.
@@ -72,22 +73,35 @@ impl Connection {
             ErrorKind::ConnectionRefused => Failure::ConnectRefused,
             _ => Failure::ConnectFailed,
         })?;
+        Connection::over(stream, time_limit)
+    }
+
+    /// Uses a stream that is connected already.
+    pub fn over(stream: TcpStream, time_limit: Duration) -> Result<Connection, Failure> {
         let configured = stream
             .set_nodelay(true)
             .and_then(|()| stream.set_read_timeout(Some(time_limit)))
             .and_then(|()| stream.set_write_timeout(Some(time_limit)));
         configured.map_err(|_| Failure::ConnectFailed)?;
-        Ok(Connection { stream, pending: Vec::new() })
+        Ok(Connection { stream, pending: Vec::new(), received_bytes: 0 })
+    }
+
+    /// The stream alone, and how many bytes have been received from it in all.
+    pub fn into_stream(self) -> (TcpStream, usize) {
+        (self.stream, self.received_bytes)
     }
 
     /// Sends a GET and reads its answer. After a failure the connection is of no more use.
     pub fn request(&mut self, path: &str, is_last: bool) -> Result<Answer, Failure> {
-        let connection = if is_last { "close" } else { "keep-alive" };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n");
+        self.ask(&get(path, is_last))
+    }
+
+    /// Sends a request as it stands and reads its answer. After a failure the connection is of no more use.
+    pub fn ask(&mut self, request: &str) -> Result<Answer, Failure> {
         // A peer that has closed answers with a reset; the read below tells what happened, so a failed write is
         // only final where nothing can be read either.
         let written = self.stream.write_all(request.as_bytes());
-        let answer = self.read_answer();
+        let answer = self.receive();
         match (written, answer) {
             (Err(_), Err(Failure::ClosedBeforeAnswer)) => Err(Failure::ClosedBeforeAnswer),
             (Err(_), Err(Failure::ResetBeforeAnswer)) => Err(Failure::ResetBeforeAnswer),
@@ -96,15 +110,21 @@ impl Connection {
         }
     }
 
+    /// Sends a GET; its answer is for [`Connection::receive`].
+    pub fn send(&mut self, path: &str, is_last: bool) -> Result<(), Failure> {
+        self.stream.write_all(get(path, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
+    }
+
     /// After an answer that closes: the end, and not a byte more.
     fn expect_end(&mut self) -> Result<(), Failure> {
-        if !self.pending.is_empty() || self.receive(Failure::Truncated)? > 0 {
+        if !self.pending.is_empty() || self.fill(Failure::Truncated)? > 0 {
             return Err(Failure::Surplus);
         }
         Ok(())
     }
 
-    fn read_answer(&mut self) -> Result<Answer, Failure> {
+    /// Reads the next answer.
+    pub fn receive(&mut self) -> Result<Answer, Failure> {
         let header_end = loop {
             if let Some(at) = self.pending.windows(4).position(|window| window == b"\r\n\r\n") {
                 break at + 4;
@@ -114,13 +134,13 @@ impl Connection {
             }
             let nothing_yet = self.pending.is_empty();
             let when_reset = if nothing_yet { Failure::ResetBeforeAnswer } else { Failure::Truncated };
-            if self.receive(when_reset)? == 0 {
+            if self.fill(when_reset)? == 0 {
                 return Err(if nothing_yet { Failure::ClosedBeforeAnswer } else { Failure::Truncated });
             }
         };
         let head = parse_head(&self.pending[..header_end])?;
         while self.pending.len() < header_end + head.body_bytes {
-            if self.receive(Failure::Truncated)? == 0 {
+            if self.fill(Failure::Truncated)? == 0 {
                 return Err(Failure::Truncated);
             }
         }
@@ -129,11 +149,12 @@ impl Connection {
         Ok(Answer { status: head.status, body, closes: head.closes })
     }
 
-    fn receive(&mut self, when_reset: Failure) -> Result<usize, Failure> {
+    fn fill(&mut self, when_reset: Failure) -> Result<usize, Failure> {
         let mut buffer = [0u8; 4096];
         loop {
             match self.stream.read(&mut buffer) {
                 Ok(received) => {
+                    self.received_bytes += received;
                     self.pending.extend_from_slice(&buffer[..received]);
                     return Ok(received);
                 }
@@ -143,6 +164,11 @@ impl Connection {
             }
         }
     }
+}
+
+fn get(path: &str, is_last: bool) -> String {
+    let connection = if is_last { "close" } else { "keep-alive" };
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n")
 }
 
 /// One request on a connection of its own: the body of its answer, which must be a 200.

@@ -1,0 +1,310 @@
+//! case: what is asked of the servers, and one run of it: the sample that the tables are made of.
+//!
+//! The judged figure is the CPU time of all processes of the server, divided by the requests that it answered: it
+//! holds whether or not the server's core is saturated. Beside it stand how much of its core each side used, which says
+//! who was the limit, and how busy the cores were altogether.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::client::{self, ClientKind, Figures};
+use crate::options::Options;
+use crate::process::{self, CoreTime, Process, Thread, Threads};
+use crate::report::Spread;
+use crate::servers::{Accepting, FILE_BYTES, Kind, Program, Running, SMALL_BODY, Setting};
+
+/// A run that fills caches and is not counted.
+pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
+
+/// What is asked for, and how.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub name: &'static str,
+    pub title: String,
+    pub path: &'static str,
+    pub connections: u32,
+    pub is_short: bool,
+    pub body_bytes: usize,
+    pub client: ClientKind,
+    /// Event loops of the server, and processes of the client.
+    pub workers: usize,
+    pub clients: usize,
+    /// Where they are.
+    pub server_cores: Vec<usize>,
+    pub client_cores: Vec<usize>,
+}
+
+impl Case {
+    /// `return 200` over kept-alive connections.
+    pub fn keepalive(options: &Options, client: ClientKind, connections: u32) -> Case {
+        let asked_by = if client == ClientKind::Lean { ", lean client" } else { "" };
+        Case {
+            name: "return",
+            title: format!("2-byte answer, {connections} keep-alive connections{asked_by}"),
+            path: "/return",
+            connections,
+            is_short: false,
+            body_bytes: SMALL_BODY.len(),
+            client,
+            workers: 1,
+            clients: 1,
+            server_cores: vec![options.server_core],
+            client_cores: vec![options.client_core],
+        }
+    }
+
+    /// A file of 1 KiB over kept-alive connections.
+    pub fn file(options: &Options, client: ClientKind, connections: u32) -> Case {
+        let mut case = Case::keepalive(options, client, connections);
+        case.title = case.title.replace("2-byte answer", "1 KiB file");
+        Case { name: "file", path: "/file", body_bytes: FILE_BYTES, ..case }
+    }
+
+    /// `return 200`, one request per connection. wrk alone can do that.
+    pub fn short(options: &Options) -> Case {
+        let connections = options.short_connections;
+        Case {
+            name: "short",
+            title: format!("2-byte answer, short connections, {connections} at a time"),
+            connections,
+            is_short: true,
+            ..Case::keepalive(options, ClientKind::Wrk, connections)
+        }
+    }
+
+    /// The same with this many workers and two clients, all of them on both cores.
+    pub fn on_all_cores(self, options: &Options, workers: usize) -> Case {
+        let cores = vec![options.server_core, options.client_core];
+        let plural = if workers == 1 { "" } else { "s" };
+        Case {
+            title: format!("{}, {workers} worker{plural}, 2 clients, together on both cores", self.title),
+            workers,
+            clients: 2,
+            server_cores: cores.clone(),
+            client_cores: cores,
+            ..self
+        }
+    }
+
+    /// The servers that this case compares. What changes a case much and is no default of a server is measured with and
+    /// without: nginx's cache of open files, and accepting that waits for the request, which is h2o's default.
+    pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
+        let mut all = Vec::new();
+        for program in programs {
+            if program.kind == Kind::Floor && self.workers > 1 {
+                continue; // it has one thread
+            }
+            all.push(program.clone());
+            if self.name == "file" && program.kind == Kind::Nginx {
+                let label = format!("{} + open_file_cache", program.label);
+                all.push(Program { label, open_file_cache: true, ..program.clone() });
+            }
+            if self.is_short && matches!(program.kind, Kind::Floor | Kind::Nginx | Kind::Gale) {
+                let label = format!("{} + deferred", program.label);
+                all.push(Program { label, deferred: true, ..program.clone() });
+            }
+        }
+        all
+    }
+
+    /// What a server is started with for it.
+    pub fn setting(&self) -> Setting {
+        Setting {
+            is_short: self.is_short,
+            cores: Some(self.server_cores.clone()),
+            floor_body_bytes: self.body_bytes,
+            workers: self.workers,
+            accepting: Accepting::Shared,
+            ..Setting::default()
+        }
+    }
+
+    /// What the clients do.
+    pub fn run<'a>(&'a self, server: &'a Running, run_time: Duration) -> client::Run<'a> {
+        client::Run {
+            kind: self.client,
+            address: &server.address,
+            path: self.path,
+            connections: self.connections,
+            is_short: self.is_short,
+            run_time,
+            clients: self.clients,
+            cores: &self.client_cores,
+        }
+    }
+}
+
+/// One run against one server.
+#[derive(Debug, Clone, Serialize)]
+pub struct Sample {
+    /// CPU time of the server per request, in microseconds.
+    pub server_us: f64,
+    pub client_us: f64,
+    /// Time that the cores of both were busy, with whatever, per request.
+    pub cores_us: f64,
+    /// CPU time of each side in the time of the run, as a share of one core: 1.0 is a saturated core.
+    pub server_utilisation: f64,
+    pub client_utilisation: f64,
+    /// How busy the cores of the server were altogether.
+    pub server_cores_busy: f64,
+    /// Of 1,000 requests: how often a thread of the server went to sleep, and was made to wait.
+    pub voluntary_switches: f64,
+    pub involuntary_switches: f64,
+    /// The share of the workers' CPU time that the busiest of them had; an even spread is 1 / workers.
+    pub busiest_worker: f64,
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// Lets the clients ask for `run_time`; the first of them is started by `under`, where there is such a command.
+pub fn measure_once(
+    case: &Case,
+    server: &Running,
+    run_time: Duration,
+    under: Option<Command>,
+) -> Result<Sample, String> {
+    let processes = server.root.tree();
+    let before = Reading::take(case, &processes);
+    let (figures, client) = client::run(&case.run(server, run_time), under)?;
+    let after = Reading::take(case, &processes);
+    if server.root.tree() != processes {
+        return Err(format!("{}: its processes changed during the run", server.label));
+    }
+    let threads = after.threads_since(&before);
+    let server_time: Duration = threads.iter().map(|thread| thread.cpu_time).sum();
+    let per_request = |time: Duration| time.as_secs_f64() * 1e6 / figures.requests as f64;
+    let share = |time: Duration| time.as_secs_f64() / figures.duration().as_secs_f64();
+    let per_thousand =
+        |count: fn(&Thread) -> u64| threads.iter().map(count).sum::<u64>() as f64 * 1000.0 / figures.requests as f64;
+    let workers = busiest(&threads, case.workers);
+    Ok(Sample {
+        server_us: per_request(server_time),
+        client_us: per_request(client),
+        cores_us: per_request(after.all_cores.busy_since(before.all_cores)),
+        server_utilisation: share(server_time),
+        client_utilisation: share(client),
+        server_cores_busy: after.server_cores.utilisation_since(before.server_cores),
+        voluntary_switches: per_thousand(|thread| thread.voluntary_switches),
+        involuntary_switches: per_thousand(|thread| thread.involuntary_switches),
+        busiest_worker: workers[0] / workers.iter().sum::<f64>().max(f64::MIN_POSITIVE),
+        figures,
+    })
+}
+
+struct Reading {
+    threads: Threads,
+    server_cores: CoreTime,
+    all_cores: CoreTime,
+}
+
+impl Reading {
+    fn take(case: &Case, processes: &[Process]) -> Reading {
+        let mut all_cores = [case.server_cores.clone(), case.client_cores.clone()].concat();
+        all_cores.sort_unstable();
+        all_cores.dedup();
+        Reading {
+            threads: process::threads(processes),
+            server_cores: CoreTime::read(&case.server_cores),
+            all_cores: CoreTime::read(&all_cores),
+        }
+    }
+
+    fn threads_since(&self, earlier: &Reading) -> Vec<Thread> {
+        let before = |id: &u32| earlier.threads.get(id).copied().unwrap_or_default();
+        self.threads.iter().map(|(id, thread)| thread.since(before(id))).collect()
+    }
+}
+
+/// CPU seconds of the threads that worked most, as many as there are workers.
+fn busiest(threads: &[Thread], workers: usize) -> Vec<f64> {
+    let mut seconds: Vec<f64> = threads.iter().map(|thread| thread.cpu_time.as_secs_f64()).collect();
+    seconds.sort_by(|a, b| b.total_cmp(a));
+    seconds.resize(workers, 0.0);
+    seconds
+}
+
+/// All samples of one server.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    pub server: String,
+    pub samples: Vec<Sample>,
+    #[serde(skip)]
+    pub program: Program,
+}
+
+impl Row {
+    pub fn spread(&self, figure: impl Fn(&Sample) -> f64) -> Spread {
+        Spread::of(self.samples.iter().map(figure))
+    }
+
+    pub fn median(&self, figure: impl Fn(&Sample) -> f64) -> f64 {
+        self.spread(figure).median
+    }
+
+    pub fn errors(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.figures.errors).sum()
+    }
+}
+
+/// Every case's servers are asked in turn, and again in turn, so that drift of the machine hits them alike.
+pub fn measure_in_turn(options: &Options, case: &Case, servers: &[(Program, Setting)]) -> Result<Vec<Row>, String> {
+    // All run from the beginning; those that are not asked stay asleep.
+    let running: Vec<Running> =
+        servers.iter().map(|(program, setting)| program.start(setting.clone())).collect::<Result<_, _>>()?;
+    eprintln!("{}:", case.title);
+    // The first, short round fills caches and is not counted.
+    for server in &running {
+        measure_once(case, server, WARM_UP_TIME, None)?;
+    }
+    let samples = in_turn(options.rounds, &running, |server, round| {
+        let sample = measure_once(case, server, options.run_time, None)?;
+        eprintln!("  round {round}, {}: {:.2} µs", server.label, sample.server_us);
+        Ok(sample)
+    })?;
+    let row = |((program, _), samples): (&(Program, Setting), Vec<Sample>)| Row {
+        server: program.label.clone(),
+        samples,
+        program: program.clone(),
+    };
+    Ok(servers.iter().zip(samples).map(row).collect())
+}
+
+/// A B C A B C …: what `measure` gave for every item, by round.
+pub fn in_turn<T, S>(
+    rounds: u32,
+    items: &[T],
+    mut measure: impl FnMut(&T, u32) -> Result<S, String>,
+) -> Result<Vec<Vec<S>>, String> {
+    let mut samples: Vec<Vec<S>> = items.iter().map(|_| Vec::new()).collect();
+    for round in 1..=rounds {
+        for (item, samples) in items.iter().zip(&mut samples) {
+            samples.push(measure(item, round)?);
+        }
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_go_in_turn() {
+        let mut order = Vec::new();
+        let samples = in_turn(2, &['a', 'b'], |&item, round| {
+            order.push((round, item));
+            Ok(round)
+        });
+        assert_eq!(samples.unwrap(), [[1, 2], [1, 2]]);
+        assert_eq!(order, [(1, 'a'), (1, 'b'), (2, 'a'), (2, 'b')]);
+    }
+
+    #[test]
+    fn the_workers_are_the_threads_that_work() {
+        let thread = |ms| Thread { cpu_time: Duration::from_millis(ms), ..Thread::default() };
+        assert_eq!(busiest(&[thread(1), thread(300), thread(100)], 2), [0.3, 0.1]);
+        assert_eq!(busiest(&[thread(300)], 2), [0.3, 0.0]);
+    }
+}

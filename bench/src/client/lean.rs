@@ -1,0 +1,146 @@
+//! lean: a client that costs less than the servers that it asks, so that with one core each the server is the limit.
+//!
+//! Kept-alive connections, one request at a time on each. The first answer of a connection is checked in full; of
+//! those that follow only bytes are counted, which is why it refuses answers whose length may change. It uses
+//! io_uring as the floor does: one system call for many requests.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use gale_base::histogram::Histogram;
+
+use super::load::Connection;
+use super::{Figures, Run};
+use crate::ring::{Kind, Ring};
+
+pub fn command(run: &Run, connections: u32) -> Result<Vec<String>, String> {
+    if run.is_short {
+        return Err("the lean client keeps its connections".to_owned());
+    }
+    let own = std::env::current_exe().map_err(|error| format!("lean: {error}"))?;
+    let own = own.to_str().ok_or("lean: our own path is no text")?;
+    let (connections, seconds) = (connections.to_string(), run.run_time.as_secs().to_string());
+    Ok([own, "lean", run.address, run.path, &connections, &seconds].map(str::to_owned).to_vec())
+}
+
+pub fn parse(text: &str) -> Option<Figures> {
+    serde_json::from_str(text).ok().filter(|figures: &Figures| figures.requests > 0)
+}
+
+/// `lean ADDRESS PATH CONNECTIONS SECONDS`: asks that long and prints its figures.
+pub fn main(args: &[String]) -> Result<(), String> {
+    let usage = || "usage: gale-bench lean ADDRESS PATH CONNECTIONS SECONDS".to_owned();
+    let [address, path, connections, seconds] = args else {
+        return Err(usage());
+    };
+    let connections: u32 = connections.parse().map_err(|_| usage())?;
+    let seconds: u64 = seconds.parse().map_err(|_| usage())?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let peers = (0..connections).map(|_| Peer::open(address, &request)).collect::<Result<Vec<Peer>, String>>()?;
+    let figures = ask(peers, request.into_bytes().leak(), Duration::from_secs(seconds));
+    let figures = figures.map_err(|error| format!("lean: {error}"))?;
+    println!("{}", serde_json::to_string(&figures).map_err(|error| error.to_string())?);
+    Ok(())
+}
+
+/// A connection, and what is still to come of its answer.
+struct Peer {
+    stream: TcpStream,
+    answer_bytes: usize,
+    missing_bytes: usize,
+    sent_ns: u64,
+}
+
+impl Peer {
+    fn open(address: &str, request: &str) -> Result<Peer, String> {
+        let answered = Connection::open(address).and_then(|mut connection| {
+            let answer = connection.ask(request)?;
+            Ok((answer, connection.into_stream()))
+        });
+        match answered {
+            Ok((answer, (stream, answer_bytes))) if answer.status == 200 && !answer.closes => {
+                Ok(Peer { stream, answer_bytes, missing_bytes: 0, sent_ns: 0 })
+            }
+            Ok((answer, _)) => Err(format!("lean: status {}", answer.status)),
+            Err(failure) => Err(format!("lean: {failure:?}")),
+        }
+    }
+}
+
+fn ask(mut peers: Vec<Peer>, request: &'static [u8], run_time: Duration) -> io::Result<Figures> {
+    let descriptors: Vec<RawFd> = peers.iter().map(|peer| peer.stream.as_raw_fd()).collect();
+    let mut ring = Ring::new(descriptors.len() as u32)?;
+    ring.use_descriptors(&descriptors)?;
+    let begun = Instant::now();
+    let mut now_ns = 0;
+    for (number, peer) in peers.iter_mut().enumerate() {
+        ring.receive_all(number as u32)?;
+        ring.send(number as u32, request)?;
+        peer.missing_bytes = peer.answer_bytes;
+    }
+    let latency = Latency::default();
+    let mut totals = Totals::default();
+    let mut completions = Vec::new();
+    while u128::from(now_ns) < run_time.as_nanos() && totals.errors < peers.len() as u64 {
+        ring.wait(&mut completions)?;
+        now_ns = begun.elapsed().as_nanos() as u64;
+        for completion in completions.drain(..) {
+            let peer = &mut peers[completion.connection as usize];
+            let received = usize::try_from(completion.result).unwrap_or(0);
+            if completion.kind != Kind::Receive || received == 0 || received > peer.missing_bytes {
+                // Ended, failed, or sent what was not asked for: left alone from here on.
+                totals.errors += u64::from(completion.kind == Kind::Receive);
+                continue;
+            }
+            if !completion.goes_on {
+                ring.receive_all(completion.connection)?;
+            }
+            peer.missing_bytes -= received;
+            if peer.missing_bytes == 0 {
+                totals.requests += 1;
+                latency.record(now_ns - peer.sent_ns);
+                peer.sent_ns = now_ns;
+                peer.missing_bytes = peer.answer_bytes;
+                ring.send(completion.connection, request)?;
+            }
+        }
+    }
+    Ok(latency.figures(totals, begun.elapsed()))
+}
+
+#[derive(Default)]
+struct Totals {
+    requests: u64,
+    errors: u64,
+}
+
+/// From the turn in which a request was sent to the turn in which its answer was whole.
+#[derive(Default)]
+struct Latency {
+    histogram: Histogram,
+}
+
+impl Latency {
+    fn record(&self, ns: u64) {
+        self.histogram.record_ns(ns);
+    }
+
+    fn figures(&self, totals: Totals, elapsed: Duration) -> Figures {
+        let snapshot = self.histogram.snapshot();
+        let us = |duration: Duration| duration.as_secs_f64() * 1e6;
+        let mean = us(snapshot.mean());
+        // Good to the width of a bucket.
+        let squares: f64 = snapshot.buckets().map(|(most, count)| (us(most) - mean).powi(2) * count as f64).sum();
+        Figures {
+            requests: totals.requests,
+            requests_per_second: totals.requests as f64 / elapsed.as_secs_f64(),
+            errors: totals.errors,
+            latency_mean_us: mean,
+            latency_deviation_us: (squares / snapshot.count().max(1) as f64).sqrt(),
+            latency_p50_us: us(snapshot.quantile(0.5)),
+            latency_p99_us: us(snapshot.quantile(0.99)),
+        }
+    }
+}

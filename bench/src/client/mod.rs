@@ -1,0 +1,153 @@
+//! client: who asks the servers, and how fast.
+//!
+//! `wrk` is what others measure with; its HTTP parser makes it slower than the servers that it measures, so that with
+//! one core each it is the limit. `lean` is our own and looks at nothing but the number of bytes, so that the server's
+//! core is saturated. `load` checks every byte and `idle` only holds connections. Invariant: figures are of a run
+//! that asked for something.
+
+pub mod idle;
+pub mod lean;
+pub mod load;
+mod wrk;
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::process;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientKind {
+    Wrk,
+    /// Kept-alive connections only.
+    Lean,
+}
+
+/// What is asked of the server.
+#[derive(Debug, Clone)]
+pub struct Run<'a> {
+    pub kind: ClientKind,
+    pub address: &'a str,
+    pub path: &'a str,
+    /// Of all clients together.
+    pub connections: u32,
+    /// One request per connection.
+    pub is_short: bool,
+    pub run_time: Duration,
+    /// Processes.
+    pub clients: usize,
+    /// One each for the clients, in turn.
+    pub cores: &'a [usize],
+}
+
+/// What a run gave.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq)]
+pub struct Figures {
+    pub requests: u64,
+    pub requests_per_second: f64,
+    /// Connect, read, write errors, time-outs and answers other than 2xx or 3xx.
+    pub errors: u64,
+    pub latency_mean_us: f64,
+    pub latency_deviation_us: f64,
+    pub latency_p50_us: f64,
+    pub latency_p99_us: f64,
+}
+
+impl Figures {
+    /// How long the run lasted, as the client itself counts it.
+    pub fn duration(&self) -> Duration {
+        Duration::from_secs_f64(self.requests as f64 / self.requests_per_second.max(f64::MIN_POSITIVE))
+    }
+
+    /// Those of two clients that ran at the same time. Of the percentiles, which cannot be added, the greater ones.
+    fn with(self, other: Figures) -> Figures {
+        let requests = self.requests + other.requests;
+        let shares = [self.requests, other.requests].map(|own| own as f64 / requests as f64);
+        let mean = shares[0] * self.latency_mean_us + shares[1] * other.latency_mean_us;
+        let square = |own: &Figures| own.latency_deviation_us.powi(2) + own.latency_mean_us.powi(2);
+        let variance = shares[0] * square(&self) + shares[1] * square(&other) - mean.powi(2);
+        Figures {
+            requests,
+            requests_per_second: self.requests_per_second + other.requests_per_second,
+            errors: self.errors + other.errors,
+            latency_mean_us: mean,
+            latency_deviation_us: variance.max(0.0).sqrt(),
+            latency_p50_us: self.latency_p50_us.max(other.latency_p50_us),
+            latency_p99_us: self.latency_p99_us.max(other.latency_p99_us),
+        }
+    }
+}
+
+/// Runs the clients; gives their figures and their CPU time, which the system counts in ticks of 10 ms. `under` is a
+/// command that starts the first of them as its own child (`perf stat … `); the CPU time is then that of both.
+pub fn run(run: &Run, under: Option<Command>) -> Result<(Figures, Duration), String> {
+    let before = process::ended_children_cpu_time();
+    let mut under = under;
+    let children: Vec<Child> =
+        (0..run.clients).map(|number| start(run, number, under.take())).collect::<Result<_, _>>()?;
+    let mut all: Option<Figures> = None;
+    // Every one of them, also after a failure: none may outlive this.
+    let outputs: Vec<_> = children.into_iter().map(Child::wait_with_output).collect();
+    for output in outputs {
+        let output = output.map_err(|error| format!("client: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let figures = match run.kind {
+            ClientKind::Wrk => wrk::parse(&text),
+            ClientKind::Lean => lean::parse(&text),
+        };
+        let figures = figures.filter(|_| output.status.success());
+        let figures = figures.ok_or_else(|| {
+            format!("{:?} at {}{}: {text}{}", run.kind, run.address, run.path, String::from_utf8_lossy(&output.stderr))
+        })?;
+        all = Some(all.map_or(figures, |all| all.with(figures)));
+    }
+    let cpu_time = process::ended_children_cpu_time() - before;
+    Ok((all.ok_or("no client was asked for")?, cpu_time))
+}
+
+fn start(run: &Run, number: usize, under: Option<Command>) -> Result<Child, String> {
+    // The first clients take what does not divide.
+    let clients = run.clients as u32;
+    let connections = run.connections / clients + u32::from((number as u32) < run.connections % clients);
+    let words = match run.kind {
+        ClientKind::Wrk => wrk::command(run, connections),
+        ClientKind::Lean => lean::command(run, connections)?,
+    };
+    let mut command = match under {
+        Some(mut command) => {
+            command.args(&words);
+            command
+        }
+        None => {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]);
+            command
+        }
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    process::spawn_pinned(&mut command, &[run.cores[number % run.cores.len()]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_clients_are_as_one() {
+        let of = |requests: u64, mean, deviation| Figures {
+            requests,
+            requests_per_second: requests as f64,
+            latency_mean_us: mean,
+            latency_deviation_us: deviation,
+            ..Figures::default()
+        };
+        // 10 ± 0 and 20 ± 0 in equal numbers are 15 ± 5.
+        let both = of(100, 10.0, 0.0).with(of(100, 20.0, 0.0));
+        assert_eq!((both.requests, both.latency_mean_us, both.latency_deviation_us), (200, 15.0, 5.0));
+        assert_eq!(both.duration(), Duration::from_secs(1));
+        // The same twice changes nothing.
+        let same = of(50, 7.0, 3.0).with(of(50, 7.0, 3.0));
+        assert!((same.latency_deviation_us - 3.0).abs() < 1e-9);
+    }
+}

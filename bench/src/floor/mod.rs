@@ -1,0 +1,78 @@
+//! floor: the least that a server can do: one receive and one send per request, a fixed answer, no HTTP.
+//!
+//! It is the yardstick below every server: what is above it is the server's own work. There is one form for each driver
+//! and each way of using connections. It looks at no byte that it receives, so it is of use with a client that sends
+//! each request in one piece and waits for the answer (wrk does).
+
+mod epoll;
+mod ring;
+
+use std::io::{self, Write as _};
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+
+/// What happens to a connection after its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    KeepAlive,
+    Close,
+}
+
+/// `floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES`: serves until it is killed. Deferred: a
+/// connection is accepted only when its request is there (TCP_DEFER_ACCEPT).
+pub fn main(args: &[String]) -> Result<(), String> {
+    let usage = || "usage: gale-bench floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES".to_owned();
+    let [port, driver, mode, body_bytes] = args else {
+        return Err(usage());
+    };
+    let port: u16 = port.parse().map_err(|_| usage())?;
+    let body_bytes: usize = body_bytes.parse().map_err(|_| usage())?;
+    let (mode, is_deferred) = match mode.as_str() {
+        "keep-alive" => (Mode::KeepAlive, false),
+        "close" => (Mode::Close, false),
+        "close-deferred" => (Mode::Close, true),
+        _ => return Err(usage()),
+    };
+    let answer = answer(mode, body_bytes);
+    let served = listen(port, is_deferred).and_then(|listener| match driver.as_str() {
+        "epoll" => epoll::serve(&listener, mode, &answer),
+        "io_uring" => ring::serve(&listener, mode, answer.leak()),
+        _ => Err(io::Error::other(usage())),
+    });
+    served.map_err(|error| format!("floor: {error}"))
+}
+
+fn listen(port: u16, is_deferred: bool) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(("127.0.0.1", port))?;
+    if is_deferred {
+        set_deferred(&listener)?;
+    }
+    rustix::net::listen(&listener, 511)?; // nginx's backlog, instead of std's
+    Ok(listener)
+}
+
+fn set_deferred(listener: &TcpListener) -> io::Result<()> {
+    let seconds: libc::c_int = 1; // nginx's value
+    // SAFETY: the descriptor is open, and the pointer is to an int of the length that is told.
+    let result = unsafe {
+        let (value, length) = ((&raw const seconds).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        libc::setsockopt(listener.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, value, length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// As long as the answer of a real server: nginx's header is of this size.
+fn answer(mode: Mode, body_bytes: usize) -> Vec<u8> {
+    let connection = match mode {
+        Mode::KeepAlive => "keep-alive",
+        Mode::Close => "close",
+    };
+    let mut answer = Vec::new();
+    let _ = write!(
+        answer,
+        "HTTP/1.1 200 OK\r\nServer: floor\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
+         Content-Type: application/octet-stream\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
+    );
+    answer.extend(std::iter::repeat_n(b'x', body_bytes));
+    answer
+}

@@ -1,0 +1,117 @@
+//! scaling: one worker against two: what does a request cost more when another worker is there?
+//!
+//! Both run on both cores with two clients, so that nothing differs but the number of workers. Waiting for locks shows as
+//! futex calls and as sleeps; shared cache lines would need counters of the processor, so they can only be suspected
+//! where CPU time grows without either. A second worker takes a share of the load, so that each waits more often and finds
+//! less when it wakes: nginx, whose workers share nothing, says how much of the growth is that.
+
+use serde::Serialize;
+
+use crate::Measured;
+use crate::case::{self, Case, Row};
+use crate::client::ClientKind;
+use crate::options::Options;
+use crate::report::{self, Document, Spread, percent};
+use crate::servers::{Kind, Program};
+use crate::syscalls;
+
+const WORKERS: usize = 2;
+
+#[derive(Debug, Serialize)]
+struct Pair {
+    server: String,
+    one: Row,
+    two: Row,
+    /// CPU time per request with two, divided by that with one, round by round.
+    ratio: Spread,
+    /// Of two workers, in 1,000 requests; None where perf could not count.
+    futex_calls: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Table {
+    case: &'static str,
+    title: String,
+    pairs: Vec<Pair>,
+}
+
+/// Measures every server that has workers in this sense.
+pub fn measure(options: &Options) -> Measured {
+    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let client = options.client.unwrap_or(ClientKind::Wrk);
+    let cases = vec![Case::keepalive(options, client, options.connections[0]), Case::short(options)];
+    let mut tables = Vec::new();
+    for case in options.chosen_cases(cases)? {
+        let pairs = measure_case(options, &case, &programs)?;
+        tables.push(Table { case: case.name, title: case.title, pairs });
+    }
+    let body: String = tables.iter().map(|table| table.markdown(options)).collect();
+    let errors = |pair: &Pair| pair.one.errors() + pair.two.errors();
+    let holds = tables.iter().all(|table| table.pairs.iter().all(|pair| errors(pair) == 0));
+    Ok((Document::new("scaling", "One worker and two", &programs, &(body + NOTES), &tables)?, holds))
+}
+
+const NOTES: &str = "\
+Server µs: CPU time per request, median (least – greatest); ratio: two workers to one, round by round. Sleeps: how often \
+a thread of the server waited, preempted: how often it was made to, futex: calls, each in 1,000 requests. Busiest: the \
+share of the busier one of two workers in their CPU time.\n";
+
+fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<Vec<Pair>, String> {
+    let (one, two) = (case.clone().on_all_cores(options, 1), case.clone().on_all_cores(options, WORKERS));
+    let has_workers = |program: &&Program| program.kind != Kind::Floor;
+    let programs: Vec<Program> = programs.iter().filter(has_workers).cloned().collect();
+    let servers: Vec<_> =
+        programs.iter().flat_map(|program| [&one, &two].map(|case| (program.clone(), case.setting()))).collect();
+    // The number of workers of the case only says how many threads the spread looks at.
+    let mut rows = case::measure_in_turn(options, &two, &servers)?.into_iter();
+    let mut pairs = Vec::new();
+    for program in &programs {
+        let (one, two_row) = rows.next().zip(rows.next()).expect("two rows for each");
+        let rounds = one.samples.iter().zip(&two_row.samples);
+        pairs.push(Pair {
+            server: program.label.clone(),
+            ratio: Spread::of(rounds.map(|(one, two)| two.server_us / one.server_us)),
+            futex_calls: futex_calls(options, &two, program),
+            one,
+            two: two_row,
+        });
+    }
+    Ok(pairs)
+}
+
+fn futex_calls(options: &Options, case: &Case, program: &Program) -> Option<f64> {
+    let counted = program.start(case.setting()).and_then(|server| {
+        let (calls, sample) = syscalls::count_with_perf(case, &server, &["futex"], options)?;
+        let calls = calls.get("futex").ok_or("perf cannot count them")?;
+        Ok(*calls as f64 * 1000.0 / sample.figures.requests as f64)
+    });
+    counted.map_err(|error| eprintln!("note: {}: no futex calls: {error}", program.label)).ok()
+}
+
+impl Table {
+    fn markdown(&self, options: &Options) -> String {
+        let of_two = |pair: &Pair, figure: fn(&case::Sample) -> f64| format!("{:.1}", pair.two.median(figure));
+        let table = report::table_of(
+            &self.pairs,
+            &[
+                ("server", &|pair: &Pair| pair.server.clone()),
+                ("one, server µs", &|pair| pair.one.spread(|sample| sample.server_us).to_string()),
+                ("two, server µs", &|pair| pair.two.spread(|sample| sample.server_us).to_string()),
+                ("ratio", &|pair| pair.ratio.to_string()),
+                ("one, requests/s", &|pair| {
+                    format!("{:.0}", pair.one.median(|sample| sample.figures.requests_per_second))
+                }),
+                ("two, requests/s", &|pair| {
+                    format!("{:.0}", pair.two.median(|sample| sample.figures.requests_per_second))
+                }),
+                ("one, sleeps", &|pair| format!("{:.1}", pair.one.median(|sample| sample.voluntary_switches))),
+                ("two, sleeps", &|pair| of_two(pair, |sample| sample.voluntary_switches)),
+                ("two, preempted", &|pair| of_two(pair, |sample| sample.involuntary_switches)),
+                ("two, futex", &|pair| pair.futex_calls.map_or("–".to_owned(), |calls| format!("{calls:.3}"))),
+                ("two, busiest", &|pair| percent(pair.two.median(|sample| sample.busiest_worker))),
+            ],
+        );
+        let (rounds, seconds) = (options.rounds, options.run_time.as_secs());
+        format!("## {}\n\n{rounds} rounds of {seconds} s, everything on both cores\n\n{table}\n", self.title)
+    }
+}
