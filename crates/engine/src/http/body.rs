@@ -37,6 +37,19 @@ pub struct FilePiece {
     pub length: u64,
 }
 
+impl FilePiece {
+    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter than
+    /// it was when its length was announced.
+    pub fn advance(&mut self, count: u64) -> io::Result<()> {
+        if count == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was sent"));
+        }
+        self.offset += count;
+        self.length -= count;
+        Ok(())
+    }
+}
+
 /// One thing that a body consists of.
 #[derive(Debug)]
 pub enum BodyItem {

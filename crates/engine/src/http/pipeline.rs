@@ -18,8 +18,9 @@ use gale_runtime::SocketAddress;
 
 use super::body::{Body, BodyItem};
 use super::configuration::{BoundHandler, HttpConfiguration};
+use super::delivery::FileOptions;
 use super::error_page;
-use super::exchange::{BodyLength, FileOptions, ResponseOptions};
+use super::exchange::{BodyLength, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
 use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
@@ -300,9 +301,19 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
 
 /// Gives the head to the exchange and returns the body to send, both as the
 /// filters made them. When this returns `None`, all of it has been given.
-pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
+pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
+    let files = match &body {
+        Body::Empty | Body::Bytes(_) => FileOptions::without_pool(&scope.core),
+        Body::File(_) | Body::Items(_) | Body::Stream(_) => match FileOptions::of(request, &scope.core) {
+            Some(files) => files,
+            None => {
+                body = error_page::plain(request, 500);
+                FileOptions::without_pool(&scope.core)
+            }
+        },
+    };
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
     let exchange = request.exchange();
@@ -317,11 +328,7 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         keep_alive_advertised: keep_alive.advertised,
         lingering_close: *core.lingering_close.get(),
         chunked: *core.chunked_transfer_encoding.get(),
-        files: FileOptions {
-            sendfile: *core.sendfile.get(),
-            chunk_max: *core.sendfile_max_chunk.get(),
-            nopush: *core.tcp_nopush.get(),
-        },
+        files,
         send_timeout: *core.send_timeout.get(),
     };
     match body {
@@ -460,6 +467,9 @@ pub async fn send_rest(request: &Request, mut body: Body) {
                 return exchange.abort();
             }
             None => return exchange.end(),
+        }
+        if exchange.may_gather() {
+            continue;
         }
         if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
             return;
