@@ -145,8 +145,9 @@ impl Block {
 impl Block {
     fn return_memory(&mut self) {
         let Some(memory) = std::mem::replace(&mut self.memory, Memory::none()).into_own() else { return };
-        // Nothing when the memory is away (see `Lease::return_memory`); of no class when it is too large for any.
-        if let Some(class) = class_of(memory.len()).filter(|_| !memory.is_empty()) {
+        // Nothing when the memory is away (see `Lease::return_memory`); of no class when it is too large for any, or comes from
+        // elsewhere.
+        if let Some(class) = class_of(memory.len()).filter(|&class| memory.len() == LEASE_CLASSES[class]) {
             let _ = FREE.try_with(|free| {
                 let list = &mut free.borrow_mut()[class];
                 if list.len() < KEPT_MAX[class] {
@@ -214,12 +215,12 @@ impl Lease {
         self.block.charged
     }
 
-    /// Takes memory of the size that `return_memory` told, holding `length` bytes. Others may have it, too.
-    pub(crate) fn restore_memory(&mut self, memory: Arc<Box<[u8]>>, length: usize) {
-        assert!(length <= memory.len() && memory.len() == self.block.charged);
+    /// Takes memory of at least the size that `return_memory` told, which holds the lease's bytes in this part. Others may have
+    /// it, too.
+    pub(crate) fn restore_memory(&mut self, memory: Arc<Box<[u8]>>, bytes: Range<usize>) {
+        assert!(bytes.end <= memory.len() && bytes.len() <= self.block.charged);
         self.block.memory = Memory::Shared(memory);
-        self.start = 0;
-        self.end = length as u32;
+        (self.start, self.end) = (bytes.start as u32, bytes.end as u32);
     }
 
     /// Appends as much of `bytes` as there is room behind the end and returns how much that was.
@@ -467,8 +468,8 @@ mod tests {
         let (mut one, mut other) = (Lease::new(1000).unwrap(), Lease::new(1000).unwrap());
         assert_eq!((one.return_memory(), other.return_memory(), leased_bytes()), (1024, 1024, before + 2048));
         let memory = Arc::new(vec![7; 1024].into_boxed_slice());
-        one.restore_memory(Arc::clone(&memory), 5);
-        other.restore_memory(memory, 5);
+        one.restore_memory(Arc::clone(&memory), 0..5);
+        other.restore_memory(memory, 0..5);
         one[0] = 1;
         assert_eq!((&one[..], &other[..]), (&[1, 7, 7, 7, 7][..], &[7; 5][..]));
         let mut buffer = Buffer::from(other);

@@ -19,6 +19,7 @@
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -669,7 +670,11 @@ impl File {
     pub fn read_in_place(&self, offset: u64, length: usize, direct: Option<u32>) -> io::Result<Lease> {
         let mut lease = Lease::new(length)?;
         let count = match direct {
-            Some(alignment) => self.read_direct(offset, &mut lease, alignment)?,
+            Some(alignment) => {
+                let (memory, piece) = self.read_direct(offset, length, alignment)?;
+                lease[..piece.len()].copy_from_slice(&memory[piece.clone()]);
+                piece.len()
+            }
             None => self.read_blocking(offset, &mut lease)?,
         };
         lease.truncate(count);
@@ -677,39 +682,49 @@ impl File {
         Ok(lease)
     }
 
-    /// Reads past the page cache, where the caller may block; through it where the file system has no other way.
-    pub(crate) fn read_direct(&self, offset: u64, into: &mut [u8], alignment: u32) -> io::Result<usize> {
-        let Some(direct) = self.direct() else { return self.read_blocking(offset, into) };
-        let alignment = (alignment as usize).next_power_of_two().max(DIRECT_ALIGNMENT_MIN);
-        // The blocks around the piece, in memory that is aligned as they are.
-        let begin = offset - offset % alignment as u64;
-        let before = (offset - begin) as usize;
-        let wanted = (before + into.len()).next_multiple_of(alignment);
-        let mut memory = vec![0; wanted + alignment];
-        let skipped = memory.as_ptr().align_offset(alignment);
-        let blocks = &mut memory[skipped..skipped + wanted];
+    /// Reads past the page cache, where the caller may block; through it where the file system has no other way. Returns the
+    /// memory and where the piece is in it.
+    pub(crate) fn read_direct(
+        &self,
+        offset: u64,
+        length: usize,
+        alignment: u32,
+    ) -> io::Result<(Box<[u8]>, Range<usize>)> {
+        let through_cache = || {
+            let mut memory = vec![0; length].into_boxed_slice();
+            let count = self.read_blocking(offset, &mut memory)?;
+            Ok((memory, 0..count))
+        };
+        let Some(direct) = self.direct() else { return through_cache() };
+        let mut blocks = Blocks::around(offset, length, alignment);
         let mut done = 0;
-        while done < before + into.len() {
-            match rustix::io::pread(direct, &mut blocks[done..], begin + done as u64) {
+        while done < blocks.into.len() {
+            let begin = blocks.offset + done as u64;
+            let rest = blocks.into.start + done..blocks.into.end;
+            match rustix::io::pread(direct, &mut blocks.memory[rest], begin) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR) => continue,
                 // Larger blocks than anybody said.
-                Err(Errno::INVAL) => return self.read_blocking(offset, into),
+                Err(Errno::INVAL) => return through_cache(),
                 Err(errno) => return Err(errno.into()),
             }
             // Only the end of the file is not aligned.
-            if !done.is_multiple_of(alignment) {
+            if !done.is_multiple_of(DIRECT_ALIGNMENT_MIN) {
                 break;
             }
         }
-        let count = done.saturating_sub(before).min(into.len());
-        into[..count].copy_from_slice(&blocks[before..before + count]);
-        Ok(count)
+        let piece = blocks.piece(done);
+        Ok((blocks.memory, piece))
+    }
+
+    /// Whether [`File::direct`] will not block.
+    pub(crate) fn was_opened_directly(&self) -> bool {
+        self.shared.direct.get().is_some()
     }
 
     /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. May block.
-    fn direct(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
         if matches!(self.shared.access, Access::Simulated(_)) {
             return None;
         }
@@ -744,6 +759,35 @@ impl File {
             }
         }
         Ok(done)
+    }
+}
+
+/// The blocks around a piece of a file, and memory that is aligned as they are: what `O_DIRECT` demands.
+pub(crate) struct Blocks {
+    pub memory: Box<[u8]>,
+    /// The part of the memory that the blocks go into.
+    pub into: Range<usize>,
+    /// Where the first block begins in the file.
+    pub offset: u64,
+    /// How far behind that the piece begins.
+    before: usize,
+    length: usize,
+}
+
+impl Blocks {
+    pub fn around(offset: u64, length: usize, alignment: u32) -> Blocks {
+        let alignment = (alignment as usize).next_power_of_two().max(DIRECT_ALIGNMENT_MIN);
+        let before = (offset % alignment as u64) as usize;
+        let wanted = (before + length).next_multiple_of(alignment);
+        let memory = vec![0; wanted + alignment].into_boxed_slice();
+        let skipped = memory.as_ptr().align_offset(alignment);
+        Blocks { memory, into: skipped..skipped + wanted, offset: offset - before as u64, before, length }
+    }
+
+    /// Where the piece is in the memory, when so many bytes of the blocks have been read.
+    pub fn piece(&self, read: usize) -> Range<usize> {
+        let begin = self.into.start + self.before;
+        begin..begin + read.saturating_sub(self.before).min(self.length)
     }
 }
 

@@ -18,16 +18,22 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::buffer::Lease;
+use crate::clock::now_anywhere;
 use crate::devices::Knowledge;
+use crate::driver::file_read::FileRead;
+use crate::environment::Environment;
 use crate::file_counters::{Event, Rung, count_event, count_piece};
-use crate::files::File;
+use crate::files::{Blocks, File};
+use crate::mounts;
 use crate::pool::{Device, PoolError, ThreadPool};
 
 /// Reads in flight are found in one of so many tables.
@@ -70,11 +76,11 @@ pub(crate) struct Flights {
     hasher: RandomState,
 }
 
-/// The memory that was read into, of which so many bytes are the file's, and how it was read.
+/// The memory that was read into, in which part of it the piece is, and how it was read.
 #[derive(Clone)]
 struct Bytes {
     memory: Arc<Box<[u8]>>,
-    length: usize,
+    piece: Range<usize>,
     rung: Rung,
     /// It was in memory after all.
     was_resident: bool,
@@ -233,7 +239,7 @@ impl PieceRead {
         drop(state);
         self.flights.remove(&self.flight);
         if let Ok(bytes) = &result {
-            count_piece(bytes.rung, bytes.length as u64);
+            count_piece(bytes.rung, bytes.piece.len() as u64);
         }
         Arc::clone(&self.flight).wake();
         Poll::Ready(result)
@@ -250,10 +256,10 @@ impl Future for PieceRead {
             Err(failure) => return Poll::Ready(Err(failure.into())),
         };
         if bytes.was_resident {
-            self.file.note_resident(&self.knowledge, self.flight.key.offset, bytes.length);
+            self.file.note_resident(&self.knowledge, self.flight.key.offset, bytes.piece.len());
         }
         let mut lease = self.lease.take().expect("polled until it is ready");
-        lease.restore_memory(bytes.memory, bytes.length);
+        lease.restore_memory(bytes.memory, bytes.piece);
         Poll::Ready(Ok(lease))
     }
 }
@@ -308,10 +314,21 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: Re
         }
     }
     let outstanding = knowledge.begin_read(device);
+    let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
+    if how.by_ring
+        && is_trusted
+        && let Some(result) = piece.read_by_ring(how.direct, &pool).await?
+    {
+        return Ok(result);
+    }
     let line = piece.file.device();
     let result = pool.run_for(line, move || piece.read(how.direct, how.unlooked)).await?;
     drop(outstanding);
-    result.map_err(Failure::from)
+    let bytes = result?;
+    if bytes.was_resident {
+        count_event(Event::PoolHit);
+    }
+    Ok(bytes)
 }
 
 impl Piece {
@@ -319,7 +336,9 @@ impl Piece {
     fn look(&self) -> Option<Bytes> {
         let mut memory = self.memory();
         match self.file.read_nowait(self.offset, &mut memory[..self.length]) {
-            Some(Ok(length)) => Some(Bytes { memory: Arc::new(memory), length, rung: Rung::Pool, was_resident: true }),
+            Some(Ok(count)) => {
+                Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung: Rung::Pool, was_resident: true })
+            }
             // The read proper will say the same.
             Some(Err(_)) | None => None,
         }
@@ -330,12 +349,48 @@ impl Piece {
         if looks_first && let Some(found) = self.look() {
             return Ok(found);
         }
-        let mut memory = self.memory();
-        let length = match direct {
-            Some(alignment) => self.file.read_direct(self.offset, &mut memory[..self.length], alignment)?,
-            None => self.file.read_blocking(self.offset, &mut memory[..self.length])?,
+        let (memory, piece) = match direct {
+            Some(alignment) => self.file.read_direct(self.offset, self.length, alignment)?,
+            None => {
+                let mut memory = self.memory();
+                let count = self.file.read_blocking(self.offset, &mut memory[..self.length])?;
+                (memory, 0..count)
+            }
         };
-        Ok(Bytes { memory: Arc::new(memory), length, rung: Rung::Pool, was_resident: false })
+        Ok(Bytes { memory: Arc::new(memory), piece, rung: Rung::Pool, was_resident: false })
+    }
+
+    /// Has the loop's ring read it. `None` where that would only be another kind of threads, or is not to be had.
+    async fn read_by_ring(&self, direct: Option<u32>, pool: &ThreadPool) -> Result<Option<Bytes>, Failure> {
+        if !mounts::reads_asynchronously(self.file.metadata().device) {
+            return Ok(None);
+        }
+        let mut is_direct = direct.is_some();
+        if is_direct && !self.file.was_opened_directly() {
+            let file = self.file.clone();
+            is_direct = pool.run_for(self.file.device(), move || file.direct().is_some()).await?;
+        }
+        let blocks = direct.filter(|_| is_direct).map(|alignment| Blocks::around(self.offset, self.length, alignment));
+        let (memory, into, offset, blocks) = match blocks {
+            Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),
+            None => (self.memory(), 0..self.length, self.offset, None),
+        };
+        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset };
+        let begun = Environment::try_with(|environment| environment.driver.read_file(read).ok()).flatten();
+        let Some(reading) = begun else { return Ok(None) };
+        let (memory, result) = reading.await;
+        let count = match result {
+            Ok(count) => count,
+            // The loop has ended on which it was begun, or the kernel does not want to: the pool does it.
+            Err(Errno::CANCELED | Errno::AGAIN | Errno::INTR | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        };
+        let piece = blocks.map_or(0..count, |blocks| blocks.piece(count));
+        // Short for another reason than the end of the file.
+        if piece.is_empty() && self.offset < self.file.metadata().size {
+            return Ok(None);
+        }
+        Ok(Some(Bytes { memory: Arc::new(memory), piece, rung: Rung::Ring, was_resident: false }))
     }
 
     fn memory(&self) -> Box<[u8]> {

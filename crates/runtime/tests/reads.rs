@@ -164,6 +164,42 @@ fn a_piece_past_the_page_cache_is_the_same() {
 }
 
 #[test]
+fn pieces_that_the_ring_reads_are_the_same() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(300_001);
+    run_real(async {
+        let file = files::open(&directory.file("file", &content), OpenFlags::READ).await.unwrap();
+        let pool = ThreadPool::new("test", 1, 10);
+        for direct in [None, Some(512), None] {
+            let how = ReadHow { direct, by_ring: true, unlooked: false };
+            for (offset, length) in [(0, 300_001), (1, 1), (4095, 2), (299_999, 2), (300_001, 10), (400_000, 10)] {
+                let piece = file.begin_read(&pool, offset, length, how).unwrap().await.unwrap();
+                let (begin, end) = (content.len().min(offset as usize), content.len().min(offset as usize + length));
+                assert!(piece[..] == content[begin..end], "{direct:?} {offset} {length}");
+            }
+        }
+        // Given up while they are in flight; what comes after is right all the same.
+        for number in 0..50 {
+            let mut read =
+                file.begin_read(&pool, number * 4096, 4096, ReadHow { by_ring: true, ..ReadHow::default() }).unwrap();
+            let _ = poll_once(&mut read).await;
+        }
+        yield_now().await;
+        assert!(
+            file.begin_read(&pool, 0, 4096, ReadHow { by_ring: true, ..ReadHow::default() }).unwrap().await.is_ok()
+        );
+        let is_ring = ring_counters().calls > 0;
+        let ring = file_counters().pieces[Rung::ALL.iter().position(|&rung| rung == Rung::Ring).unwrap()];
+        if !is_ring || ring == 0 {
+            eprintln!("skipped a part: no ring, or a file system that it does not read from by itself");
+        }
+        assert!(is_ring || ring == 0);
+    });
+    run(async { assert_eq!(leased_bytes(), 0) });
+}
+
+#[test]
 fn what_was_found_in_memory_is_known_by_every_open_file() {
     let _alone = alone();
     let directory = Directory::new();

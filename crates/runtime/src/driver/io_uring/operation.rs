@@ -38,7 +38,8 @@ pub(super) const KIND_CANCEL: u64 = 10;
 pub(super) const KIND_ACCEPT: u64 = 11;
 /// The cancellation of a connection's [`Op`].
 pub(super) const KIND_CANCEL_OP: u64 = 12;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL_OP < 16);
+pub(super) const KIND_FILE_READ: u64 = 13;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_FILE_READ < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {
     key.pack() | kind << KIND_SHIFT
