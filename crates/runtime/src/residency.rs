@@ -4,8 +4,8 @@
 //! found. It is a memory of observations and may be wrong: what was seen can have been evicted since. So an entry is worth
 //! something for a while only, how much depends on what a wrong guess would cost, and nobody relies on it alone.
 //!
-//! A slot is one word, without a lock: the upper bits of a hash, and when. What falls into the same slot displaces what was
-//! there, which costs a probe.
+//! A slot is one word, without a lock: the upper bits of a hash, and when. A part has two slots where it may be, and takes
+//! the place of what was seen longest ago: what streams past displaces other such things, and not what is in constant use.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -50,7 +50,7 @@ impl Residency {
 
     /// `count` is a power of two.
     pub fn with_slots(count: usize) -> Self {
-        assert!(count.is_power_of_two() && count <= SLOTS);
+        assert!(count.is_power_of_two() && (2..=SLOTS).contains(&count));
         let layout = Layout::array::<AtomicU64>(count).expect("a small table");
         // SAFETY: the layout is not of size zero and that of `count` atomics, for which zeros are valid. Zeroed memory that
         // comes from the system is not touched; `collect` would touch all of it.
@@ -67,37 +67,46 @@ impl Residency {
     /// How many ticks ago the part was seen in memory; `None` if that is not known.
     #[inline]
     pub fn age(&self, file: FileHash, granule: u64, now: Moment) -> Option<u16> {
-        let (slot, tag) = self.place(file, granule);
-        let found = slot.load(Relaxed);
-        (found >> TICK_BITS == tag).then(|| tick(now).wrapping_sub(found as u16))
+        let (slots, tag) = self.place(file, granule);
+        let found = slots.iter().map(|slot| slot.load(Relaxed)).find(|found| found >> TICK_BITS == tag)?;
+        Some(tick(now).wrapping_sub(found as u16))
     }
 
     /// The part was seen in memory.
     #[inline]
     pub fn note(&self, file: FileHash, granule: u64, now: Moment) {
-        let (slot, tag) = self.place(file, granule);
+        let (slots, tag) = self.place(file, granule);
         let entry = tag << TICK_BITS | u64::from(tick(now));
+        let found = [slots[0].load(Relaxed), slots[1].load(Relaxed)];
+        let age = |index: usize| tick(now).wrapping_sub(found[index] as u16);
+        let own = found.iter().position(|found| found >> TICK_BITS == tag);
+        let index = own.unwrap_or_else(|| match found {
+            [0, _] => 0,
+            [_, 0] => 1,
+            _ => usize::from(age(1) > age(0)),
+        });
         // What is in constant use is written some times a second, not with every request on every core.
-        if slot.load(Relaxed) != entry {
-            slot.store(entry, Relaxed);
+        if found[index] != entry {
+            slots[index].store(entry, Relaxed);
         }
     }
 
     /// The part was not in memory.
     #[inline]
     pub fn forget(&self, file: FileHash, granule: u64) {
-        let (slot, tag) = self.place(file, granule);
-        if slot.load(Relaxed) >> TICK_BITS == tag {
+        let (slots, tag) = self.place(file, granule);
+        for slot in slots.iter().filter(|slot| slot.load(Relaxed) >> TICK_BITS == tag) {
             slot.store(0, Relaxed);
         }
     }
 
     #[inline]
-    fn place(&self, file: FileHash, granule: u64) -> (&AtomicU64, u64) {
+    fn place(&self, file: FileHash, granule: u64) -> (&[AtomicU64; 2], u64) {
         let hash = mix(file.0.wrapping_add(granule.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         // An empty slot has the tag 0.
         let tag = (hash >> TICK_BITS).max(1);
-        (&self.slots[hash as usize & (self.slots.len() - 1)], tag)
+        let pairs = self.slots.as_chunks::<2>().0;
+        (&pairs[hash as usize & (pairs.len() - 1)], tag)
     }
 }
 
@@ -138,6 +147,18 @@ mod tests {
         residency.forget(other, 0);
         residency.forget(one, 0);
         assert_eq!(residency.age(one, 0, at(120)), None);
+    }
+
+    #[test]
+    fn what_streams_past_does_not_displace_what_is_in_use() {
+        let residency = Residency::with_slots(1024);
+        let (hot, stream) = (FileHash::new(1, 1), FileHash::new(1, 2));
+        for second in 0..100 {
+            (0..8).for_each(|granule| residency.note(hot, granule, at(second)));
+            (0..20).for_each(|part| residency.note(stream, second * 20 + part, at(second)));
+            let known = (0..8).filter(|&granule| residency.age(hot, granule, at(second)).is_some()).count();
+            assert!(known >= 7, "{known} in second {second}");
+        }
     }
 
     #[test]
