@@ -5,12 +5,17 @@
 //! known to be in memory goes to a pool without a look. And a call that did wait although it should not (a *misprediction*)
 //! makes its device *distrusted* for a while.
 //!
+//! A call that takes long has not always waited: on a busy machine the thread may have been held up. Only the kernel's count
+//! of a thread's voluntary switches tells the two apart, and asking for it costs as much as a small read; so the first long
+//! call makes its thread *suspicious*, and calls are counted from then on, for a while.
+//!
 //! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
 //! which makes both more careful.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
 use crate::residency::Residency;
@@ -22,8 +27,11 @@ const CROWDED_FROM: u32 = 4;
 /// The same while it is distrusted.
 const CROWDED_FROM_DISTRUSTED: u32 = 1;
 
-/// A call on the loop that takes longer has waited for something.
-pub(crate) const MISPREDICTION: Duration = Duration::from_millis(5);
+/// A call on the loop that takes longer has waited, or its thread was held up.
+const LONG_CALL: Duration = Duration::from_millis(5);
+
+/// How long a thread is suspicious after a long call.
+const SUSPICION_TIME: Duration = Duration::from_secs(10);
 
 /// How long after that a device is distrusted.
 const DISTRUST_TIME: Duration = Duration::from_secs(2);
@@ -98,6 +106,46 @@ impl DeviceState {
     }
 }
 
+/// How a call went that should not wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    Quick,
+    /// It took long, for whatever reason.
+    Long,
+    /// It has waited.
+    Waited,
+}
+
+thread_local! {
+    static SUSPICIOUS_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Calls something that should not wait, and judges whether it did.
+#[inline]
+pub(crate) fn watch<T>(call: impl FnOnce() -> T) -> (T, Verdict) {
+    let begun = Instant::now();
+    let suspicious_until = SUSPICIOUS_UNTIL.get();
+    let before = suspicious_until.filter(|&until| begun < until).map(|_| voluntary_switches());
+    let result = call();
+    let ended = Instant::now();
+    if ended - begun <= LONG_CALL {
+        return (result, Verdict::Quick);
+    }
+    SUSPICIOUS_UNTIL.set(Some(ended + SUSPICION_TIME));
+    let has_waited = before.is_some_and(|before| voluntary_switches() > before);
+    (result, if has_waited { Verdict::Waited } else { Verdict::Long })
+}
+
+/// How often this thread has waited for something.
+fn voluntary_switches() -> i64 {
+    // SAFETY: zeros are a valid `rusage`, and the call fills in the one that it is given.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage.ru_nvcsw as i64
+    }
+}
+
 /// Something that a device is asked for.
 pub(crate) struct Outstanding {
     knowledge: Arc<Knowledge>,
@@ -131,6 +179,22 @@ mod tests {
         assert!(!device.is_distrusted(now + DISTRUST_TIME) && !device.is_crowded(now + DISTRUST_TIME));
         drop(reads);
         assert!(!device.is_crowded(now));
+    }
+
+    #[test]
+    fn a_call_that_waits_is_told_from_one_that_computes_once_there_is_suspicion() {
+        let wait = || watch(|| std::thread::sleep(2 * LONG_CALL)).1;
+        let compute = || {
+            let begun = Instant::now();
+            watch(|| while begun.elapsed() < 2 * LONG_CALL {}).1
+        };
+        std::thread::spawn(move || {
+            assert_eq!((compute(), compute()), (Verdict::Long, Verdict::Long));
+            assert_eq!(wait(), Verdict::Waited);
+        })
+        .join()
+        .unwrap();
+        std::thread::spawn(move || assert_eq!((wait(), wait()), (Verdict::Long, Verdict::Waited))).join().unwrap();
     }
 
     #[test]

@@ -53,12 +53,14 @@ pub(crate) enum Event {
     /// Such a piece was in memory after all.
     PoolHit,
     /// A call on the loop took over 5 ms.
+    LongCall,
+    /// And that was because it waited.
     Misprediction,
     /// A read that was wanted was under way for somebody else.
     Shared,
 }
 
-const EVENTS: usize = 6;
+const EVENTS: usize = 7;
 
 /// The figures, of one loop or of all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,7 +77,9 @@ pub struct FileCounters {
     pub unlooked: u64,
     /// How many of these were in memory after all.
     pub pool_hits: u64,
-    /// Calls on a loop that should not have waited and took over 5 ms.
+    /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor.
+    pub long_calls: u64,
+    /// How many of these are known to have waited, although they should not have.
     pub mispredictions: u64,
     /// Reads that nobody had to begin, because they were under way for somebody else.
     pub shared_reads: u64,
@@ -115,6 +119,7 @@ fn sum<'a>(all: impl Iterator<Item = &'a Arc<Own>>) -> FileCounters {
         total.probe_misses += event(Event::Miss);
         total.unlooked += event(Event::Unlooked);
         total.pool_hits += event(Event::PoolHit);
+        total.long_calls += event(Event::LongCall);
         total.mispredictions += event(Event::Misprediction);
         total.shared_reads += event(Event::Shared);
     }

@@ -24,14 +24,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Advice, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buffer::Lease;
 use crate::clock::{Moment, now_anywhere};
-use crate::devices::{Knowledge, MISPREDICTION};
+use crate::devices::{Knowledge, Verdict, watch};
 use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
@@ -557,20 +557,22 @@ impl File {
         page.transpose().map(|count| count == Some(1))
     }
 
-    /// Calls something that should not wait for this file, and says whether it did not. If it did, that is counted, and the
-    /// device is distrusted for a while.
+    /// Calls something that should not wait for this file, and says whether it was quick. If it waited, that is counted, and
+    /// the device is distrusted for a while.
     pub fn watched<T>(&self, call: impl FnOnce() -> T) -> (T, bool) {
-        let begun = Instant::now();
-        let result = call();
-        let took_long = match self.shared.access {
-            Access::Simulated(_) => World::current().is_some_and(|world| world.call_was_slow()),
-            Access::Local | Access::Waits => begun.elapsed() > MISPREDICTION,
-        };
-        if took_long {
+        let (result, mut verdict) = watch(call);
+        if matches!(self.shared.access, Access::Simulated(_)) {
+            let is_slow = World::current().is_some_and(|world| world.call_was_slow());
+            verdict = if is_slow { Verdict::Waited } else { Verdict::Quick };
+        }
+        if verdict != Verdict::Quick {
+            count_event(Event::LongCall);
+        }
+        if verdict == Verdict::Waited {
             count_event(Event::Misprediction);
             self.with_knowledge(|knowledge| knowledge.device(self.metadata().device).distrust(now_anywhere()));
         }
-        (result, !took_long)
+        (result, verdict == Verdict::Quick)
     }
 
     /// A piece has been sent, and that was so quick that it must have been in memory.
