@@ -342,10 +342,13 @@ impl Request {
             Some(Stored::Nothing) | None => {}
         }
         match self.http().variables.source(id) {
-            Source::Evaluated { value, argument } => self.evaluate(id, || value(self, argument, out)),
+            // Deeper by one, so that it is one of the circle that is told of.
+            Source::Evaluated { value, argument } => {
+                self.evaluate(id, VARIABLE_DEPTH_MAX + 1, || value(self, argument, out))
+            }
             Source::Defined { definition, is_volatile } => {
                 let start = out.len();
-                let found = self.evaluate(id, || definition.append(self, out));
+                let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
                 if !is_volatile {
                     self.store(id, if found { Stored::Value(out[start..].into()) } else { Stored::Missing });
                 }
@@ -357,9 +360,9 @@ impl Request {
 
     /// Bounds how deep variables refer to each other. Once they went too deep, no variable has a value until the first of
     /// them has got its own: a circle ends after that many steps, and with little text, even where it branches.
-    fn evaluate(&self, id: VariableId, value: impl FnOnce() -> bool) -> bool {
+    fn evaluate(&self, id: VariableId, depth_max: u32, value: impl FnOnce() -> bool) -> bool {
         let depth = self.variable_depth.get();
-        if depth >= VARIABLE_DEPTH_MAX {
+        if depth >= depth_max {
             let name = bstr::BStr::new(self.http().variables.name(id));
             self.log(Level::Error, format_args!("cycle while evaluating variable \"{name}\""));
             self.variable_depth.set(CYCLE);
