@@ -274,7 +274,7 @@ fn clients_are_split_as_nginx_splits_them(driver: Driver) {
         ("192.0.2.2", "b one"),
         ("192.0.2.3", "a one"),
         ("longer-text-of-a-client", "d one"),
-];
+    ];
     assert_texts(&mut server.connect(), cases);
     server.stop();
 }

@@ -424,3 +424,95 @@ fn parse_network(word: &Word, notes: &mut Vec<Diagnostic>) -> Result<Cidr, Diagn
     }
     Ok(network)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn network(start: u32, length: u8) -> Cidr {
+        let text = format!("{}/{length}", Ipv4Addr::from_bits(start));
+        Cidr::parse(text.as_bytes()).expect("a network").0
+    }
+
+    /// The value of the smallest network, by looking at all of them.
+    fn smallest(networks: &Networks, address: u32) -> u32 {
+        let around = networks
+            .v4
+            .iter()
+            .filter(|((start, length), _)| network(*start, *length).contains(Ipv4Addr::from_bits(address).into()));
+        around.max_by_key(|((_, length), _)| *length).map_or(0, |(_, value)| *value)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_flattened_says_what_the_networks_say(
+            rows in prop::collection::vec((any::<u32>(), 0..=32_u8, 1..5_u32, any::<bool>()), 0..40),
+            others in prop::collection::vec(any::<u32>(), 0..20),
+        ) {
+            let mut networks = Networks::default();
+            for (start, length, value, is_deletion) in &rows {
+                // Few different bits, so that networks lie within each other.
+                let network = network(start & 0xc00f_0003, *length);
+                if *is_deletion { networks.remove(network); } else { networks.insert(network, *value); }
+            }
+            let changes = Changes::new(networks.ranges_of_v4(), 0, narrow);
+            prop_assert!(changes.starts.is_sorted_by(|one, other| one < other));
+            let edges = networks.v4.keys().flat_map(|(start, length)| {
+                let end = start | u32::MAX.checked_shr(u32::from(*length)).unwrap_or(0);
+                [*start, start.wrapping_sub(1), end, end.wrapping_add(1)]
+            });
+            for address in edges.chain(others) {
+                prop_assert_eq!(changes.value_at(address), smallest(&networks, address) as usize);
+            }
+        }
+
+        #[test]
+        fn ranges_say_what_was_said_last_of_an_address(
+            rows in prop::collection::vec((0..48_u32, 0..48_u32, 1..5_u32, prop::bool::weighted(0.2)), 0..40),
+        ) {
+            // Around the border of two blocks, where ranges are divided.
+            const FIRST: u32 = 0x0a01_0000 - 24;
+            let mut ranges = Ranges::default();
+            let mut model = [0; 48];
+            for (start, length, value, is_deletion) in rows {
+                let end = (start + length).min(47);
+                let before = ranges.0.clone();
+                let (first, last) = (FIRST + start, FIRST + end);
+                if is_deletion {
+                    let pieces_there: Vec<_> =
+                        pieces(first, last).filter(|(start, end)| before.get(start).is_some_and(|piece| piece.end == *end)).collect();
+                    prop_assert_eq!(ranges.remove(first, last), pieces_there.len() == pieces(first, last).count());
+                    for (start, end) in pieces_there {
+                        model[(start - FIRST) as usize..=(end - FIRST) as usize].fill(0);
+                    }
+                } else if ranges.insert(first, last, value).is_ok() {
+                    model[start as usize..=end as usize].fill(value);
+                } else {
+                    // Such a configuration is refused, whatever was added of it.
+                    ranges.0 = before;
+                }
+            }
+            let changes = Changes::new(ranges.iter(), 0, narrow);
+            for (offset, value) in model.iter().enumerate() {
+                prop_assert_eq!(changes.value_at(FIRST + offset as u32), *value as usize);
+            }
+            prop_assert_eq!(changes.value_at(0), 0);
+            prop_assert_eq!(changes.value_at(u32::MAX), 0);
+        }
+    }
+
+    #[test]
+    fn the_whole_of_the_addresses_has_no_end() {
+        let mut networks = Networks::default();
+        networks.insert(network(0, 0), 1);
+        networks.insert(network(u32::MAX, 32), 2);
+        networks.insert(Cidr::parse(b"::/0").unwrap().0, 3);
+        networks.insert(Cidr::parse(b"ffff::/16").unwrap().0, 4);
+        let v4 = Changes::new(networks.ranges_of_v4(), 0, narrow);
+        assert_eq!((v4.value_at(0), v4.value_at(u32::MAX - 1), v4.value_at(u32::MAX)), (1, 1, 2));
+        let v6 = Changes::new(networks.ranges_of_v6(), 0, |address| address);
+        assert_eq!((v6.value_at(0), v6.value_at(u128::MAX)), (3, 4));
+    }
+}
