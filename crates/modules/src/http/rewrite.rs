@@ -345,7 +345,8 @@ fn add_return(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
         },
         [word, text] => {
             let status = status_of(word).ok_or_else(|| invalid_code(word))?;
-            Answer { status, text: Some(builder.http_mut().template(text)?) }
+            let text = builder.http_mut().template(text)?;
+            Answer { status, text: Some(text).filter(|text| !text.is_empty()) }
         }
         _ => return Err(statement.directive_error("takes one or two arguments")),
     };
