@@ -120,16 +120,21 @@ impl Regex {
         })
     }
 
+    /// Most searches find nothing (one of many locations is the right one), and only what finds something needs memory
+    /// for groups.
     fn search(&self, compiled: &Pcre, text: &[u8]) -> Result<Option<Match<'_>>, pcre2::Error> {
-        let mut locations: CaptureLocations = compiled.capture_locations();
-        if compiled.captures_read(&mut locations, text)?.is_none() {
-            return Ok(None);
-        }
-        let place = |number| {
-            let (start, end) = locations.get(number)?;
-            Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?))
+        let place = |(start, end): (usize, usize)| Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?));
+        let groups = if compiled.captures_len() == 1 {
+            let Some(found) = compiled.find(text)? else { return Ok(None) };
+            [place((found.start(), found.end()))].into_iter().collect()
+        } else {
+            if !compiled.is_match(text)? {
+                return Ok(None);
+            }
+            let mut locations: CaptureLocations = compiled.capture_locations();
+            compiled.captures_read(&mut locations, text)?;
+            (0..locations.len()).map(|number| locations.get(number).and_then(place)).collect()
         };
-        let groups = (0..locations.len()).map(place).collect();
         Ok(Some(Match { regex: self, captures: Captures { groups } }))
     }
 
