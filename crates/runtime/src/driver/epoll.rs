@@ -85,6 +85,11 @@ impl Share {
         self.used <= max
     }
 
+    /// Whether the last one was taken in this turn.
+    pub(super) fn is_of(self, turn: u32) -> bool {
+        self.turn == turn
+    }
+
     /// How many were taken in the turn of the last `take`.
     pub(super) fn used(self) -> u32 {
         self.used

@@ -206,7 +206,9 @@ impl Http1 {
             transfer.sender.begin(request.parsed.version);
             transfer.body.begin(&request.parsed, request.head.readable());
         }
-        request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
+        let is_kept = offence.is_some() || request.parsed.wants_keep_alive(request.head.readable());
+        request.more_may_come.set(is_kept);
+        request.keep_alive.set(is_kept && offence.is_none());
         let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
         match offence.map_or_else(|| self.prepare(request, core), Err) {
             Ok(()) if gale_runtime::leases_exhausted() => {

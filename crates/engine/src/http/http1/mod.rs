@@ -311,7 +311,7 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
             return body.is_read().then_some(Afterwards::KeepAlive);
         }
-        Some(if lingers(*core.lingering_close.get(), body, input) {
+        Some(if lingers(request.lingering_close(), body, input) {
             Afterwards::Linger(Lingering::of(core))
         } else {
             Afterwards::Close
