@@ -20,6 +20,7 @@ use crate::listener::AcceptOptions;
 use crate::output::Output;
 use crate::slots::Key;
 
+mod direct;
 pub(crate) mod epoll;
 pub(crate) mod io_uring;
 mod listening;

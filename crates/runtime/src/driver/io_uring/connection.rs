@@ -27,8 +27,9 @@ use super::operation::{Op, Ops, push_cancel, user_data};
 use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
 use crate::driver::Fresh;
-use crate::driver::epoll::Share;
+use crate::driver::direct::Share;
 use crate::output::{Output, SLICES_MAX};
+use crate::parked::Parked;
 use crate::slots::Key;
 
 /// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
@@ -75,9 +76,9 @@ pub(super) struct Connection {
     /// Comes after `received`.
     pub receive_error: Option<Errno>,
     pub sending: Option<Box<Sending>>,
-    pub reader: Option<Waker>,
-    pub writer: Option<Waker>,
-    pub closed_waiter: Option<Waker>,
+    pub reader: Parked,
+    pub writer: Parked,
+    pub closed_waiter: Parked,
 }
 
 /// A receive in flight.
@@ -145,9 +146,9 @@ impl Connection {
             received: Buffer::new(),
             receive_error: None,
             sending: None,
-            reader: None,
-            writer: None,
-            closed_waiter: None,
+            reader: Parked::new(),
+            writer: Parked::new(),
+            closed_waiter: Parked::new(),
         }
     }
 

@@ -36,7 +36,7 @@ use std::time::Duration;
 use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, types};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms};
@@ -48,7 +48,7 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send, send_now};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, receive, send, send_now};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -255,7 +255,7 @@ impl IoUring {
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
         }
         self.request(key, connection, op);
-        let displaced = park(if is_read { &mut connection.reader } else { &mut connection.writer }, cx.waker());
+        let displaced = if is_read { connection.reader.park(cx.waker()) } else { connection.writer.park(cx.waker()) };
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -290,7 +290,7 @@ impl IoUring {
             return None;
         };
         let Some(result) = sending.result.take() else {
-            let displaced = park(&mut connection.writer, cx.waker());
+            let displaced = connection.writer.park(cx.waker());
             drop(connections);
             drop(displaced);
             return Some(Poll::Pending);
@@ -330,7 +330,7 @@ impl IoUring {
         sending.output = out.lend(ticket);
         connection.sending = Some(sending);
         self.request(key, connection, Op::Send);
-        let displaced = park(&mut connection.writer, cx.waker());
+        let displaced = connection.writer.park(cx.waker());
         drop(connections);
         drop(displaced);
         true
@@ -651,7 +651,7 @@ impl Driver for IoUring {
                 {
                     self.request_wanted(key, connection);
                 }
-                let displaced = park(&mut connection.reader, cx.waker());
+                let displaced = connection.reader.park(cx.waker());
                 drop(connections);
                 drop(displaced);
                 return Poll::Pending;
@@ -665,34 +665,13 @@ impl Driver for IoUring {
                 Op::Readable
             }
         };
-        let mut refused = None;
-        let result = self.attempt(key, cx, op, |connection| {
-            let spare = match into.spare(max) {
-                Ok(spare) => spare,
-                Err(error) => {
-                    refused = Some(error);
-                    return Ok(0);
-                }
-            };
-            match net::recv(connection.socket(), spare, RecvFlags::empty()) {
-                Ok((received, _)) => {
-                    into.commit(received);
-                    connection.has_received |= received > 0;
-                    if received < max && !connection.hung_up && received > 0 {
-                        connection.readable = false;
-                    }
-                    Ok(received)
-                }
-                Err(errno) => {
-                    into.commit(0);
-                    Err(errno)
-                }
-            }
-        });
-        match refused {
-            Some(error) => Poll::Ready(Err(error)),
-            None => result,
-        }
+        self.attempt(key, cx, op, |connection| {
+            let received = receive(connection.socket().as_fd(), into, max)?;
+            connection.has_received |= received > 0;
+            // As in the other driver.
+            connection.readable = received == max || received == 0 || connection.hung_up;
+            Ok(received)
+        })
     }
 
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
@@ -769,7 +748,7 @@ impl Driver for IoUring {
         if !connection.in_flight.has(Op::HungUp) {
             self.request(key, connection, Op::HungUp);
         }
-        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        let displaced = connection.closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending

@@ -25,7 +25,7 @@ use super::operation::{KIND_POST, Op, user_data};
 use super::ring::{Completion, Ring};
 use super::{CANCEL_CALLS_MAX, IoUring};
 use crate::driver::Driver;
-use crate::driver::epoll::{OPERATIONS_PER_TURN, send_now};
+use crate::driver::direct::{OPERATIONS_PER_TURN, send_now};
 use crate::slots::Key;
 
 /// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
