@@ -55,6 +55,7 @@ mod memory;
 mod mounts;
 mod output;
 mod panics;
+mod parked;
 mod pool;
 mod reads;
 mod residency;
