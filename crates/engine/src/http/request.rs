@@ -19,7 +19,7 @@ use super::notes::Notes;
 use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::response::{ResponseHead, ShortText};
-use super::settings::KeepaliveDisable;
+use super::settings::{KeepaliveDisable, LingeringClose};
 use super::variables::{Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
@@ -85,6 +85,8 @@ pub struct Request {
     pub(crate) refusal: Option<u16>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
+    /// The client may send another request before it sees that there will be no answer to it.
+    pub(crate) more_may_come: Cell<bool>,
 
     /// None only while the request waits for its next use, like the configuration: a
     /// spare one must keep neither alive.
@@ -131,6 +133,7 @@ impl Request {
             refusal: None,
             exchange: None,
             keep_alive: Cell::new(false),
+            more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
             client: None,
@@ -385,6 +388,20 @@ impl Request {
             && self.number_on_connection < *core.keepalive_requests.get()
             && age <= *core.keepalive_time.get()
             && !self.is_old_browser(core.keepalive_disable.get())
+    }
+
+    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the
+    /// next request may be on its way, and the reset with which the kernel meets it can cost the client the answer that
+    /// it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
+    pub fn lingering_close(&self) -> LingeringClose {
+        let core = &self.scope().core;
+        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
+        match *core.lingering_close.get() {
+            LingeringClose::On if self.more_may_come.get() && !self.keeps_alive() && !never_keeps() => {
+                LingeringClose::Always
+            }
+            setting => setting,
+        }
     }
 
     /// A number that no other request has and that is hard to guess: `$request_id`.
