@@ -121,7 +121,7 @@ fn first(request: &mut Request, conf: &Conf) -> Option<Flow> {
     let path = path_of(request, conf);
     // What a cached path says at once may be all that is needed.
     let opened = files::try_open(&path, OpenFlags::READ)?.ok()?;
-    recent::knows(&Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
+    recent::knows(request.worker(), &Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
 }
 
 fn then<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
@@ -171,7 +171,7 @@ async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> 
     };
     match verdict {
         Ok(Ok(Verdict::Right)) => {
-            recent::remember(proof);
+            recent::remember(request.worker(), proof);
             Flow::Allow
         }
         Ok(Ok(Verdict::Wrong)) => {
