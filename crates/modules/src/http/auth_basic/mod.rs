@@ -37,7 +37,6 @@ use gale_runtime::files::{self, OpenFlags};
 
 use credentials::Credentials;
 pub(super) use credentials::append_user;
-use passwords::Unsupported;
 use recent::Proof;
 
 /// See the file's head.
@@ -183,10 +182,6 @@ async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> 
             request.log(Level::Error, format_args!("user \"{user}\" was not found in \"{path}\""));
             challenge(request, &conf.realm.get().evaluate(request))
         }
-        Ok(Ok(Verdict::Unsupported)) => {
-            request.log(Level::Crit, format_args!("crypt_r() failed (22: Invalid argument)"));
-            Flow::Respond(500)
-        }
         Ok(Err(error)) => {
             request.log(Level::Crit, format_args!("pread() \"{}\" failed {}", path.display(), OsErrorText(&error)));
             Flow::Respond(500)
@@ -203,19 +198,14 @@ enum Verdict {
     Right,
     Wrong,
     NotFound,
-    /// The password is hashed in a way that is not known.
-    Unsupported,
 }
 
 /// Blocks, and computes for long.
 fn judge(file: &files::File, credentials: &Credentials) -> io::Result<Verdict> {
     Ok(match user_file::find(file, credentials.user())? {
         None => Verdict::NotFound,
-        Some(stored) => match passwords::is_right(credentials.password(), &stored) {
-            Ok(true) => Verdict::Right,
-            Ok(false) => Verdict::Wrong,
-            Err(Unsupported) => Verdict::Unsupported,
-        },
+        Some(stored) if passwords::is_right(credentials.password(), &stored) => Verdict::Right,
+        Some(_) => Verdict::Wrong,
     })
 }
 
