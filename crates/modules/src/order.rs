@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, auth_basic, core as http_core, headers, index, limit_conn, limit_req, log, not_modified, range, realip,
-    rewrite, static_files, try_files,
+    access, auth_basic, core as http_core, geo, headers, index, limit_conn, limit_req, log, map, not_modified, range,
+    realip, rewrite, split_clients, static_files, try_files,
 };
 use crate::{core, event, inert};
 
@@ -32,6 +32,9 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &rewrite::MODULE,
+    &map::MODULE,
+    &geo::MODULE,
+    &split_clients::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
     &test_hooks::MODULE,
