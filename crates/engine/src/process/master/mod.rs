@@ -32,16 +32,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Pid;
 
-use crate::process::bundle::Bundle;
-use crate::process::daemon::Waiting;
-use crate::process::errors::ErrorLog;
-use crate::process::notify::Notifier;
-use crate::process::program::Program;
-use crate::process::signals::{Signals, timespec};
-use crate::process::spawn::Executable;
-use reload::Reload;
-use stop::Stop;
-use workers::{Respawn, WorkerProcess};
+use self::reload::Reload;
+use self::stop::Stop;
+use self::workers::{Respawn, WorkerProcess};
+use super::bundle::Bundle;
+use super::daemon::Waiting;
+use super::errors::ErrorLog;
+use super::notify::Notifier;
+use super::program::Program;
+use super::signals::{Signals, timespec};
+use super::spawn::Executable;
 
 /// What a master begins with.
 pub(super) struct Start {
