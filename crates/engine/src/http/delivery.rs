@@ -38,7 +38,7 @@ const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
 const BLOCKING_SENDFILE_MAX: u64 = 2 << 20;
 
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
-const READ_PIECE: u64 = 64 * 1024;
+pub const READ_PIECE: u64 = 64 * 1024;
 
 /// How much is read at once for a client that waits for the disk rather than the disk for it. Larger reads do not make a disk
 /// faster, and take memory.

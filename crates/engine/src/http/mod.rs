@@ -10,6 +10,7 @@ pub mod connection;
 pub mod delivery;
 pub mod error_page;
 pub mod exchange;
+pub mod file_reader;
 pub mod files;
 pub mod filters;
 pub mod forwarded;
