@@ -556,6 +556,8 @@ pub async fn send_rest(request: &Request, mut body: Body) {
             Some(Ok(item)) => exchange.push(item),
             Some(Err(error)) => {
                 request.log(Level::Error, format_args!("the response broke off: {error}"));
+                // What came before is the client's, also if it was still being gathered. Without the client nothing is.
+                let _ = poll_fn(|context| exchange.poll_sent(context)).await;
                 return exchange.abort();
             }
             None => return exchange.end(),
