@@ -5,7 +5,9 @@ use gale_engine::module::{Module, Order};
 
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
-use crate::http::{core as http_core, headers, index, log, not_modified, range, rewrite, static_files, try_files};
+use crate::http::{
+    core as http_core, gunzip, gzip, gzip_static, headers, index, log, not_modified, range, rewrite, static_files, sub, try_files,
+};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -19,6 +21,10 @@ const MODULES: &[&Module] = &[
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &gunzip::MODULE,
+    &sub::MODULE,
+    &gzip::MODULE,
+    &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
     &index::MODULE,
@@ -42,11 +48,13 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
             &index::MODULE,
+            &gzip_static::MODULE,
             &static_files::MODULE,
         ],
     ),
     (Phase::Log, &[&log::MODULE]),
 ];
 
-/// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &range::MODULE];
+/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
+/// way has no ranges.
+const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];

@@ -1,6 +1,9 @@
 //! The modules of the http block.
 
 pub mod core;
+pub mod gunzip;
+pub mod gzip;
+pub mod gzip_static;
 pub mod headers;
 pub mod index;
 pub mod log;
@@ -8,6 +11,7 @@ pub mod not_modified;
 pub mod range;
 pub mod rewrite;
 pub mod static_files;
+pub mod sub;
 #[cfg(debug_assertions)]
 pub mod test_hooks;
 pub mod try_files;
