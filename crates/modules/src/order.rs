@@ -6,7 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    core as http_core, gunzip, gzip, gzip_static, headers, index, log, not_modified, range, rewrite, static_files, sub, try_files,
+    core as http_core, gunzip, gzip, gzip_static, headers, index, log, not_modified, range, rewrite, static_files, sub,
+    try_files,
 };
 use crate::{core, event, inert};
 
@@ -57,4 +58,5 @@ const PHASES: &[(Phase, &[&Module])] = &[
 
 /// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
 /// way has no ranges.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];
+const FILTERS: &[&Module] =
+    &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];

@@ -212,7 +212,6 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
         || head.field(b"content-encoding").is_some_and(|value| !value.is_empty())
         || length.is_some_and(|length| length < *conf.min_length.get())
         || !MediaTypes::contain(conf.types.get(), &head.content_type)
-        || request.is_head()
     {
         return;
     }
@@ -466,14 +465,41 @@ mod tests {
     #[test]
     fn codings_are_read_as_nginx_reads_them() {
         for list in [
-            "gzip", "GZIP", "gzip, deflate", "deflate,gzip", "deflate, gzip", "gzip;q=1", "gzip;q=1.000", "gzip; q=0.001",
-            "gzip ; Q=0.5, x", "gzip;q=0.1 ", "xgzip, gzip", "gzip;", "gzip; ",
+            "gzip",
+            "GZIP",
+            "gzip, deflate",
+            "deflate,gzip",
+            "deflate, gzip",
+            "gzip;q=1",
+            "gzip;q=1.000",
+            "gzip; q=0.001",
+            "gzip ; Q=0.5, x",
+            "gzip;q=0.1 ",
+            "xgzip, gzip",
+            "gzip;",
+            "gzip; ",
         ] {
             assert!(accepts_gzip(list.as_bytes()), "{list}");
         }
         for list in [
-            "", "gzi", "*", "xgzip", "gzipx", "gzip/1", "gzip;q=0", "gzip;q=0.000", "gzip;q=1.001", "gzip;q=2",
-            "gzip;q=0.0001", "gzip;q", "gzip;q=", "gzip;x=1", "gzip;q=.5", "gzip;q=0.x", "deflate;gzip", "gzip;q=10",
+            "",
+            "gzi",
+            "*",
+            "xgzip",
+            "gzipx",
+            "gzip/1",
+            "gzip;q=0",
+            "gzip;q=0.000",
+            "gzip;q=1.001",
+            "gzip;q=2",
+            "gzip;q=0.0001",
+            "gzip;q",
+            "gzip;q=",
+            "gzip;x=1",
+            "gzip;q=.5",
+            "gzip;q=0.x",
+            "deflate;gzip",
+            "gzip;q=10",
         ] {
             assert!(!accepts_gzip(list.as_bytes()), "{list}");
         }

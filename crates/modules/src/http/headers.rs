@@ -12,7 +12,6 @@
 
 use std::any::Any;
 
-use bytes::Bytes;
 use gale_base::{http_date, units};
 use gale_config::{
     Body as BlockBody, Custom, Diagnostic, One, OneWith, Place, Setting, Statement, Takes, slot, values,
@@ -228,12 +227,12 @@ fn add_field(request: &mut Request, name: &[u8], value: &[u8]) {
     }
 }
 
-fn add_trailers(request: &Request, conf: &Conf, out: &mut Vec<(Bytes, Bytes)>) {
+fn add_trailers(request: &Request, conf: &Conf) {
     let is_usual = is_usual(request.response.status);
     for added in conf.trailers.iter().filter(|added| added.always || is_usual) {
         let value = added.value.evaluate(request);
         if !value.is_empty() {
-            out.push((Bytes::copy_from_slice(&added.name), value.into()));
+            request.add_trailer(&added.name, value);
         }
     }
 }
@@ -334,7 +333,8 @@ mod tests {
 
     #[test]
     fn lifetimes_are_nginx_s() {
-        let is = |fields: (i64, String), seconds, cache_control: &str| assert_eq!(fields, (seconds, cache_control.into()));
+        let is =
+            |fields: (i64, String), seconds, cache_control: &str| assert_eq!(fields, (seconds, cache_control.into()));
         is(fields("1h", false), 3600, "max-age=3600");
         is(fields("+1h 1m", false), 3660, "max-age=3660");
         is(fields("-1", false), -1, "no-cache");
