@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    core as http_core, gunzip, gzip, gzip_static, headers, index, log, not_modified, range, rewrite, static_files, sub,
-    try_files,
+    core as http_core, geo, gunzip, gzip, gzip_static, headers, index, log, map, not_modified, range, rewrite,
+    split_clients, static_files, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -31,6 +31,9 @@ const MODULES: &[&Module] = &[
     &index::MODULE,
     &try_files::MODULE,
     &rewrite::MODULE,
+    &map::MODULE,
+    &geo::MODULE,
+    &split_clients::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
     &test_hooks::MODULE,

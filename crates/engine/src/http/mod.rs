@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod file_reader;
 pub mod files;
 pub mod filters;
+pub mod forwarded;
 pub mod http1;
 pub mod location;
 pub mod media_types;
