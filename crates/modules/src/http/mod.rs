@@ -3,10 +3,10 @@
 pub mod access;
 pub mod auth_basic;
 pub mod core;
+pub mod geo;
 pub mod gunzip;
 pub mod gzip;
 pub mod gzip_static;
-pub mod geo;
 pub mod headers;
 pub mod index;
 pub mod limit_conn;
