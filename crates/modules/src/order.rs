@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, auth_basic, core as http_core, geo, headers, index, limit_conn, limit_req, log, map, not_modified, range,
-    realip, rewrite, split_clients, static_files, try_files,
+    access, auth_basic, core as http_core, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log,
+    map, not_modified, range, realip, rewrite, split_clients, static_files, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -22,6 +22,10 @@ const MODULES: &[&Module] = &[
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &gunzip::MODULE,
+    &sub::MODULE,
+    &gzip::MODULE,
+    &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
     &index::MODULE,
@@ -63,11 +67,14 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
             &index::MODULE,
+            &gzip_static::MODULE,
             &static_files::MODULE,
         ],
     ),
     (Phase::Log, &[&log::MODULE]),
 ];
 
-/// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &range::MODULE];
+/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
+/// way has no ranges.
+const FILTERS: &[&Module] =
+    &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];

@@ -4,6 +4,9 @@ pub mod access;
 pub mod auth_basic;
 pub mod core;
 pub mod geo;
+pub mod gunzip;
+pub mod gzip;
+pub mod gzip_static;
 pub mod headers;
 pub mod index;
 pub mod limit_conn;
@@ -17,6 +20,7 @@ pub mod realip;
 pub mod rewrite;
 pub mod split_clients;
 pub mod static_files;
+pub mod sub;
 #[cfg(debug_assertions)]
 pub mod test_hooks;
 pub mod try_files;
