@@ -59,6 +59,7 @@ mod slots;
 pub mod stall;
 mod stream;
 mod timer;
+pub mod watch;
 mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
