@@ -151,9 +151,17 @@ pub fn nothing_unread() -> bool {
     matches!(rustix::io::ioctl_fionread(&watcher.inotify), Ok(0)) && !watcher.is_at_work.load(Ordering::SeqCst)
 }
 
+/// Whether there can be watches at all: not in simulated worlds, nor where the kernel has refused.
+pub fn is_possible() -> bool {
+    World::current().is_none() && Watcher::started().is_some()
+}
+
 /// Has `housekeeper` called every second on the thread of the watches, until it returns false: then it has nothing to do.
 /// To be called when it has something to do; the function is the same each time. False if there is no such thread.
 pub fn keep_house(housekeeper: fn() -> bool) -> bool {
+    if World::current().is_some() {
+        return false;
+    }
     let Some(watcher) = Watcher::started() else { return false };
     watcher.housekeeper.get_or_init(|| housekeeper);
     watcher.rouse();
@@ -182,17 +190,18 @@ struct Watcher {
 /// a file, or a directory that is itself the target).
 #[derive(Default)]
 struct Places {
-    by_number: HashMap<i32, HashMap<Box<[u8]>, Vec<Weak<Signal>>>>,
+    by_number: HashMap<i32, Names>,
 }
+
+type Names = HashMap<Box<[u8]>, Vec<Weak<Signal>>>;
 
 impl Watcher {
     /// The one of this process, with its thread.
     fn started() -> Option<&'static Watcher> {
         let watcher = WATCHER.get_or_init(|| Watcher::new().ok()).as_ref()?;
         static THREAD: OnceLock<bool> = OnceLock::new();
-        let has_thread = *THREAD.get_or_init(|| {
-            thread::Builder::new().name("file watch".into()).spawn(|| watcher.run()).is_ok()
-        });
+        let has_thread =
+            *THREAD.get_or_init(|| thread::Builder::new().name("file watch".into()).spawn(|| watcher.run()).is_ok());
         (has_thread && !watcher.has_ended.load(Ordering::Relaxed)).then_some(watcher)
     }
 
@@ -323,9 +332,8 @@ impl Places {
 
     /// Forgets who has gone or knows already, and the kernel's watches that nobody needs any more.
     fn forget_dropped(&mut self, inotify: &OwnedFd) {
-        let is_of_use = |signal: &Weak<Signal>| {
-            signal.upgrade().is_some_and(|signal| !signal.has_changed.load(Ordering::Relaxed))
-        };
+        let is_of_use =
+            |signal: &Weak<Signal>| signal.upgrade().is_some_and(|signal| !signal.has_changed.load(Ordering::Relaxed));
         self.by_number.retain(|&number, names| {
             names.retain(|_, dependents| {
                 dependents.retain(is_of_use);
@@ -485,7 +493,8 @@ mod tests {
 
     #[test]
     fn whatever_happens_on_the_way_ends_a_watch() {
-        let changes: [(&str, fn(&Tree)); 9] = [
+        type Change = (&'static str, fn(&Tree));
+        let changes: [Change; 9] = [
             ("written", |tree| fs::write(tree.path("site/releases/7/page"), "x").unwrap()),
             ("unlinked", |tree| fs::remove_file(tree.path("site/releases/7/page")).unwrap()),
             ("replaced", |tree| {

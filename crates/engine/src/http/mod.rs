@@ -14,6 +14,7 @@ pub mod filters;
 pub mod http1;
 pub mod location;
 pub mod notes;
+pub mod open_files;
 pub mod phases;
 pub mod pipeline;
 pub mod regex;
