@@ -111,6 +111,12 @@ pub fn device_of(directory: &Path) -> Option<Device> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
+/// How much the kernel reads ahead of a device, in KiB: it decides what a cold read costs.
+pub fn read_ahead_kib((major, minor): Device) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/read_ahead_kb")).ok()?;
+    text.trim().parse().ok()
+}
+
 /// A file system of its own in a file, behind a queue that holds hardly anything.
 #[derive(Debug)]
 pub struct SmallDisk {

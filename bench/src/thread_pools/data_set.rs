@@ -25,10 +25,10 @@ impl DataSet {
         let set = DataSet { directory: directory.join("data"), files };
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut block = vec![0; FILE_BYTES as usize];
-        let write = || -> io::Result<()> {
+        let mut write = || -> io::Result<()> {
             fs::create_dir_all(&set.directory)?;
             for number in 0..files {
-                block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+                random.fill(&mut block);
                 write_cold(&set.directory.join(number.to_string()), &block)?;
                 if number % 64 == 63 {
                     eprintln!("  {} of {files} files of 4 MiB written", number + 1);
@@ -36,7 +36,6 @@ impl DataSet {
             }
             Ok(())
         };
-        let mut write = write;
         write().map_err(|error| format!("{}: {error}", set.directory.display()))?;
         Ok(set)
     }
@@ -56,6 +55,23 @@ impl Drop for DataSet {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Writes one file of random bytes and leaves nothing of it in memory.
+pub fn write_large(path: &Path, bytes: u64) -> Result<(), String> {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut block = vec![0; FILE_BYTES as usize];
+    let mut write = || -> io::Result<()> {
+        let mut file = fs::File::create(path)?;
+        for _ in 0..bytes.div_ceil(FILE_BYTES) {
+            random.fill(&mut block);
+            file.write_all(&block)?;
+        }
+        file.sync_data()?;
+        file.set_len(bytes)?;
+        Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+    };
+    write().map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Writes a file and leaves nothing of it in memory.
@@ -99,6 +115,11 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
+    }
+
+    /// For lengths that are multiples of eight.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&self.next().to_le_bytes()));
     }
 
     pub fn below(&mut self, bound: usize) -> usize {

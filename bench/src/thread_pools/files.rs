@@ -1,6 +1,5 @@
 //! slow-ranges and cold-tree: what files cost that are large and asked for slowly, or small and nowhere in memory.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -38,10 +37,8 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let site = Site::build(experiment, experiment.range_file_mib << 20)?;
     let length = experiment.range_file_mib << 20;
-    // Without blocks: what is read are zeros, and they are read like anything else.
-    let file = site.root().join("large");
-    let made = std::fs::File::create(&file).and_then(|file| file.set_len(length));
-    made.map_err(|error| format!("{}: {error}", file.display()))?;
+    eprintln!("writing {} MiB", experiment.range_file_mib);
+    data_set::write_large(&site.root().join("large"), length)?;
     let mut rows = Vec::new();
     for program in &programs {
         let server = program.start(site.setting(experiment.workers, "sendfile_max_chunk 512k;".to_owned()))?;
@@ -63,15 +60,15 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB; {} workers, memory {} MiB, reads held to {} \
-         MiB/s. Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's.\n\n\
+        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB; {} workers, memory {} MiB, {}. \
+         Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's.\n\n\
          {table}",
         site.notes(),
         experiment.slow_clients,
         experiment.range_file_mib,
         experiment.workers,
         experiment.memory_bytes() >> 20,
-        experiment.disk_mib_per_second
+        site.disk(experiment)
     );
     let holds = rows.iter().all(|row| row.clients.errors == 0);
     Ok((Document::new("slow-ranges", "A thousand slow clients of one large file", &programs, &body, &rows)?, holds))
@@ -140,6 +137,8 @@ struct TreeRow {
 
 /// Connections that ask for cold files.
 const TREE_CONNECTIONS: usize = 64;
+/// Just until all are connected: the beginning is the coldest.
+const TREE_WARM_UP: Duration = Duration::from_millis(200);
 
 /// Random small files of which neither content nor name is in memory, beside one that is asked for every 20 ms.
 pub fn measure_cold_tree(options: &Options) -> Measured {
@@ -170,12 +169,12 @@ pub fn measure_cold_tree(options: &Options) -> Measured {
     );
     let body = format!(
         "{}{} files of 1 KiB, none of them in memory, asked for at random over {TREE_CONNECTIONS} connections, beside a file \
-         of 1 KiB that is asked for every 20 ms; {} workers, reads held to {} MiB/s, a disk behind a queue of 4 requests. Where \
+         of 1 KiB that is asked for every 20 ms; {} workers, {}. Where \
          two figures stand, the second is without the cold requests.\n\n{table}",
         site.notes(),
         experiment.tree_files,
         experiment.workers,
-        experiment.disk_mib_per_second
+        site.disk(&experiment)
     );
     let holds = rows.iter().all(|row| row.cold.errors == 0);
     Ok((Document::new("cold-tree", "Small files of which nothing is in memory", &programs, &body, &rows)?, holds))
@@ -187,18 +186,16 @@ fn cold_tree(options: &Options, site: &mut Site, program: &Program) -> Result<Tr
     }
     let setting = site.setting(options.experiment.workers, String::new());
     let server = program.start(setting)?;
-    // The disk can be mounted anew only when no server holds it.
-    let row = cold_requests(options, &server, site.root());
-    drop(server);
-    row
+    cold_requests(options, &server)
+    // Here it ends: the disk can be mounted anew only when no server holds it.
 }
 
-fn cold_requests(options: &Options, server: &Running, _root: &Path) -> Result<TreeRow, String> {
+fn cold_requests(options: &Options, server: &Running) -> Result<TreeRow, String> {
     let address = server.address.as_str();
     let hot = |run_time: Duration, ends: &AtomicBool| {
         std::thread::scope(|scope| {
-            let probe = scope.spawn(|| swarm::probe(address, "/file", WARM_UP, ends));
-            std::thread::sleep(WARM_UP + run_time);
+            let probe = scope.spawn(|| swarm::probe(address, "/file", TREE_WARM_UP, ends));
+            std::thread::sleep(TREE_WARM_UP + run_time);
             ends.store(true, Ordering::Relaxed);
             probe.join().expect("the probe does not panic")
         })
@@ -212,7 +209,7 @@ fn cold_requests(options: &Options, server: &Running, _root: &Path) -> Result<Tr
         address,
         connections: TREE_CONNECTIONS,
         request: &mut any,
-        warm_up: WARM_UP,
+        warm_up: TREE_WARM_UP,
         // The probe ends it.
         run_time: options.run_time + Duration::from_secs(60),
         ends: &ends,

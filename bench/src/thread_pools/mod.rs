@@ -134,6 +134,14 @@ impl Site {
         }
     }
 
+    /// What the disk is like.
+    fn disk(&self, experiment: &Experiment) -> String {
+        let read_ahead = confine::device_of(self.root()).and_then(confine::read_ahead_kib);
+        let read_ahead = read_ahead.map_or(String::new(), |kib| format!(", the kernel reads {kib} KiB ahead"));
+        let queue = if self.disk.is_some() { ", a disk of its own behind a queue of 4 requests" } else { "" };
+        format!("reads held to {} MiB/s{queue}{read_ahead}", experiment.disk_mib_per_second)
+    }
+
     fn notes(&self) -> String {
         let sentences: String =
             self.cage.left_out.iter().map(|sentence| format!("**Left out.** {sentence}\n\n")).collect();
@@ -170,6 +178,8 @@ struct Row {
     with_client_1: Vec<Run>,
     /// Lines of the error log about stalls of over 20 ms that are the server's own fault.
     stalls: Vec<String>,
+    /// The server has said that it does not know `aio`: its rows differ by chance.
+    ignores_aio: bool,
 }
 
 /// The values of `aio` that are compared.
@@ -235,7 +245,9 @@ fn measure_program(
             with.probe.p99_ms,
             without.probe.p99_ms
         );
-        let stalls = stalls(&server.error_log()[logged..]);
+        let log = server.error_log();
+        let stalls = stalls(&log[logged..]);
+        let ignores_aio = log.contains("\"aio\" directive is accepted but has no effect");
         let same = |row: &&mut Row| row.server == program.label && row.aio == *aio;
         match rows.iter_mut().find(same) {
             Some(row) => {
@@ -250,6 +262,7 @@ fn measure_program(
                 without_client_1: vec![without],
                 with_client_1: vec![with],
                 stalls,
+                ignores_aio,
             }),
         }
     }
@@ -437,9 +450,12 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
             ("met", &|(_, _, is_met)| if *is_met { "yes" } else { "no" }.to_owned()),
         ],
     );
-    let disk = if site.disk.is_some() { "a disk of its own behind a queue of 4 requests, " } else { "" };
+    let ignoring = match rows.iter().find(|row| row.ignores_aio) {
+        Some(row) => format!("**Left out.** This build of {} does not know `aio`: its rows are one.\n\n", row.server),
+        None => String::new(),
+    };
     let body = format!(
-        "{}{} MiB of random files of 4 MiB, {} MiB of memory for server and page cache, {disk}reads held to {} MiB/s, {} \
+        "{}{ignoring}{} MiB of random files of 4 MiB, {} MiB of memory for server and page cache, {}, {} \
          workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log. Client 1: {CLIENT_1_CONNECTIONS} connections, random \
          files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
          the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
@@ -447,7 +463,7 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
         site.notes(),
         experiment.data_mib,
         experiment.memory_bytes() >> 20,
-        experiment.disk_mib_per_second,
+        site.disk(experiment),
         experiment.workers,
         rows.iter().map(|row| row.with_client_1.len()).max().unwrap_or(0),
     );
