@@ -5,7 +5,10 @@ use gale_engine::module::{Module, Order};
 
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
-use crate::http::{core as http_core, headers, index, log, not_modified, range, rewrite, static_files, try_files};
+use crate::http::{
+    core as http_core, geo, headers, index, log, map, not_modified, range, rewrite, split_clients, static_files,
+    try_files,
+};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -24,6 +27,9 @@ const MODULES: &[&Module] = &[
     &index::MODULE,
     &try_files::MODULE,
     &rewrite::MODULE,
+    &map::MODULE,
+    &geo::MODULE,
+    &split_clients::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
     &test_hooks::MODULE,

@@ -55,7 +55,7 @@ pub fn advance(request: &mut Request) -> Step {
     loop {
         let flow = match next_handler(configuration.http(), request) {
             Next::Handler(bound) => {
-                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                let conf = configuration.http().conf(&bound, request.scope);
                 match bound.handler.decide(request, conf) {
                     Decision::Flow(flow) => flow,
                     Decision::MustWait => return Step::Wait(Waiting(bound)),
@@ -84,7 +84,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
             }
             Step::Wait(Waiting(bound)) => {
                 let configuration = Rc::clone(request.configuration());
-                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                let conf = configuration.http().conf(&bound, request.scope);
                 bound.handler.wait(request, conf).await
             }
         };
@@ -164,9 +164,10 @@ fn no_content(request: &Request) -> Flow {
 /// Puts the request into the location for its URI.
 fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
     request.uri_was_changed = false;
+    request.has_left_location = false;
     let server = http.server(request.server);
     let found = server.locations.find(&request.uri).map_err(|error| {
-        request.log(Level::Alert, format_args!("regular expression failed: {}", error.0));
+        request.log(Level::Alert, format_args!("{}", error.0));
         500_u16
     })?;
     if let Some(found) = found {
@@ -309,13 +310,14 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let core = &scope.core;
     let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
+    let keeps_alive = request.keeps_alive();
     let options = ResponseOptions {
         length,
         server_line: &server_line,
-        keep_alive: request.keeps_alive(),
+        keep_alive: keeps_alive,
         keep_alive_idle: keep_alive.idle,
         keep_alive_advertised: keep_alive.advertised,
-        lingering_close: *core.lingering_close.get(),
+        lingering_close: if keeps_alive { *core.lingering_close.get() } else { request.lingering_close() },
         chunked: *core.chunked_transfer_encoding.get(),
         files: FileOptions {
             sendfile: *core.sendfile.get(),

@@ -31,7 +31,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
     Variable::named("uri", |request, _, out| append_present(out, &request.uri)),
     Variable::named("document_uri", |request, _, out| append_present(out, &request.uri)),
-    Variable::named("args", |request, _, out| append_present(out, &request.args)),
+    Variable::named("args", |request, _, out| append_present(out, &request.args))
+        .assigned_by(|request, value| request.args = value.to_vec()),
     Variable::named("query_string", |request, _, out| append_present(out, &request.args)),
     Variable::named("is_args", |request, _, out| append(out, if request.args.is_empty() { b"" } else { b"?" })),
     Variable::family("arg_", |request, name, out| append_found(out, argument(&request.args, name))),

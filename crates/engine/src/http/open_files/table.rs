@@ -73,7 +73,7 @@ impl<E> std::ops::Deref for Found<E> {
 
 /// The hash of a path, by a key of this process.
 pub(super) fn hash_of(path: &[u8]) -> u64 {
-    static KEY: OnceLock<foldhash::quality::RandomState> = OnceLock::new();
+    static KEY: OnceLock<hashbrown::DefaultHashBuilder> = OnceLock::new();
     KEY.get_or_init(Default::default).hash_one(path)
 }
 
