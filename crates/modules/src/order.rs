@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    core as http_core, geo, headers, index, log, map, not_modified, range, rewrite, split_clients, static_files,
-    try_files,
+    access, auth_basic, core as http_core, geo, headers, index, limit_conn, limit_req, log, map, not_modified, range,
+    realip, rewrite, split_clients, static_files, try_files,
 };
 use crate::{core, event, inert};
 
@@ -26,6 +26,11 @@ const MODULES: &[&Module] = &[
     &static_files::MODULE,
     &index::MODULE,
     &try_files::MODULE,
+    &auth_basic::MODULE,
+    &access::MODULE,
+    &limit_conn::MODULE,
+    &limit_req::MODULE,
+    &realip::MODULE,
     &rewrite::MODULE,
     &map::MODULE,
     &geo::MODULE,
@@ -37,10 +42,20 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
+    (Phase::PostRead, &[&realip::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
-    #[cfg(debug_assertions)]
-    (Phase::PreAccess, &[&test_hooks::MODULE]),
+    (
+        Phase::PreAccess,
+        &[
+            #[cfg(debug_assertions)]
+            &test_hooks::MODULE,
+            &realip::MODULE,
+            &limit_req::MODULE,
+            &limit_conn::MODULE,
+        ],
+    ),
+    (Phase::Access, &[&access::MODULE, &auth_basic::MODULE]),
     (Phase::PreContent, &[&try_files::MODULE]),
     (
         Phase::Content,

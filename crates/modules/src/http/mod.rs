@@ -1,13 +1,19 @@
 //! The modules of the http block.
 
+pub mod access;
+pub mod auth_basic;
 pub mod core;
 pub mod geo;
 pub mod headers;
 pub mod index;
+pub mod limit_conn;
+pub mod limit_req;
+mod limits;
 pub mod log;
 pub mod map;
 pub mod not_modified;
 pub mod range;
+pub mod realip;
 pub mod rewrite;
 pub mod split_clients;
 pub mod static_files;
