@@ -17,6 +17,7 @@ pub mod http1;
 pub mod location;
 pub mod media_types;
 pub mod notes;
+pub mod open_files;
 pub mod phases;
 pub mod pipeline;
 pub mod regex;

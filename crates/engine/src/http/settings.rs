@@ -11,6 +11,7 @@ use std::time::Duration;
 use gale_config::Setting;
 use smallvec::SmallVec;
 
+use super::open_files::OpenFileCache;
 use super::template::Template;
 use crate::log::Target;
 use crate::process::Level;
@@ -54,6 +55,11 @@ pub struct CoreSettings {
     pub root: Setting<Root>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
+    pub open_file_cache: Setting<OpenFileCache>,
+    pub open_file_cache_valid: Setting<Duration>,
+    pub open_file_cache_min_uses: Setting<u64>,
+    pub open_file_cache_errors: Setting<bool>,
+    pub open_file_cache_events: Setting<bool>,
 
     // Who may.
     pub satisfy: Setting<Satisfy>,
