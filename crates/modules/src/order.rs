@@ -5,7 +5,10 @@ use gale_engine::module::{Module, Order};
 
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
-use crate::http::{core as http_core, headers, index, log, not_modified, range, rewrite, static_files, try_files};
+use crate::http::{
+    autoindex, core as http_core, empty_gif, headers, index, log, not_modified, random_index, range, rewrite,
+    static_files, stub_status, try_files,
+};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -21,7 +24,11 @@ const MODULES: &[&Module] = &[
     &not_modified::MODULE,
     &range::MODULE,
     &static_files::MODULE,
+    &autoindex::MODULE,
     &index::MODULE,
+    &random_index::MODULE,
+    &empty_gif::MODULE,
+    &stub_status::MODULE,
     &try_files::MODULE,
     &rewrite::MODULE,
     &inert::MODULE,
@@ -41,7 +48,11 @@ const PHASES: &[(Phase, &[&Module])] = &[
         &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
+            &empty_gif::MODULE,
+            &stub_status::MODULE,
+            &random_index::MODULE,
             &index::MODULE,
+            &autoindex::MODULE,
             &static_files::MODULE,
         ],
     ),

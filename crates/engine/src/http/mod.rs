@@ -7,6 +7,7 @@ pub mod body;
 pub mod builder;
 pub mod configuration;
 pub mod connection;
+pub mod counters;
 pub mod error_page;
 pub mod exchange;
 pub mod files;

@@ -59,6 +59,11 @@ fn ask_library(seconds: u64) -> LocalTime {
 }
 
 impl LocalTime {
+    /// How far the time zone is from Greenwich, in minutes eastwards.
+    pub fn offset_minutes(self) -> i32 {
+        self.offset_minutes
+    }
+
     /// `2026/11/20 19:00:00`
     pub fn error_log(self) -> impl fmt::Display {
         Form(self, Style::ErrorLog)

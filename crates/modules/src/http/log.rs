@@ -27,6 +27,7 @@ use gale_engine::http::template::Template;
 use gale_engine::http::variables::{VariableId, is_name_byte};
 use gale_engine::log::{DeferredLog, Hold};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_protocol::uri::escape::escape_json;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -230,12 +231,11 @@ impl Escaping {
             return;
         }
         let raw = out.split_off(start);
+        if self == Escaping::Json {
+            return escape_json(&raw, out);
+        }
         for byte in raw {
-            match self {
-                Escaping::Default if is_special(byte) => push_hex(out, b"\\x", byte),
-                Escaping::Json if is_special_in_json(byte) => push_json(out, byte),
-                _ => out.push(byte),
-            }
+            if is_special(byte) { push_hex(out, byte) } else { out.push(byte) }
         }
     }
 }
@@ -248,24 +248,9 @@ fn is_special_in_json(byte: u8) -> bool {
     (byte < 32) | (byte == b'"') | (byte == b'\\')
 }
 
-/// (RFC 8259 §7)
-fn push_json(out: &mut Vec<u8>, byte: u8) {
-    let short = match byte {
-        b'"' | b'\\' => byte,
-        b'\n' => b'n',
-        b'\r' => b'r',
-        b'\t' => b't',
-        8 => b'b',
-        12 => b'f',
-        _ => return push_hex(out, b"\\u00", byte),
-    };
-    out.extend_from_slice(&[b'\\', short]);
-}
-
-fn push_hex(out: &mut Vec<u8>, before: &[u8], byte: u8) {
+fn push_hex(out: &mut Vec<u8>, byte: u8) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    out.extend_from_slice(before);
-    out.extend_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    out.extend_from_slice(&[b'\\', b'x', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
 }
 
 fn log_format(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {

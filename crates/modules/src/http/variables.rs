@@ -230,7 +230,7 @@ fn is_kept(request: &Request) -> bool {
 
 /// The first argument of this name, whatever its case; it must have a value, if an
 /// empty one.
-fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(super) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     if name.is_empty() {
         return None;
     }

@@ -14,6 +14,7 @@ use gale_runtime::{Buffer, Moment};
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State};
 use crate::http::configuration::{HttpConfiguration, ServerId};
+use crate::http::counters::OwnCounters;
 use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
 use crate::http::request::Request;
@@ -45,9 +46,25 @@ pub(super) struct HeadReading {
     timeout: Option<Duration>,
     first_read_max: usize,
     next_read_max: usize,
+    /// The rest is waited for, and the connection counts as one that reads.
+    is_counted: bool,
 }
 
 impl HeadReading {
+    /// Waits for the rest.
+    fn begin_waiting(&mut self, counters: &OwnCounters) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            counters.begin_reading();
+        }
+    }
+
+    /// Waits no more, however that came.
+    pub(super) fn end_waiting(&mut self, counters: &OwnCounters) {
+        if std::mem::take(&mut self.is_counted) {
+            counters.end_reading();
+        }
+    }
+
     /// How much is read next when so much is there.
     fn read_max(&self, length: usize) -> usize {
         if length < self.first_read_max { self.first_read_max - length } else { self.next_read_max }
@@ -81,12 +98,14 @@ impl Http1 {
                 };
                 match transfer.parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
                     Ok(Status::NeedMore) => {
+                        transfer.head.begin_waiting(&self.worker.counters);
                         if let Some(timeout) = transfer.head.timeout.take() {
                             timer.set_after(timeout);
                         }
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
+                        transfer.head.end_waiting(&self.worker.counters);
                         let mut request = pending.take().expect("there is one");
                         match split_off(input, consumed) {
                             Some(head) => request.head = head,
@@ -99,6 +118,7 @@ impl Http1 {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(offence) => {
+                        transfer.head.end_waiting(&self.worker.counters);
                         let mut request = pending.take().expect("there is one");
                         request.head = std::mem::take(input);
                         transfer.offence = Some(offence);
@@ -176,13 +196,15 @@ impl Http1 {
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size };
+        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size, is_counted: false };
         Some(request)
     }
 
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
+        self.worker.counters.begin_request();
+        self.worker.counters.end_request();
         request.parsed.keep_first_line(request.head.readable());
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;

@@ -231,6 +231,7 @@ impl Http1 {
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
     /// become.
     fn exchange(&self, request: Box<Request>) -> impl Future<Output = Afterwards> {
+        self.worker.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
             if let Some(rest) = self.answer_at_once(in_flight.request())
@@ -283,7 +284,10 @@ impl Http1 {
     fn end(&self, mut request: Box<Request>) {
         pipeline::log(&mut request);
         self.worker.give_back(request);
-        let transfer = self.state.borrow_mut().transfer.take();
+        let mut transfer = self.state.borrow_mut().transfer.take();
+        if let Some(transfer) = &mut transfer {
+            transfer.head.end_waiting(&self.worker.counters);
+        }
         if let Some(transfer) = transfer.filter(|transfer| transfer.sender.is_at_rest()) {
             self.worker.give_transfer_back(transfer);
         }
@@ -429,6 +433,9 @@ impl Http1 {
 
 impl Drop for Http1 {
     fn drop(&mut self) {
+        if let Some(transfer) = &mut self.state.get_mut().transfer {
+            transfer.head.end_waiting(&self.worker.counters);
+        }
         if let Some(number) = self.listed.get() {
             self.worker.forget_connection(number.get() as usize - 1);
         }
@@ -451,6 +458,7 @@ impl InFlight<'_> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let Some(mut request) = self.request.take() else { return };
+        self.connection.worker.counters.end_request();
         // After a panic nothing in the request is relied on; the panic itself is logged.
         if std::thread::panicking() {
             return;
