@@ -55,7 +55,8 @@ fn a_directory_is_listed_as_nginx_lists_it(driver: Driver) {
             "<h1>Index of /list/</h1><hr><pre><a href=\"../\">../</a>",
         ]
     );
-    let link = |href: &str, name: &str, width: usize| format!("<a href=\"{href}\">{name}</a>{}", " ".repeat(50 - width));
+    let link =
+        |href: &str, name: &str, width: usize| format!("<a href=\"{href}\">{name}</a>{}", " ".repeat(50 - width));
     assert!(lines[4].starts_with(&link("sub%3C%26%3Edir/", "sub&lt;&amp;&gt;dir/", 10)), "{}", lines[4]);
     assert!(lines[4].ends_with("                  -"), "{}", lines[4]);
     assert_eq!(
@@ -111,7 +112,8 @@ fn a_list_has_the_form_that_the_location_wants(driver: Driver) {
 }
 
 fn what_is_no_directory_is_not_listed(driver: Driver) {
-    let server = Setup::server(driver, "root %DIR%/files; autoindex on; index;").replace("index;", "").file("files/x", "");
+    let server =
+        Setup::server(driver, "root %DIR%/files; autoindex on; index;").replace("index;", "").file("files/x", "");
     let server = server.start();
     let statuses = ["/nowhere/", "/x/", "/x"].map(|path| server.get(path).status);
     assert_eq!(statuses, [404, 404, 200]);
@@ -213,7 +215,11 @@ fn connections_that_read_write_and_wait_are_told_apart(driver: Driver) {
             break status;
         }
     };
-    assert!(status.text().starts_with("Active connections: 3 \nserver accepts handled requests\n 3 3 "), "{}", status.text());
+    assert!(
+        status.text().starts_with("Active connections: 3 \nserver accepts handled requests\n 3 3 "),
+        "{}",
+        status.text()
+    );
     assert!(status.text().ends_with(" \nReading: 1 Writing: 1 Waiting: 1 \n"), "{}", status.text());
     assert_eq!(client.get("/").text(), "3 1 1 1");
     reading.send("h\r\n\r\n");

@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    autoindex, core as http_core, empty_gif, headers, index, log, not_modified, random_index, range, rewrite,
-    static_files, stub_status, try_files,
+    autoindex, client_body, core as http_core, empty_gif, headers, index, log, not_modified, random_index, range,
+    rewrite, static_files, stub_status, try_files,
 };
 use crate::{core, event, inert};
 
@@ -19,6 +19,7 @@ const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &client_body::MODULE,
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
@@ -38,6 +39,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
+    (Phase::PostRead, &[&client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     #[cfg(debug_assertions)]

@@ -13,6 +13,7 @@ pub mod exchange;
 pub mod files;
 pub mod filters;
 pub mod http1;
+pub mod limit_rate;
 pub mod location;
 pub mod notes;
 pub mod phases;

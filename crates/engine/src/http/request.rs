@@ -9,6 +9,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
+use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Moment};
 
@@ -18,8 +19,10 @@ use super::exchange::{BodyLimits, Exchange, Sent};
 use super::notes::Notes;
 use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
+use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
 use super::settings::KeepaliveDisable;
+use super::template::any_is_true;
 use super::variables::{Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
@@ -49,6 +52,8 @@ pub struct Request {
     pub host: ShortText,
     /// The response's head.
     pub response: ResponseHead,
+    /// Its body, once somebody has read it as a whole.
+    pub body: Option<StoredBody>,
     /// What modules wrote down.
     pub notes: Notes,
     /// Whether the URI came from a redirect of our own.
@@ -88,6 +93,7 @@ pub struct Request {
     stored: RefCell<Vec<Option<Box<[u8]>>>>,
     variable_depth: Cell<u32>,
     id: Cell<Option<[u8; 16]>>,
+    limit_rate: Cell<Option<u64>>,
 }
 
 impl Request {
@@ -103,6 +109,7 @@ impl Request {
             args: Vec::new(),
             host: ShortText::new(),
             response: ResponseHead::default(),
+            body: None,
             notes: Notes::default(),
             is_internal: false,
             is_error_page: false,
@@ -127,6 +134,7 @@ impl Request {
             stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
             id: Cell::new(None),
+            limit_rate: Cell::new(None),
         }
     }
 
@@ -137,6 +145,7 @@ impl Request {
         self.args.clear();
         self.host.clear();
         self.response.clear();
+        self.body = None;
         self.notes.clear();
         self.is_internal = false;
         self.is_error_page = false;
@@ -158,6 +167,7 @@ impl Request {
         self.captured_from.clear();
         self.stored.get_mut().clear();
         self.id.set(None);
+        self.limit_rate.set(None);
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -328,6 +338,14 @@ impl Request {
         Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
     }
 
+    /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.
+    /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#early_hints>)
+    pub fn send_early_hints(&self, fields: &[(Bytes, Bytes)]) {
+        if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
+            self.exchange().interim(103, fields);
+        }
+    }
+
     /// From now on bytes pass unframed in both directions: the handler answers
     /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
     /// what the client sends.
@@ -351,6 +369,23 @@ impl Request {
             && self.number_on_connection < *core.keepalive_requests.get()
             && age <= *core.keepalive_time.get()
             && !self.is_old_browser(core.keepalive_disable.get())
+    }
+
+    /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
+    pub fn limit_rate(&self) -> u64 {
+        let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
+        self.limit_rate.set(Some(rate));
+        rate
+    }
+
+    /// The rate that was set, or asked for: `$limit_rate`.
+    pub fn known_limit_rate(&self) -> u64 {
+        self.limit_rate.get().unwrap_or(0)
+    }
+
+    /// From now on the rate is this, whatever the location says.
+    pub fn set_limit_rate(&self, per_second: u64) {
+        self.limit_rate.set(Some(per_second));
     }
 
     /// A number that no other request has and that is hard to guess: `$request_id`.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use gale_config::Setting;
 use smallvec::SmallVec;
 
-use super::template::Template;
+use super::template::{SizeTemplate, Template};
 use crate::log::Target;
 use crate::process::Level;
 
@@ -34,6 +34,8 @@ pub struct CoreSettings {
     pub client_body_buffer_size: Setting<usize>,
     pub client_body_timeout: Setting<Duration>,
     pub client_body_temp_path: Setting<TempPath>,
+    pub client_body_in_file_only: Setting<BodyInFile>,
+    pub client_body_in_single_buffer: Setting<bool>,
 
     // The connection.
     pub send_timeout: Setting<Duration>,
@@ -42,6 +44,8 @@ pub struct CoreSettings {
     pub keepalive_requests: Setting<u64>,
     pub keepalive_time: Setting<Duration>,
     pub keepalive_min_timeout: Setting<Duration>,
+    pub limit_rate: Setting<SizeTemplate>,
+    pub limit_rate_after: Setting<SizeTemplate>,
     pub lingering_close: Setting<LingeringClose>,
     pub lingering_time: Setting<Duration>,
     pub lingering_timeout: Setting<Duration>,
@@ -58,6 +62,7 @@ pub struct CoreSettings {
     pub internal: Setting<bool>,
     pub default_type: Setting<Box<[u8]>>,
     pub types: Setting<Arc<Types>>,
+    pub early_hints: Setting<Vec<Template>>,
     pub error_page: Setting<Vec<ErrorPage>>,
     pub recursive_error_pages: Setting<bool>,
     pub server_tokens: Setting<ServerTokens>,
@@ -165,6 +170,17 @@ pub struct TempPath {
     pub path: std::path::PathBuf,
     /// How many characters of the file's number name each level of directories.
     pub levels: SmallVec<[u8; 3]>,
+}
+
+/// `client_body_in_file_only on|clean|off`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyInFile {
+    /// Only what memory has no room for; the file has no name.
+    Off,
+    /// All of it, in a file that stays.
+    On,
+    /// All of it, in a file that goes with the request.
+    Clean,
 }
 
 /// `types { }`: from a file name's extension, in lower case, to a media type.

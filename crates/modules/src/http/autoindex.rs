@@ -111,8 +111,7 @@ enum Format {
 }
 
 fn format(statement: &Statement) -> Result<Format, Diagnostic> {
-    let choices =
-        [("html", Format::Html), ("json", Format::Json), ("jsonp", Format::Jsonp), ("xml", Format::Xml)];
+    let choices = [("html", Format::Html), ("json", Format::Json), ("jsonp", Format::Jsonp), ("xml", Format::Xml)];
     values::enumeration(statement, &choices)
 }
 
@@ -324,8 +323,9 @@ fn read_directory(path: &Path) -> Result<Directory, Failure> {
 fn look_at(path: &Path) -> Result<std::fs::Metadata, Failure> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(metadata),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP)) => std::fs::symlink_metadata(path)
-            .map_err(|error| Failure { call: "lstat", path: path.to_owned(), error }),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP)) => {
+            std::fs::symlink_metadata(path).map_err(|error| Failure { call: "lstat", path: path.to_owned(), error })
+        }
         Err(error) => Err(Failure { call: "stat", path: path.to_owned(), error }),
     }
 }

@@ -13,10 +13,10 @@ use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, State
 use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::settings::{
-    Alias, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
+    Alias, BodyInFile, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
     KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
 };
-use gale_engine::http::template::Template;
+use gale_engine::http::template::{SizeTemplate, Template};
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
@@ -174,6 +174,24 @@ const DIRECTIVES: &[Directive] = &[
         store: &OneWith { parse: temp_path, slot: slot!(CoreSettings, client_body_temp_path) },
     },
     Directive {
+        name: "client_body_in_file_only",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "off",
+        about: "Whether bodies go to files as a whole: off, on, or clean, which removes them with the request.",
+        store: &One { parse: body_in_file, slot: slot!(CoreSettings, client_body_in_file_only) },
+    },
+    Directive {
+        name: "client_body_in_single_buffer",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether what is kept of a body in memory is one piece.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, client_body_in_single_buffer) },
+    },
+    Directive {
         name: "send_timeout",
         place: Place::ANYWHERE,
         takes: Takes::Exactly(1),
@@ -226,6 +244,24 @@ const DIRECTIVES: &[Directive] = &[
         default: "0",
         about: "How long a connection stays open, even when the server stops or is short of connections.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_min_timeout) },
+    },
+    Directive {
+        name: "limit_rate",
+        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "How many bytes of a response go out in a second; 0 for no limit.",
+        store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate) },
+    },
+    Directive {
+        name: "limit_rate_after",
+        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "How much of a response goes out before limit_rate applies.",
+        store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate_after) },
     },
     Directive {
         name: "lingering_close",
@@ -343,6 +379,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "",
         about: "Media types by the extensions of file names.",
         store: &Custom(types),
+    },
+    Directive {
+        name: "early_hints",
+        place: Place::ANYWHERE,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "",
+        about: "Responses 103 are passed on if any of these texts is neither empty nor 0.",
+        store: &Custom(early_hints),
     },
     Directive {
         name: "error_page",
@@ -466,6 +511,7 @@ fn merge(
         Some(parent) => {
             core.types.inherit(&parent.types);
             core.error_page.inherit(&parent.error_page);
+            core.early_hints.inherit(&parent.early_hints);
             core.internal.inherit(&parent.internal);
         }
         None => {
@@ -485,6 +531,9 @@ fn merge(
     if !core.error_page.is_set() {
         core.error_page.set(Vec::new(), None);
     }
+    if !core.early_hints.is_set() {
+        core.early_hints.set(Vec::new(), None);
+    }
     if !core.internal.is_set() {
         core.internal.set(false, None);
     }
@@ -499,6 +548,11 @@ fn size(statement: &Statement) -> Result<usize, Diagnostic> {
 
 /// Buffers larger than this are a slip of the pen.
 const SIZE_MAX: usize = 1 << 30;
+
+fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
+    let text = builder.http_mut().template(&statement.args[0])?;
+    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
 
 fn count(statement: &Statement) -> Result<usize, Diagnostic> {
     let number = values::number(statement)?;
@@ -549,6 +603,11 @@ fn keepalive_disable(statement: &Statement) -> Result<KeepaliveDisable, Diagnost
         let one = values::choice(word, &choices)?;
         Ok(KeepaliveDisable { msie6: all.msie6 | one.msie6, safari: all.safari | one.safari })
     })
+}
+
+fn body_in_file(statement: &Statement) -> Result<BodyInFile, Diagnostic> {
+    let choices = [("off", BodyInFile::Off), ("on", BodyInFile::On), ("clean", BodyInFile::Clean)];
+    values::enumeration(statement, &choices)
 }
 
 fn lingering_close(statement: &Statement) -> Result<LingeringClose, Diagnostic> {
@@ -660,6 +719,16 @@ fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
 fn default_types() -> Types {
     let rows: [(&[u8], &[u8]); 3] = [(b"html", b"text/html"), (b"gif", b"image/gif"), (b"jpg", b"image/jpeg")];
     Types(rows.into_iter().map(|(extension, media_type)| (extension.into(), media_type.into())).collect())
+}
+
+/// `early_hints STRING ...`; several of one level add up.
+fn early_hints(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let mut texts = core.early_hints.take().unwrap_or_default();
+    for word in &statement.args {
+        texts.push(builder.http_mut().template(word)?);
+    }
+    core.early_hints.set(texts, Some(statement.span));
+    Ok(())
 }
 
 /// `error_page CODE ... [=[RESPONSE]] URI`

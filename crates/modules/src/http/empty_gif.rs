@@ -54,12 +54,47 @@ const MODIFIED: u64 = 23_349_600;
 
 /// GIF89a, section by section (<https://www.w3.org/Graphics/GIF/spec-gif89a.txt>).
 const PICTURE: [u8; 43] = [
-    b'G', b'I', b'F', b'8', b'9', b'a', // signature and version
-    1, 0, 1, 0, // the screen is 1 by 1
-    0b1000_0000, 1, 0, // a table of two colours; number 1 is the background
-    0, 0, 0, 0xff, 0xff, 0xff, // black and white
-    0x21, 0xf9, 4, 1, 0, 0, 1, 0, // graphic control: colour 1 is transparent
-    0x2c, 0, 0, 0, 0, 1, 0, 1, 0, 0, // the picture: at 0, 0, 1 by 1
-    2, 2, 0x4c, 1, 0, // its data, packed by LZW into two bytes
+    b'G',
+    b'I',
+    b'F',
+    b'8',
+    b'9',
+    b'a', // signature and version
+    1,
+    0,
+    1,
+    0, // the screen is 1 by 1
+    0b1000_0000,
+    1,
+    0, // a table of two colours; number 1 is the background
+    0,
+    0,
+    0,
+    0xff,
+    0xff,
+    0xff, // black and white
+    0x21,
+    0xf9,
+    4,
+    1,
+    0,
+    0,
+    1,
+    0, // graphic control: colour 1 is transparent
+    0x2c,
+    0,
+    0,
+    0,
+    0,
+    1,
+    0,
+    1,
+    0,
+    0, // the picture: at 0, 0, 1 by 1
+    2,
+    2,
+    0x4c,
+    1,
+    0,    // its data, packed by LZW into two bytes
     0x3b, // the end
 ];

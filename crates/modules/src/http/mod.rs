@@ -1,6 +1,7 @@
 //! The modules of the http block.
 
 pub mod autoindex;
+pub mod client_body;
 pub mod core;
 pub mod empty_gif;
 pub mod headers;

@@ -93,7 +93,8 @@ fn one_of(path: &Path, mut seed: u64) -> io::Result<Option<OsString>> {
         }
         let kind = entry.file_type()?;
         // A link that leads nowhere is no file.
-        let is_file = kind.is_file() || kind.is_symlink() && std::fs::metadata(entry.path()).is_ok_and(|to| to.is_file());
+        let is_file =
+            kind.is_file() || kind.is_symlink() && std::fs::metadata(entry.path()).is_ok_and(|to| to.is_file());
         if !is_file {
             continue;
         }

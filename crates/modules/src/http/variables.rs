@@ -85,6 +85,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
     }),
     Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
+    Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate())),
     // The response.
     Variable::named("status", |request, _, out| append_status(out, request.response.status)),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
