@@ -391,9 +391,9 @@ impl Html {
                 let rounded = |unit: u64| size / unit + u64::from(size % unit >= unit / 2);
                 match size {
                     0..=9999 => write!(out, " {size:>6}"),
-                    ..MEBIBYTE => write!(out, "{:>6}K", rounded(KIBIBYTE)),
-                    ..GIBIBYTE => write!(out, "{:>6}M", rounded(MEBIBYTE)),
-                    _ => write!(out, "{:>6}G", rounded(GIBIBYTE)),
+                    10_000..MEBIBYTE => write!(out, "{:>6}K", rounded(KIBIBYTE)),
+                    MEBIBYTE..GIBIBYTE => write!(out, "{:>6}M", rounded(MEBIBYTE)),
+                    GIBIBYTE.. => write!(out, "{:>6}G", rounded(GIBIBYTE)),
                 }
             }
         }

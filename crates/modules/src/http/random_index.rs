@@ -104,7 +104,7 @@ fn one_of(path: &Path, mut seed: u64) -> io::Result<Option<OsString>> {
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
-        if seed % count == 0 {
+        if seed.is_multiple_of(count) {
             chosen = Some(name);
         }
     }

@@ -20,6 +20,7 @@ use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
 use gale_protocol::http1::{KnownHeader, Method, Version};
+use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::uri::Form;
 use gale_runtime::SocketAddress;
 
@@ -83,6 +84,21 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("connection_requests", |request, _, out| append_number(out, request.number_on_connection)),
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
+    }),
+    Variable::named("proxy_protocol_addr", |request, _, out| {
+        proxied(request).is_some_and(|header| append_text(out, header.source.ip()))
+    }),
+    Variable::named("proxy_protocol_port", |request, _, out| {
+        proxied(request).is_some_and(|header| append_proxy_port(out, header.source.port()))
+    }),
+    Variable::named("proxy_protocol_server_addr", |request, _, out| {
+        proxied(request).is_some_and(|header| append_text(out, header.destination.ip()))
+    }),
+    Variable::named("proxy_protocol_server_port", |request, _, out| {
+        proxied(request).is_some_and(|header| append_proxy_port(out, header.destination.port()))
+    }),
+    Variable::family("proxy_protocol_tlv_", |request, name, out| {
+        proxied(request).is_some_and(|header| header.append_tlv(name, out))
     }),
     Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
     Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate())),
@@ -187,6 +203,14 @@ fn server_name(request: &Request) -> &[u8] {
 
 fn request_port(request: &Request) -> Option<u16> {
     request.parsed.authority?.port
+}
+
+fn proxied(request: &Request) -> Option<&ProxyHeader> {
+    request.connection().proxied()
+}
+
+fn append_proxy_port(out: &mut Vec<u8>, port: u16) -> bool {
+    append_port(out, Some(port).filter(|&port| port != 0))
 }
 
 /// The port, where there is one that nginx would show.

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Offence, Status, Version};
+use gale_protocol::proxy_protocol;
 use gale_protocol::uri::Form;
 use gale_runtime::{Buffer, Moment};
 
@@ -77,7 +78,10 @@ impl Http1 {
         let State { input, timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
-            if !input.is_empty() {
+            if !input.is_empty() && self.info.began_with_proxy_protocol().is_none() && !self.take_beginning(input) {
+                return Poll::Ready(Arrival::Closed);
+            }
+            if !input.is_empty() && self.info.began_with_proxy_protocol().is_some() {
                 if pending.is_none() {
                     let transfer = transfer.get_or_insert_with(|| self.worker.take_transfer());
                     let Some(mut request) = self.begin_head(&mut transfer.head) else {
@@ -153,6 +157,36 @@ impl Http1 {
                     }
                     return Poll::Ready(Arrival::TimedOut(half_head(pending, input)));
                 }
+            }
+        }
+    }
+
+    /// Looks for the PROXY protocol's header at the connection's beginning, where the address wants one. `false` when
+    /// there is something else: nobody can be trusted to get an answer then.
+    fn take_beginning(&self, input: &mut Buffer) -> bool {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let Some(place) = self.place(http) else { return false };
+        if !http.addresses[place.index()].proxy_protocol {
+            self.info.begin(false, None);
+            return true;
+        }
+        match proxy_protocol::parse(input.readable()) {
+            Ok(proxy_protocol::Status::NeedMore) => true,
+            Ok(proxy_protocol::Status::Complete { consumed, header }) => {
+                input.consume(consumed);
+                self.info.begin(true, header);
+                true
+            }
+            Err(offence) => {
+                let client = self.info.remote_text();
+                let message = format_args!(
+                    "{offence} while reading PROXY protocol, client: {client}, server: {}",
+                    self.info.listening
+                );
+                let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
+                log.write(Level::Error, Some(self.info.number), &message);
+                false
             }
         }
     }

@@ -411,7 +411,12 @@ impl Http1 {
         if self.known_generation.get() == http.generation {
             return self.known_place.get();
         }
-        let place = self.find_place(http);
+        // A connection that began otherwise than the address now wants it has no place there any more.
+        let is_as_wanted = |place: &Place| match self.info.began_with_proxy_protocol() {
+            Some(did) => did == http.addresses[place.index()].proxy_protocol,
+            None => true,
+        };
+        let place = self.find_place(http).filter(is_as_wanted);
         self.known_generation.set(http.generation);
         self.known_place.set(place);
         place
