@@ -7,7 +7,7 @@ use gale_engine::module::{Module, Order};
 use crate::http::test_hooks;
 use crate::http::{
     autoindex, client_body, core as http_core, empty_gif, headers, index, log, not_modified, random_index, range,
-    rewrite, static_files, stub_status, try_files,
+    realpath_root, rewrite, static_files, stub_status, try_files,
 };
 use crate::{core, event, inert};
 
@@ -20,6 +20,7 @@ const MODULES: &[&Module] = &[
     &event::MODULE,
     &http_core::MODULE,
     &client_body::MODULE,
+    &realpath_root::MODULE,
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
@@ -42,8 +43,14 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::PostRead, &[&client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
-    #[cfg(debug_assertions)]
-    (Phase::PreAccess, &[&test_hooks::MODULE]),
+    (
+        Phase::PreAccess,
+        &[
+            #[cfg(debug_assertions)]
+            &test_hooks::MODULE,
+            &realpath_root::MODULE,
+        ],
+    ),
     (Phase::PreContent, &[&try_files::MODULE]),
     (
         Phase::Content,

@@ -10,14 +10,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables};
+use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables, Word};
 use gale_runtime::DriverChoice;
 
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::http;
 use crate::http::builder::HttpBuilder;
 use crate::http::configuration::ScopeId;
-use crate::log::{DeferredLog, ErrorLog, Writers};
+use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
 use crate::process::{self, Account, BuildRequest, ProcessSettings, ResourceError, Resources};
@@ -74,6 +74,7 @@ pub struct Builder {
     tables: Rc<Tables<Builder>>,
     main_confs: Vec<Option<Conf>>,
     logs: Vec<LogRequest>,
+    syslogs: Vec<(Span, DeferredSyslog)>,
     needed_pools: Vec<(String, Span)>,
 }
 
@@ -106,6 +107,7 @@ impl Builder {
             tables: Rc::new(tables(order)),
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
+            syslogs: Vec::new(),
             needed_pools: Vec::new(),
         }
     }
@@ -184,6 +186,29 @@ impl Builder {
         log
     }
 
+    /// A syslog server, `syslog:…` as it is written; its name is looked up later.
+    pub fn syslog(&mut self, word: &Word) -> Result<DeferredSyslog, Diagnostic> {
+        let text = word.text.strip_prefix(b"syslog:").unwrap_or(&word.text);
+        let settings = SyslogSettings::parse(text, &self.program);
+        let server = DeferredSyslog::new(settings.map_err(|message| Diagnostic::emerg(message).at(word.span))?);
+        self.syslogs.push((word.span, server.clone()));
+        Ok(server)
+    }
+
+    /// Looks up the names of syslog servers.
+    fn find_syslogs(&mut self, resources: &mut dyn Resources) {
+        for (span, server) in std::mem::take(&mut self.syslogs) {
+            let SyslogServer::Host(host, port) = &server.settings().server else { continue };
+            match resources.resolve(host).ok().and_then(|found| found.first().copied()) {
+                Some(address) => server.set_address((address, *port).into()),
+                None => {
+                    let message = format!("host not found in syslog server \"{host}\"");
+                    self.note([Diagnostic::emerg(message).at(span)]);
+                }
+            }
+        }
+    }
+
     /// Notes that a directive names this thread pool, which may be made further down.
     pub fn need_thread_pool(&mut self, name: &[u8], span: Span) {
         self.needed_pools.push((String::from_utf8_lossy(name).into_owned(), span));
@@ -241,6 +266,7 @@ impl Builder {
         resources: &mut dyn Resources,
     ) -> Option<Configuration> {
         self.understand(statements, syntax_errors)?;
+        self.find_syslogs(resources);
         let process = self.process_settings(resources);
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
         let http = self.http.is_some().then(|| http::builder::finish(self, resources)).transpose();

@@ -20,7 +20,6 @@ pub struct ConnectionInfo {
     pub accepted: Moment,
     /// Requests so far, the current one included: `$connection_requests`.
     pub requests: Cell<u64>,
-    proxy_protocol: Cell<Option<bool>>,
     asked: OnceCell<Box<Asked>>,
 }
 
@@ -35,15 +34,7 @@ struct Asked {
 impl ConnectionInfo {
     /// A connection that was just accepted.
     pub fn new(number: u64, remote: SocketAddress, listening: Rc<ListenAddress>, accepted: Moment) -> ConnectionInfo {
-        ConnectionInfo {
-            number,
-            remote,
-            listening,
-            accepted,
-            requests: Cell::new(0),
-            proxy_protocol: Cell::new(None),
-            asked: OnceCell::new(),
-        }
+        ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
     /// What a proxy told of the connection by the PROXY protocol, if it told anything.
@@ -51,18 +42,10 @@ impl ConnectionInfo {
         self.asked.get()?.proxied.get().map(|header| &**header)
     }
 
-    /// Whether the connection began with the PROXY protocol; `None` while nobody knows.
-    pub(crate) fn began_with_proxy_protocol(&self) -> Option<bool> {
-        self.proxy_protocol.get()
-    }
-
-    /// The connection has begun, with the PROXY protocol or without.
-    pub(crate) fn begin(&self, with_proxy_protocol: bool, header: Option<Box<ProxyHeader>>) {
-        self.proxy_protocol.set(Some(with_proxy_protocol));
-        if let Some(header) = header {
-            // It is told once.
-            let _ = self.asked().proxied.set(header);
-        }
+    /// A proxy has told this.
+    pub(crate) fn set_proxied(&self, header: Box<ProxyHeader>) {
+        // It is told once.
+        let _ = self.asked().proxied.set(header);
     }
 
     /// The client's address without its port, as `$remote_addr` has it.

@@ -101,6 +101,11 @@ impl VariableTable {
         id
     }
 
+    /// Whether the configuration mentions a variable of this name, in lower case.
+    pub fn is_mentioned(&self, name: &[u8]) -> bool {
+        self.by_name.contains_key(name)
+    }
+
     /// Finds the definition of every variable that was mentioned.
     pub fn resolve<'d>(
         &mut self,

@@ -45,7 +45,7 @@ impl Configured {
     }
 
     /// Where messages go that belong to no request.
-    pub fn error_log(&self) -> &ErrorLog {
+    pub fn error_log(&self) -> &Arc<ErrorLog> {
         &self.0.error_log
     }
 

@@ -10,6 +10,7 @@ pub mod log;
 pub mod not_modified;
 pub mod random_index;
 pub mod range;
+pub mod realpath_root;
 pub mod rewrite;
 pub mod static_files;
 pub mod stub_status;

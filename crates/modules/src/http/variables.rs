@@ -2,11 +2,8 @@
 //! its connection, its response, and the time.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#variables>)
 //!
-//! Values are appended straight to where they go; nothing here waits. Not there,
-//! so that a configuration that asks for one is refused instead of misled:
-//!   realpath_root                    it would ask the disk, and hold up the event loop
-//!   request_body, request_body_file  no module keeps a body yet
-//!   limit_rate, proxy_protocol_*, sent_trailer_*, tcpinfo_*
+//! Values are appended straight to where they go; nothing here waits. `$request_body`, `$request_body_file` and
+//! `$realpath_root` are in `client_body.rs` and `realpath_root.rs`. Not there: sent_trailer_*.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -22,7 +19,7 @@ use gale_engine::log::local_time;
 use gale_protocol::http1::{KnownHeader, Method, Version};
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::uri::Form;
-use gale_runtime::SocketAddress;
+use gale_runtime::{SocketAddress, TcpInfo};
 
 pub(crate) const VARIABLES: &[Variable] = &[
     // The request.
@@ -85,6 +82,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
     }),
+    Variable::named("tcpinfo_rtt", |request, _, out| append_tcp(request, out, |info| info.rtt)),
+    Variable::named("tcpinfo_rttvar", |request, _, out| append_tcp(request, out, |info| info.rtt_variance)),
+    Variable::named("tcpinfo_snd_cwnd", |request, _, out| append_tcp(request, out, |info| info.congestion_window)),
+    Variable::named("tcpinfo_rcv_space", |request, _, out| append_tcp(request, out, |info| info.receive_space)),
     Variable::named("proxy_protocol_addr", |request, _, out| {
         proxied(request).is_some_and(|header| append_text(out, header.source.ip()))
     }),
@@ -203,6 +204,10 @@ fn server_name(request: &Request) -> &[u8] {
 
 fn request_port(request: &Request) -> Option<u16> {
     request.parsed.authority?.port
+}
+
+fn append_tcp(request: &Request, out: &mut Vec<u8>, value: fn(&TcpInfo) -> u32) -> bool {
+    request.exchange().tcp_info().is_some_and(|info| append_number(out, value(&info).into()))
 }
 
 fn proxied(request: &Request) -> Option<&ProxyHeader> {

@@ -78,10 +78,10 @@ impl Http1 {
         let State { input, timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
-            if !input.is_empty() && self.info.began_with_proxy_protocol().is_none() && !self.take_beginning(input) {
+            if !input.is_empty() && self.had_proxy_header.get().is_none() && !self.take_beginning(input) {
                 return Poll::Ready(Arrival::Closed);
             }
-            if !input.is_empty() && self.info.began_with_proxy_protocol().is_some() {
+            if !input.is_empty() && self.had_proxy_header.get().is_some() {
                 if pending.is_none() {
                     let transfer = transfer.get_or_insert_with(|| self.worker.take_transfer());
                     let Some(mut request) = self.begin_head(&mut transfer.head) else {
@@ -168,14 +168,15 @@ impl Http1 {
         let http = configuration.http();
         let Some(place) = self.place(http) else { return false };
         if !http.addresses[place.index()].proxy_protocol {
-            self.info.begin(false, None);
+            self.had_proxy_header.set(Some(false));
             return true;
         }
         match proxy_protocol::parse(input.readable()) {
             Ok(proxy_protocol::Status::NeedMore) => true,
             Ok(proxy_protocol::Status::Complete { consumed, header }) => {
                 input.consume(consumed);
-                self.info.begin(true, header);
+                self.had_proxy_header.set(Some(true));
+                header.into_iter().for_each(|header| self.info.set_proxied(header));
                 true
             }
             Err(offence) => {

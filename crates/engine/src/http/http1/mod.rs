@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
+use gale_runtime::{Buffer, Moment, SocketAddress, Stream, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
@@ -60,6 +60,8 @@ pub struct Http1 {
     /// How long it may be idle after the last response, in nanoseconds.
     idle_max_nanos: Cell<u64>,
     nodelay_is_set: Cell<bool>,
+    /// Whether it began with the PROXY protocol; `None` while nobody knows.
+    had_proxy_header: Cell<Option<bool>>,
     /// Its number in the worker's list, and one: 0 while it is in none.
     listed: Cell<Option<NonZeroU32>>,
     /// Where the connection belongs in the configuration of that generation; none has the generation 0.
@@ -131,6 +133,7 @@ impl Http1 {
             idle_since: Cell::new(Moment::NEVER),
             idle_max_nanos: Cell::new(0),
             nodelay_is_set: Cell::new(false),
+            had_proxy_header: Cell::new(None),
             listed: Cell::new(None),
             known_place: Cell::new(None),
             known_generation: Cell::new(0),
@@ -412,7 +415,7 @@ impl Http1 {
             return self.known_place.get();
         }
         // A connection that began otherwise than the address now wants it has no place there any more.
-        let is_as_wanted = |place: &Place| match self.info.began_with_proxy_protocol() {
+        let is_as_wanted = |place: &Place| match self.had_proxy_header.get() {
             Some(did) => did == http.addresses[place.index()].proxy_protocol,
             None => true,
         };
@@ -518,6 +521,10 @@ impl Exchange for Http1 {
 
     fn local_address(&self) -> Option<&SocketAddress> {
         self.info.local(|| self.stream.local_address().ok())
+    }
+
+    fn tcp_info(&self) -> Option<TcpInfo> {
+        self.stream.tcp_info().ok()
     }
 
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {
