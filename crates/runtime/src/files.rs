@@ -13,6 +13,8 @@
 //! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
 //! take the pool from the others.
 
+mod links;
+
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,6 +30,10 @@ use crate::buffer::Lease;
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
 use crate::simulation::{FileFaults, World};
+
+pub use links::{
+    LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
+};
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
 /// handing over costs more.

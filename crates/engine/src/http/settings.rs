@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::Setting;
+use gale_runtime::files::RefusedLinks;
 use smallvec::SmallVec;
 
 use super::template::{SizeTemplate, Template};
@@ -55,6 +56,7 @@ pub struct CoreSettings {
 
     // Files.
     pub root: Setting<Root>,
+    pub disable_symlinks: Setting<DisableSymlinks>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
 
@@ -161,6 +163,15 @@ pub enum Alias {
     Prefix(Box<[u8]>),
     /// All of the URI: in a location with a regular expression.
     Whole,
+}
+
+/// `disable_symlinks off | on [from=PART] | if_not_owner [from=PART]`
+#[derive(Clone, Debug, Default)]
+pub struct DisableSymlinks {
+    /// What is refused, if anything.
+    pub refused: Option<RefusedLinks>,
+    /// The beginning of paths that is not checked.
+    pub from: Option<Template>,
 }
 
 /// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`

@@ -13,11 +13,12 @@ use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, State
 use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::settings::{
-    Alias, BodyInFile, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
-    KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
+    Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
+    KeepaliveDisable, KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
 };
 use gale_engine::http::template::{SizeTemplate, Template};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_runtime::files::RefusedLinks;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -354,6 +355,15 @@ const DIRECTIVES: &[Directive] = &[
         store: &Custom(alias),
     },
     Directive {
+        name: "disable_symlinks",
+        place: Place::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "off",
+        about: "Which symbolic links on the way to a file are refused: none, all, or those of other owners than the file's.",
+        store: &OneWith { parse: disable_symlinks, slot: slot!(CoreSettings, disable_symlinks) },
+    },
+    Directive {
         name: "internal",
         place: Place::LOCATION,
         takes: Takes::Exactly(0),
@@ -678,6 +688,32 @@ fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>)
         path.text = builder.full_path(&path.text).as_os_str().as_bytes().into();
     }
     Ok(Root { path: builder.http_mut().template(&path)?, base, alias })
+}
+
+fn disable_symlinks(builder: &mut Builder, statement: &Statement) -> Result<DisableSymlinks, Diagnostic> {
+    let (mut refused, mut from) = (None, None);
+    for word in &statement.args {
+        match &**word.text {
+            b"off" => refused = Some(None),
+            b"on" => refused = Some(Some(RefusedLinks::All)),
+            b"if_not_owner" => refused = Some(Some(RefusedLinks::Foreign)),
+            text => match text.strip_prefix(b"from=") {
+                Some(part) => from = Some(builder.http_mut().template(&Word { text: part.into(), ..word.clone() })?),
+                None => return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+            },
+        }
+    }
+    let Some(refused) = refused else {
+        let must = "must have \"off\", \"on\" or \"if_not_owner\" parameter";
+        return Err(statement.error(format!("\"{}\" {must}", statement.name.text)));
+    };
+    match (&statement.args[..], refused, &from) {
+        ([first, second], _, None) => {
+            Err(statement.error(format!("duplicate parameters \"{} {}\"", first.text, second.text)))
+        }
+        (_, None, Some(_)) => Err(statement.error("\"from=\" cannot be used with \"off\" parameter")),
+        _ => Ok(DisableSymlinks { refused, from }),
+    }
 }
 
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
