@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    autoindex, client_body, core as http_core, empty_gif, headers, index, log, not_modified, random_index, range,
-    realpath_root, rewrite, static_files, stub_status, try_files,
+    autoindex, client_body, core as http_core, empty_gif, geo, headers, index, log, map, not_modified, random_index,
+    range, realpath_root, rewrite, split_clients, static_files, stub_status, try_files,
 };
 use crate::{core, event, inert};
 
@@ -33,6 +33,9 @@ const MODULES: &[&Module] = &[
     &stub_status::MODULE,
     &try_files::MODULE,
     &rewrite::MODULE,
+    &map::MODULE,
+    &geo::MODULE,
+    &split_clients::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
     &test_hooks::MODULE,

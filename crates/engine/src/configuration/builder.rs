@@ -58,6 +58,8 @@ pub struct Builder {
     pub http: Option<HttpBuilder>,
     /// The level whose settings are being written.
     pub level: Level,
+    /// The kind of block that is being read.
+    pub place: Place,
     /// The parent of relative paths (`-p`).
     pub prefix: PathBuf,
     /// The parent of relative paths of configuration files.
@@ -98,6 +100,7 @@ impl Builder {
             has_events: false,
             http: None,
             level: Level::Main,
+            place: Place::MAIN,
             prefix: request.prefix.clone(),
             configuration_directory: request.configuration_path.parent().unwrap_or(Path::new("/")).to_owned(),
             program: request.program.clone(),
@@ -131,6 +134,7 @@ impl Builder {
     /// one tried.
     pub fn walk(&mut self, statements: &[Statement], place: Place, level: Level) {
         let outer = std::mem::replace(&mut self.level, level);
+        let outer_place = std::mem::replace(&mut self.place, place);
         let tables = self.tables();
         for statement in statements {
             let applied = tables.find(statement, place).and_then(|found| {
@@ -150,6 +154,7 @@ impl Builder {
             }
         }
         self.level = outer;
+        self.place = outer_place;
     }
 
     fn confs(&mut self, level: Level) -> &mut Vec<Option<Conf>> {

@@ -47,6 +47,11 @@ impl HttpConfiguration {
         &self.scopes[id.0 as usize]
     }
 
+    /// The settings that a handler is called with, for a request in this scope.
+    pub fn conf(&self, bound: &BoundHandler, scope: ScopeId) -> &dyn Any {
+        self.scope(bound.kept_from.unwrap_or(scope)).conf(bound.module)
+    }
+
     /// The server with this index.
     pub fn server(&self, id: ServerId) -> &Server {
         &self.servers[id.0 as usize]
@@ -81,8 +86,10 @@ pub enum ScopeKind {
     Http,
     /// A server block.
     Server,
-    /// A location, or a block inside one that has settings of its own.
+    /// A location.
     Location,
+    /// A block inside of one of the others that has settings of its own: `if`.
+    Nameless,
 }
 
 /// One level of settings and what follows from them.
@@ -111,6 +118,11 @@ impl Scope {
             None => &(),
         }
     }
+
+    /// The settings of this type.
+    pub fn conf_of<C: 'static>(&self) -> Option<&C> {
+        self.confs.iter().flatten().find_map(|conf| conf.downcast_ref())
+    }
 }
 
 /// A handler with the module whose settings it is called with.
@@ -120,6 +132,8 @@ pub struct BoundHandler {
     pub handler: &'static dyn Handler,
     /// The index of its module.
     pub module: usize,
+    /// The location whose content a block without a name keeps: the handler is called with the settings of that.
+    pub kept_from: Option<ScopeId>,
 }
 
 /// A filter with the module whose settings it is called with.

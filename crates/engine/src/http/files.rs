@@ -22,7 +22,11 @@ use crate::process::Level;
 pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
-    let tail = if is_below_alias { Some(&request.uri[..]) } else { tail(root, &request.uri) };
+    let tail = match &root.alias {
+        Some(_) if request.has_left_location => None,
+        _ if is_below_alias => Some(&request.uri[..]),
+        _ => tail(root, &request.uri),
+    };
     let Some(tail) = tail else {
         let name = BStr::new(&request.scope().name);
         let message = format_args!("\"alias\" cannot be used in location \"{name}\" where URI was rewritten");

@@ -12,6 +12,7 @@ pub mod error_page;
 pub mod exchange;
 pub mod files;
 pub mod filters;
+pub mod forwarded;
 pub mod http1;
 pub mod limit_rate;
 pub mod location;

@@ -57,7 +57,7 @@ pub fn advance(request: &mut Request) -> Step {
     loop {
         let flow = match next_handler(configuration.http(), request) {
             Next::Handler(bound) => {
-                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                let conf = configuration.http().conf(&bound, request.scope);
                 match bound.handler.decide(request, conf) {
                     Decision::Flow(flow) => flow,
                     Decision::MustWait => return Step::Wait(Waiting(bound)),
@@ -86,7 +86,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
             }
             Step::Wait(Waiting(bound)) => {
                 let configuration = Rc::clone(request.configuration());
-                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                let conf = configuration.http().conf(&bound, request.scope);
                 bound.handler.wait(request, conf).await
             }
         };
@@ -166,9 +166,10 @@ fn no_content(request: &Request) -> Flow {
 /// Puts the request into the location for its URI.
 fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
     request.uri_was_changed = false;
+    request.has_left_location = false;
     let server = http.server(request.server);
     let found = server.locations.find(&request.uri).map_err(|error| {
-        request.log(Level::Alert, format_args!("regular expression failed: {}", error.0));
+        request.log(Level::Alert, format_args!("{}", error.0));
         500_u16
     })?;
     if let Some(found) = found {

@@ -3,6 +3,7 @@
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
 use gale_base::units;
+use gale_protocol::uri::escape::{Class, escape};
 
 use super::request::Request;
 use super::variables::{VariableId, is_name_byte};
@@ -66,27 +67,30 @@ impl Template {
         self.segments.is_empty()
     }
 
+    /// Whether groups of a regular expression are part of it.
+    pub fn has_captures(&self) -> bool {
+        self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
+    }
+
     /// Appends the text for this request to `out`; a variable without a value
     /// adds nothing.
     pub fn append(&self, request: &Request, out: &mut Vec<u8>) {
-        self.append_values(request, out, |request, id, out| {
-            request.append_variable(id, out);
-        });
+        self.append_with(request, out, |text, out| out.extend_from_slice(text));
     }
 
-    /// Like [`Template::append`], with `value` deciding how the value of a
-    /// variable is written: for logs, which escape it.
-    pub fn append_values(
-        &self,
-        request: &Request,
-        out: &mut Vec<u8>,
-        mut value: impl FnMut(&Request, VariableId, &mut Vec<u8>),
-    ) {
+    /// Like [`Template::append`], with the groups of a regular expression encoded as arguments are.
+    pub fn append_encoded(&self, request: &Request, out: &mut Vec<u8>) {
+        self.append_with(request, out, |text, out| escape(Class::Args, text, out));
+    }
+
+    fn append_with(&self, request: &Request, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
         for segment in &self.segments {
             match segment {
                 Segment::Literal(text) => out.extend_from_slice(text),
-                Segment::Variable(id) => value(request, *id, out),
-                Segment::Capture(number) => out.extend_from_slice(request.capture(*number)),
+                Segment::Variable(id) => {
+                    request.append_variable(*id, out);
+                }
+                Segment::Capture(number) => request.with_capture(*number, |text| append_capture(text, out)),
             }
         }
     }

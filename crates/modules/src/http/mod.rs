@@ -4,17 +4,41 @@ pub mod autoindex;
 pub mod client_body;
 pub mod core;
 pub mod empty_gif;
+pub mod geo;
 pub mod headers;
 pub mod index;
 pub mod log;
+pub mod map;
 pub mod not_modified;
 pub mod random_index;
 pub mod range;
 pub mod realpath_root;
 pub mod rewrite;
+pub mod split_clients;
 pub mod static_files;
 pub mod stub_status;
 #[cfg(debug_assertions)]
 pub mod test_hooks;
 pub mod try_files;
 pub mod variables;
+
+use gale_config::{Diagnostic, Statement, Word};
+
+/// The name in `$name`, where a directive makes a variable.
+fn variable_name(word: &Word) -> Result<&[u8], Diagnostic> {
+    match word.text.strip_prefix(b"$") {
+        Some(name) if !name.is_empty() => Ok(name),
+        _ => Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span)),
+    }
+}
+
+/// A row of a block that holds data (`map`, `geo`): no directive, and no block.
+fn check_row(row: &Statement) -> Result<(), Diagnostic> {
+    if let Some(error) = &row.broken {
+        return Err((**error).clone());
+    }
+    match row.block {
+        None => Ok(()),
+        Some(_) => Err(row.error("unexpected \"{\"")),
+    }
+}

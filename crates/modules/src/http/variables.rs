@@ -11,11 +11,14 @@ use std::io::Write;
 use std::thread::LocalKey;
 use std::time::{Duration, UNIX_EPOCH};
 
+use bstr::BStr;
+use gale_base::units;
 use gale_engine::http::files;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
+use gale_engine::process::Level;
 use gale_protocol::http1::{KnownHeader, Method, Version};
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::uri::Form;
@@ -29,7 +32,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
     Variable::named("uri", |request, _, out| append_present(out, &request.uri)),
     Variable::named("document_uri", |request, _, out| append_present(out, &request.uri)),
-    Variable::named("args", |request, _, out| append_present(out, &request.args)),
+    Variable::named("args", |request, _, out| append_present(out, &request.args))
+        .assigned_by(|request, value| request.args = value.to_vec()),
     Variable::named("query_string", |request, _, out| append_present(out, &request.args)),
     Variable::named("is_args", |request, _, out| append(out, if request.args.is_empty() { b"" } else { b"?" })),
     Variable::family("arg_", |request, name, out| append_found(out, argument(&request.args, name))),
@@ -102,7 +106,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
         proxied(request).is_some_and(|header| header.append_tlv(name, out))
     }),
     Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
-    Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate())),
+    Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
+        .assigned_by(set_limit_rate),
     // The response.
     Variable::named("status", |request, _, out| append_status(out, request.response.status)),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
@@ -204,6 +209,13 @@ fn server_name(request: &Request) -> &[u8] {
 
 fn request_port(request: &Request) -> Option<u16> {
     request.parsed.authority?.port
+}
+
+fn set_limit_rate(request: &mut Request, value: &[u8]) {
+    match units::parse_size(value) {
+        Some(per_second) => request.set_limit_rate(per_second),
+        None => request.log(Level::Error, format_args!("invalid $limit_rate \"{}\"", BStr::new(value))),
+    }
 }
 
 fn append_tcp(request: &Request, out: &mut Vec<u8>, value: fn(&TcpInfo) -> u32) -> bool {

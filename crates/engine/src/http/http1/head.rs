@@ -353,7 +353,7 @@ impl Http1 {
                 }
             }
             Ok(None) => {}
-            Err(error) => request.log(Level::Alert, format_args!("regular expression failed: {error}")),
+            Err(error) => request.log(Level::Alert, format_args!("{error}")),
         }
         request.host = host;
     }
