@@ -6,8 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    autoindex, client_body, core as http_core, empty_gif, geo, headers, index, log, map, not_modified, random_index,
-    range, realpath_root, rewrite, split_clients, static_files, stub_status, try_files,
+    autoindex, client_body, core as http_core, empty_gif, geo, gunzip, gzip, gzip_static, headers, index, log, map,
+    not_modified, random_index, range, realpath_root, rewrite, split_clients, static_files, stub_status, sub,
+    try_files,
 };
 use crate::{core, event, inert};
 
@@ -24,6 +25,10 @@ const MODULES: &[&Module] = &[
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &gunzip::MODULE,
+    &sub::MODULE,
+    &gzip::MODULE,
+    &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
     &autoindex::MODULE,
@@ -65,11 +70,14 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &random_index::MODULE,
             &index::MODULE,
             &autoindex::MODULE,
+            &gzip_static::MODULE,
             &static_files::MODULE,
         ],
     ),
     (Phase::Log, &[&log::MODULE]),
 ];
 
-/// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &range::MODULE];
+/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
+/// way has no ranges.
+const FILTERS: &[&Module] =
+    &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];

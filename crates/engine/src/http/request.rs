@@ -4,7 +4,7 @@
 //! lives for one exchange and goes back to its worker's store of spare ones, so
 //! that the next request finds its memory ready.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
@@ -115,6 +115,7 @@ pub struct Request {
     is_get_forced: bool,
     captured: RefCell<Captured>,
     stored: RefCell<Vec<Stored>>,
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     variable_depth: Cell<u32>,
     id: Cell<Option<[u8; 16]>>,
     limit_rate: Cell<Option<u64>>,
@@ -156,6 +157,7 @@ impl Request {
             configuration: None,
             is_get_forced: false,
             captured: RefCell::default(),
+            trailers: RefCell::default(),
             stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
             id: Cell::new(None),
@@ -190,6 +192,7 @@ impl Request {
         self.worker = None;
         self.is_get_forced = false;
         self.captured.get_mut().groups.clear();
+        self.trailers.get_mut().clear();
         self.stored.get_mut().clear();
         self.id.set(None);
         self.limit_rate.set(None);
@@ -439,6 +442,16 @@ impl Request {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
     }
 
+    /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.
+    pub fn add_trailer(&self, name: &[u8], value: Vec<u8>) {
+        self.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
+    }
+
+    /// The fields behind the response's body, when it has ended.
+    pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
+        self.trailers.borrow()
+    }
+
     /// Whether the connection may carry another request, as far as the request and
     /// its location decide: how the body ends may still forbid it.
     pub fn keeps_alive(&self) -> bool {
@@ -491,17 +504,12 @@ impl Request {
 
     /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
     fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let agent_has = |text: &[u8]| {
-            let agent = self.header(KnownHeader::UserAgent).unwrap_or(b"");
-            memchr::memmem::find(agent, text).map(|at| &agent[at + text.len()..])
-        };
-        if disabled.msie6 && self.method() == Method::Post {
-            let version = agent_has(b"MSIE ").and_then(|rest| rest.first().copied());
-            if version.is_some_and(|digit| (b'4'..=b'6').contains(&digit)) {
-                return true;
-            }
+        let Some(agent) = self.header(KnownHeader::UserAgent) else { return false };
+        let agent_has = |text: &[u8]| memchr::memmem::find(agent, text).is_some();
+        if disabled.msie6 && self.method() == Method::Post && is_msie6(agent) {
+            return true;
         }
-        disabled.safari && agent_has(b"Safari/").is_some() && agent_has(b"Mac OS X").is_some()
+        disabled.safari && agent_has(b"Safari/") && agent_has(b"Mac OS X")
     }
 
     /// The connection will be closed after this response.
@@ -518,6 +526,18 @@ impl Request {
         }
         log.write(level, Some(self.connection().number), &format_args!("{message}{}", Context(self)));
     }
+}
+
+/// Whether a browser is Internet Explorer 4 to 6, as nginx recognises it: not the 6 of Windows XP SP2, and not Opera in
+/// disguise.
+pub fn is_msie6(agent: &[u8]) -> bool {
+    let Some(at) = memchr::memmem::find(agent, b"MSIE ") else { return false };
+    let is_old = match &agent[at + b"MSIE ".len()..] {
+        [b'4' | b'5', b'.', _, ..] => true,
+        [b'6', b'.', _, rest @ ..] => memchr::memmem::find(rest, b"SV1").is_none(),
+        _ => false,
+    };
+    is_old && memchr::memmem::find(agent, b"Opera").is_none()
 }
 
 /// A counter behind a keyed hash (SipHash): as good as random, without a system
@@ -560,6 +580,16 @@ impl fmt::Display for Context<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn old_browsers_are_recognised() {
+        for agent in ["Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)", "MSIE 5.5", "MSIE 4.01"] {
+            assert!(is_msie6(agent.as_bytes()), "{agent}");
+        }
+        for agent in ["", "MSIE ", "MSIE 6.", "MSIE 7.0", "MSIE 60.0", "MSIE 6.0; SV1", "MSIE 6.0 Opera 8"] {
+            assert!(!is_msie6(agent.as_bytes()), "{agent}");
+        }
+    }
 
     #[test]
     fn ids_differ_between_requests_and_between_threads() {

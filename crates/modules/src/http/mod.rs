@@ -5,6 +5,9 @@ pub mod client_body;
 pub mod core;
 pub mod empty_gif;
 pub mod geo;
+pub mod gunzip;
+pub mod gzip;
+pub mod gzip_static;
 pub mod headers;
 pub mod index;
 pub mod log;
@@ -17,6 +20,7 @@ pub mod rewrite;
 pub mod split_clients;
 pub mod static_files;
 pub mod stub_status;
+pub mod sub;
 #[cfg(debug_assertions)]
 pub mod test_hooks;
 pub mod try_files;
