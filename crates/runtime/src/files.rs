@@ -120,6 +120,10 @@ pub struct FileMetadata {
     pub modified_seconds: i64,
     /// And nanoseconds.
     pub modified_nanos: u32,
+    /// Last change of its content or of anything else that is known of it.
+    pub changed_seconds: i64,
+    /// And nanoseconds.
+    pub changed_nanos: u32,
     /// The device that it lies on.
     pub device: u64,
     /// Its number there.
@@ -163,6 +167,8 @@ impl FileMetadata {
             size: u64::try_from(stat.st_size).unwrap_or(0),
             modified_seconds: stat.st_mtime as i64,
             modified_nanos: stat.st_mtime_nsec as u32,
+            changed_seconds: stat.st_ctime as i64,
+            changed_nanos: stat.st_ctime_nsec as u32,
             device: stat.st_dev as u64,
             inode: stat.st_ino as u64,
             mode: stat.st_mode as u32,
@@ -416,6 +422,14 @@ impl File {
     /// What was known when it was opened.
     pub fn metadata(&self) -> &FileMetadata {
         &self.shared.metadata
+    }
+
+    /// Looks at it again. For files that wait for others this may block; see [`File::waits_for_others`]. Errors: fstat(2)'s.
+    pub fn look_again(&self) -> io::Result<FileMetadata> {
+        match self.shared.access {
+            Access::Simulated(_) => Ok(self.shared.metadata),
+            Access::Local | Access::Waits => Ok(FileMetadata::from_kernel(&rustix::fs::fstat(self.as_fd())?)),
+        }
     }
 
     /// The device that operations on it wait for.

@@ -61,6 +61,7 @@ pub mod stall;
 mod stream;
 mod timer;
 mod turn_share;
+pub mod watch;
 mod watchdog;
 
 pub use accept_mutex::AcceptMutex;

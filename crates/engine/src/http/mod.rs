@@ -19,6 +19,7 @@ pub mod limit_rate;
 pub mod location;
 pub mod media_types;
 pub mod notes;
+pub mod open_files;
 pub mod phases;
 pub mod pipeline;
 pub mod regex;

@@ -12,6 +12,7 @@ use gale_config::Setting;
 use gale_runtime::files::RefusedLinks;
 use smallvec::SmallVec;
 
+use super::open_files::OpenFileCache;
 use super::template::{SizeTemplate, Template};
 use crate::log::Target;
 use crate::process::Level;
@@ -59,6 +60,11 @@ pub struct CoreSettings {
     pub disable_symlinks: Setting<DisableSymlinks>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
+    pub open_file_cache: Setting<OpenFileCache>,
+    pub open_file_cache_valid: Setting<Duration>,
+    pub open_file_cache_min_uses: Setting<u64>,
+    pub open_file_cache_errors: Setting<bool>,
+    pub open_file_cache_events: Setting<bool>,
 
     // The answer.
     pub internal: Setting<bool>,

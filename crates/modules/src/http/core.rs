@@ -6,12 +6,14 @@
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bstr::ByteSlice;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
+use gale_engine::http::open_files::{OpenFileCache, Store};
 use gale_engine::http::settings::{
     Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
     KeepaliveDisable, KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
@@ -335,6 +337,51 @@ const DIRECTIVES: &[Directive] = &[
         default: "2m",
         about: "How much of a file is sent in one call.",
         store: &One { parse: values::size, slot: slot!(CoreSettings, sendfile_max_chunk) },
+    },
+    Directive {
+        name: "open_file_cache",
+        place: Place::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "",
+        about: "How many files are kept open, and how long without use; off keeps nothing in memory.",
+        store: &One { parse: open_file_cache, slot: slot!(CoreSettings, open_file_cache) },
+    },
+    Directive {
+        name: "open_file_cache_valid",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "60s",
+        about: "How long what the cache of open files says is believed.",
+        store: &One { parse: values::time_s, slot: slot!(CoreSettings, open_file_cache_valid) },
+    },
+    Directive {
+        name: "open_file_cache_min_uses",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "1",
+        about: "From which use on a file is kept open.",
+        store: &One { parse: values::number, slot: slot!(CoreSettings, open_file_cache_min_uses) },
+    },
+    Directive {
+        name: "open_file_cache_errors",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether the cache of open files remembers what was not found or not allowed.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_errors) },
+    },
+    Directive {
+        name: "open_file_cache_events",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether what the kernel watches is believed until it tells of a change, however long.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_events) },
     },
     Directive {
         name: "root",
@@ -714,6 +761,33 @@ fn disable_symlinks(builder: &mut Builder, statement: &Statement) -> Result<Disa
         (_, None, Some(_)) => Err(statement.error("\"from=\" cannot be used with \"off\" parameter")),
         _ => Ok(DisableSymlinks { refused, from }),
     }
+}
+
+fn open_file_cache(statement: &Statement) -> Result<OpenFileCache, Diagnostic> {
+    let mut entries_max = None;
+    let mut inactive = Duration::from_secs(60);
+    let mut is_off = false;
+    for word in &statement.args {
+        let invalid = || {
+            let message = format!("invalid \"open_file_cache\" parameter \"{}\"", word.text);
+            Diagnostic::emerg(message).at(word.span).hint("off, or max=N and perhaps inactive=TIME")
+        };
+        if let Some(number) = word.text.strip_prefix(b"max=") {
+            entries_max = Some(units::parse_number(number).filter(|&number| number > 0).ok_or_else(invalid)?);
+        } else if let Some(time) = word.text.strip_prefix(b"inactive=") {
+            inactive = units::parse_time_seconds(time).ok_or_else(invalid)?;
+        } else if word.text == "off" {
+            is_off = true;
+        } else {
+            return Err(invalid());
+        }
+    }
+    if is_off {
+        return Ok(OpenFileCache::Off);
+    }
+    let entries_max =
+        entries_max.ok_or_else(|| statement.error("\"open_file_cache\" must have the \"max\" parameter"))?;
+    Ok(OpenFileCache::Store(Store::new(entries_max, inactive)))
 }
 
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {

@@ -25,6 +25,7 @@ use crate::http::body::BodyItem;
 use crate::http::configuration::{HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId};
 use crate::http::connection::ConnectionInfo;
 use crate::http::location::Locations;
+use crate::http::open_files::OpenFileCache;
 use crate::http::request::Request;
 use crate::http::response::ResponseHead;
 use crate::http::settings::{BodyInFile, CoreSettings, KeepaliveTimeout, LingeringClose, ServerTokens};
@@ -274,6 +275,7 @@ pub(crate) fn settings() -> CoreSettings {
     core.tcp_nopush.set(false, None);
     core.sendfile.set(false, None);
     core.sendfile_max_chunk.set(0, None);
+    core.open_file_cache.set(OpenFileCache::Off, None);
     core.chunked_transfer_encoding.set(true, None);
     core.server_tokens.set(ServerTokens::On, None);
     core.internal.set(false, None);
