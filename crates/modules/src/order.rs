@@ -6,9 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    autoindex, client_body, core as http_core, empty_gif, geo, gunzip, gzip, gzip_static, headers, index, log, map,
-    not_modified, random_index, range, realpath_root, rewrite, split_clients, static_files, stub_status, sub,
-    try_files,
+    access, auth_basic, autoindex, client_body, core as http_core, empty_gif, geo, gunzip, gzip, gzip_static, headers,
+    index, limit_conn, limit_req, log, map, not_modified, random_index, range, realip, realpath_root, rewrite,
+    split_clients, static_files, stub_status, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -37,6 +37,11 @@ const MODULES: &[&Module] = &[
     &empty_gif::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
+    &auth_basic::MODULE,
+    &access::MODULE,
+    &limit_conn::MODULE,
+    &limit_req::MODULE,
+    &realip::MODULE,
     &rewrite::MODULE,
     &map::MODULE,
     &geo::MODULE,
@@ -48,7 +53,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&client_body::MODULE]),
+    (Phase::PostRead, &[&client_body::MODULE, &realip::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (
@@ -56,9 +61,13 @@ const PHASES: &[(Phase, &[&Module])] = &[
         &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
+            &realip::MODULE,
             &realpath_root::MODULE,
+            &limit_req::MODULE,
+            &limit_conn::MODULE,
         ],
     ),
+    (Phase::Access, &[&access::MODULE, &auth_basic::MODULE]),
     (Phase::PreContent, &[&try_files::MODULE]),
     (
         Phase::Content,

@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
+use gale_protocol::http1::Method;
 
 use super::addresses::{self, Address, AddressDraft, Listen, ListenPlace, PORT_DEFAULT, PORT_UNPRIVILEGED};
 use super::configuration::{
-    BoundFilter, BoundHandler, HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId, VirtualServers,
+    BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeId, ScopeKind, Server, ServerId,
+    VirtualServers,
 };
 use super::location::{Locations, Pattern};
 use super::phases::Phase;
@@ -46,6 +48,7 @@ struct ScopeDraft {
     confs: Vec<Option<Conf>>,
     /// Locations nested here, in order.
     locations: Vec<(Pattern, ScopeId)>,
+    limit_except: Option<LimitExcept>,
 }
 
 /// What kind of location a scope is: decides what may be nested in it.
@@ -130,6 +133,7 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
         shape: LocationShape::None,
         confs: builder.fresh_confs(),
         locations: Vec::new(),
+        limit_except: None,
     });
     builder.http = Some(http);
     builder.walk(statement.body(), Place::HTTP, Level::Scope(scope));
@@ -150,6 +154,7 @@ pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), 
         shape: LocationShape::None,
         confs,
         locations: Vec::new(),
+        limit_except: None,
     });
     http.servers.push(ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() });
     builder.walk(statement.body(), Place::SERVER, Level::Scope(scope));
@@ -173,6 +178,7 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
         shape,
         confs,
         locations: Vec::new(),
+        limit_except: None,
     });
     let siblings = &mut http.scopes[parent.0 as usize].locations;
     if siblings.iter().any(|(sibling, _)| is_same_pattern(sibling, &pattern)) {
@@ -184,7 +190,33 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     Ok(())
 }
 
-/// A block without a name that a request may come into while it is in the one around it: `if`. Returns its scope.
+/// `limit_except METHOD … { }`: the block for every other method.
+pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let location = current_scope(builder);
+    if builder.http_mut().scope(location).limit_except.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let mut methods = statement.args.iter().map(limited_method).collect::<Result<Vec<Method>, _>>()?;
+    if methods.contains(&Method::Get) {
+        methods.push(Method::Head);
+    }
+    let scope = nameless_block(builder, statement, Place::LIMIT_EXCEPT);
+    let block = LimitExcept { methods: methods.into(), scope };
+    builder.http_mut().scopes[location.0 as usize].limit_except = Some(block);
+    Ok(())
+}
+
+fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
+    match Method::from_name(&word.text.to_ascii_uppercase()) {
+        Method::Other | Method::Connect | Method::Trace => {
+            Err(Diagnostic::emerg(format!("invalid method \"{}\"", word.text)).at(word.span))
+        }
+        method => Ok(method),
+    }
+}
+
+/// A block without a name that a request may come into while it is in the one around it: `if`, `limit_except`. Returns
+/// its scope.
 ///
 /// It has all settings of the block around it but those that are for a location alone, and the content of the
 /// location stays what it is unless the block has content of its own.
@@ -201,6 +233,7 @@ pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Place
         shape: outer.shape,
         confs,
         locations: Vec::new(),
+        limit_except: None,
     };
     let scope = http.add_scope(draft);
     builder.walk(statement.body(), place, Level::Scope(scope));
@@ -642,6 +675,7 @@ fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),
         core,
+        limit_except: draft.limit_except,
         confs: draft.confs,
         handlers,
         filters,

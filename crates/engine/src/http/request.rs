@@ -11,11 +11,11 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
-use gale_runtime::{Buffer, Moment};
+use gale_runtime::{Buffer, Moment, SocketAddress};
 
 use super::browser::Browser;
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
-use super::connection::ConnectionInfo;
+use super::connection::{self, ConnectionInfo};
 use super::exchange::{BodyLimits, Exchange, Sent};
 use super::notes::Notes;
 use super::phases::Phase;
@@ -33,6 +33,12 @@ pub const REDIRECTS_MAX: u8 = 10;
 
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
+
+/// A client behind a server that is trusted to say who it is.
+struct Client {
+    address: SocketAddress,
+    text: Box<str>,
+}
 
 /// In place of the depth: it was reached, and the way back is not at its end yet.
 const CYCLE: u32 = u32::MAX;
@@ -104,6 +110,8 @@ pub struct Request {
     pub(crate) redirects_left: u8,
     pub(crate) is_tunnel: bool,
     pub(crate) body_was_refused: bool,
+    /// What the access phase will answer unless somebody in it is satisfied.
+    pub(crate) refusal: Option<u16>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
     /// The client may send another request before it sees that there will be no answer to it.
@@ -114,6 +122,8 @@ pub struct Request {
     pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
+    /// Who the client is, where that is not the other end of the connection.
+    client: Option<Box<Client>>,
     captured: RefCell<Captured>,
     stored: RefCell<Vec<Stored>>,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
@@ -152,11 +162,13 @@ impl Request {
             redirects_left: REDIRECTS_MAX,
             is_tunnel: false,
             body_was_refused: false,
+            refusal: None,
             exchange: None,
             keep_alive: Cell::new(false),
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
+            client: None,
             captured: RefCell::default(),
             trailers: RefCell::default(),
             stored: RefCell::new(Vec::new()),
@@ -188,10 +200,12 @@ impl Request {
         self.redirects_left = REDIRECTS_MAX;
         self.is_tunnel = false;
         self.body_was_refused = false;
+        self.refusal = None;
         self.exchange = None;
         self.configuration = None;
         self.worker = None;
         self.is_get_forced = false;
+        self.client = None;
         self.captured.get_mut().groups.clear();
         self.trailers.get_mut().clear();
         self.stored.get_mut().clear();
@@ -226,6 +240,22 @@ impl Request {
     /// The connection that it came on.
     pub fn connection(&self) -> &ConnectionInfo {
         self.exchange.as_ref().expect("a request in use has its exchange").connection()
+    }
+
+    /// The client's address: that of the connection, unless somebody knows better.
+    pub fn remote(&self) -> &SocketAddress {
+        self.client.as_ref().map_or(&self.connection().remote, |client| &client.address)
+    }
+
+    /// The client's address without its port, as `$remote_addr` has it.
+    pub fn remote_text(&self) -> &str {
+        self.client.as_ref().map_or_else(|| self.connection().remote_text(), |client| &client.text)
+    }
+
+    /// From now on, and in its log lines, the request comes from this address.
+    pub fn set_remote(&mut self, address: SocketAddress) {
+        let text = connection::text_of(&address);
+        self.client = Some(Box::new(Client { address, text }));
     }
 
     /// The settings in force.
@@ -275,7 +305,11 @@ impl Request {
     /// What the location says about reading the body.
     pub fn body_limits(&self) -> BodyLimits {
         let core = &self.scope().core;
-        BodyLimits { length_max: *core.client_max_body_size.get(), silence_max: *core.client_body_timeout.get() }
+        BodyLimits {
+            length_max: *core.client_max_body_size.get(),
+            silence_max: *core.client_body_timeout.get(),
+            min_rate: *core.client_body_min_rate.get(),
+        }
     }
 
     /// The protocol version.
@@ -558,7 +592,7 @@ impl fmt::Display for Context<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Context(request) = self;
         let server = bstr::BStr::new(&request.server().name);
-        write!(formatter, ", client: {}, server: {server}", request.connection().remote_text())?;
+        write!(formatter, ", client: {}, server: {server}", request.remote_text())?;
         if !request.request_line().is_empty() {
             write!(formatter, ", request: \"{}\"", bstr::BStr::new(request.request_line()))?;
         }

@@ -20,6 +20,7 @@ use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
 use super::counters::OwnCounters;
 use super::http1::{Http1, Transfer};
+use super::notes::Notes;
 use super::request::Request;
 use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
@@ -78,6 +79,8 @@ pub struct HttpWorker {
     waiting_for_end: RefCell<Vec<Waker>>,
     /// The second that the line was made for, and the line.
     date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
+    /// What modules keep from request to request.
+    notes: RefCell<Notes>,
     /// A response head is put together here before it is queued.
     pub(crate) scratch: RefCell<Vec<u8>>,
     last_complaint: Cell<Option<Moment>>,
@@ -117,6 +120,7 @@ impl HttpWorker {
             waiting_for_room: RefCell::default(),
             waiting_for_end: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
+            notes: RefCell::default(),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
             has_room_alarm: Cell::new(false),
@@ -257,6 +261,16 @@ impl HttpWorker {
         let task = gale_runtime::spawn(connection.serve());
         // The task has not run yet: it is there to be found.
         self.connections.borrow_mut()[number].task = Some(task);
+    }
+
+    /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait or
+    /// ask for another's.
+    pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let mut notes = self.notes.borrow_mut();
+        if !notes.has::<T>() {
+            notes.put(T::default());
+        }
+        f(notes.get_mut().expect("it was put there"))
     }
 
     /// Takes a connection that has ended off the list.

@@ -1,5 +1,7 @@
 //! The modules of the http block.
 
+pub mod access;
+pub mod auth_basic;
 pub mod autoindex;
 pub mod client_body;
 pub mod core;
@@ -10,11 +12,15 @@ pub mod gzip;
 pub mod gzip_static;
 pub mod headers;
 pub mod index;
+pub mod limit_conn;
+pub mod limit_req;
+mod limits;
 pub mod log;
 pub mod map;
 pub mod not_modified;
 pub mod random_index;
 pub mod range;
+pub mod realip;
 pub mod realpath_root;
 pub mod rewrite;
 pub mod split_clients;

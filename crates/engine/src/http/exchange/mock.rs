@@ -28,7 +28,7 @@ use crate::http::location::Locations;
 use crate::http::open_files::OpenFileCache;
 use crate::http::request::Request;
 use crate::http::response::ResponseHead;
-use crate::http::settings::{BodyInFile, CoreSettings, KeepaliveTimeout, LingeringClose, ServerTokens};
+use crate::http::settings::{BodyInFile, CoreSettings, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens};
 use crate::http::template::SizeTemplate;
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
@@ -283,6 +283,9 @@ pub(crate) fn settings() -> CoreSettings {
     core.internal.set(false, None);
     core.recursive_error_pages.set(false, None);
     core.error_page.set(Vec::new(), None);
+    core.client_body_min_rate.set(None, None);
+    core.satisfy.set(Satisfy::All, None);
+    core.auth_delay.set(Duration::ZERO, None);
     core
 }
 
@@ -297,6 +300,7 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
         kind: ScopeKind::Server,
         name: Box::default(),
         core,
+        limit_except: None,
         error_log: ErrorLog::new(Vec::new()),
         confs: Vec::new(),
         handlers: Default::default(),
