@@ -49,7 +49,7 @@ const CONFIGURATION: &str = "
     }";
 
 const HOOKS: &str = "location = /echo { test_echo; } location = /store { test_store_body; }
-    location = /hints { test_early_hints; alias /www/small.txt; }";
+    location = /hints { early_hints 1; test_early_hints; alias /www/small.txt; }";
 
 pub const CLIENT_HEADER_TIMEOUT: Duration = Duration::from_secs(60);
 pub const CLIENT_BODY_TIMEOUT: Duration = Duration::from_secs(30);

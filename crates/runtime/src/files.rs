@@ -13,9 +13,11 @@
 //! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
 //! take the pool from the others.
 
+mod links;
+
 use std::fmt;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +30,10 @@ use crate::buffer::Lease;
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
 use crate::simulation::{FileFaults, World};
+
+pub use links::{
+    LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
+};
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
 /// handing over costs more.
@@ -202,6 +208,28 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
         Ok(result) => result,
         Err(device) => stat_in_pool(pool, device, path).await,
     }
+}
+
+/// The path without symbolic links that a path leads to, if the kernel can tell from memory; `None` = not without waiting.
+pub fn try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
+    if World::current().is_some() {
+        return Some(std::fs::canonicalize(path));
+    }
+    check_nothing_waits(path, false).ok()?;
+    match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC)? {
+        // Where /proc is not mounted, a pool walks along the path.
+        Ok(descriptor) => std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok().map(Ok),
+        Err(errno) => Some(Err(errno.into())),
+    }
+}
+
+/// As [`try_real_path`], in the pool `default` if that cannot be done at once.
+pub async fn real_path(path: &Path) -> io::Result<PathBuf> {
+    if let Some(found) = try_real_path(path) {
+        return found;
+    }
+    let own = PathBuf::from(path);
+    default_pool().run_for(likely_device(path), move || std::fs::canonicalize(own)).await?
 }
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
