@@ -75,6 +75,15 @@ impl BodyItem {
             BodyItem::Flush | BodyItem::Trailers(_) => 0,
         }
     }
+
+    /// The bytes of one that is in memory; none of any other.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            BodyItem::Bytes(bytes) => bytes,
+            BodyItem::Lease(lease) => lease,
+            BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) => &[],
+        }
+    }
 }
 
 /// A body that comes as it is made.
@@ -82,6 +91,11 @@ pub trait BodyStream {
     /// The next item, `None` at the end. An error means that the response cannot
     /// be completed: the client has to notice.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>>;
+
+    /// Whether it is known that no further item will come.
+    fn is_at_end(&self) -> bool {
+        false
+    }
 }
 
 impl Body {
@@ -93,6 +107,16 @@ impl Body {
             Body::File(piece) => Some(piece.length),
             Body::Items(items) => Some(items.iter().map(BodyItem::length).sum()),
             Body::Stream(_) => None,
+        }
+    }
+
+    /// Whether it is known that no further item will come.
+    pub fn is_at_end(&self) -> bool {
+        match self {
+            Body::Empty => true,
+            Body::Bytes(_) | Body::File(_) => false,
+            Body::Items(items) => items.is_empty(),
+            Body::Stream(stream) => stream.is_at_end(),
         }
     }
 

@@ -25,11 +25,13 @@ use crate::http::body::BodyItem;
 use crate::http::configuration::{HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId};
 use crate::http::connection::ConnectionInfo;
 use crate::http::location::Locations;
+use crate::http::open_files::OpenFileCache;
 use crate::http::request::Request;
 use crate::http::response::ResponseHead;
 use crate::http::settings::{
-    Aio, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens,
+    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens,
 };
+use crate::http::template::SizeTemplate;
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
 use crate::process::{ListenAddress, ProcessSettings};
@@ -264,9 +266,13 @@ pub(crate) fn settings() -> CoreSettings {
     core.client_max_body_size.set(BODY_MAX, None);
     core.client_body_buffer_size.set(16 * 1024, None);
     core.client_body_timeout.set(second, None);
+    core.client_body_in_file_only.set(BodyInFile::Off, None);
+    core.client_body_in_single_buffer.set(false, None);
     core.keepalive_timeout.set(KeepaliveTimeout { idle: second, advertised: None }, None);
     core.send_timeout.set(second, None);
     core.lingering_close.set(LingeringClose::On, None);
+    core.limit_rate.set(SizeTemplate::Constant(0), None);
+    core.limit_rate_after.set(SizeTemplate::Constant(0), None);
     core.reset_timedout_connection.set(false, None);
     core.tcp_nopush.set(false, None);
     core.sendfile.set(false, None);
@@ -277,7 +283,10 @@ pub(crate) fn settings() -> CoreSettings {
     core.output_buffers.set(HeaderBuffers { count: 2, size: 32 * 1024 }, None);
     core.postpone_output.set(1460, None);
     core.read_ahead.set(0, None);
+    core.open_file_cache.set(OpenFileCache::Off, None);
     core.chunked_transfer_encoding.set(true, None);
+    core.msie_padding.set(false, None);
+    core.msie_refresh.set(false, None);
     core.server_tokens.set(ServerTokens::On, None);
     core.internal.set(false, None);
     core.recursive_error_pages.set(false, None);

@@ -53,7 +53,7 @@ use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, receive, send, send_now};
 use super::file_read::{FileRead, FileReading};
-use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
+use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
@@ -791,6 +791,10 @@ impl Driver for IoUring {
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
         self.with_socket(key, |socket| end.address_of(socket))
+    }
+
+    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
+        self.with_socket(key, TcpInfo::of)
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
