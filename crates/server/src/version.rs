@@ -14,6 +14,7 @@ const WITH: &[&str] = &[
     "http_realip_module",
     "http_stub_status_module",
     "http_sub_module",
+    "file-aio",
     "threads",
 ];
 

@@ -27,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use gale_runtime::{File, FileMetadata, OpenFlags, files, watch};
+use gale_runtime::{File, FileMetadata, OpenFlags, Rung, count_piece, files, watch};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::body::{Body, FilePiece};
@@ -68,7 +68,10 @@ impl Opened {
     pub fn into_body(self) -> Body {
         match self.contents {
             _ if self.metadata.size == 0 => Body::Empty,
-            Contents::Memory(bytes) => Body::Bytes(bytes),
+            Contents::Memory(bytes) => {
+                count_piece(Rung::Memory, bytes.len() as u64);
+                Body::Bytes(bytes)
+            }
             Contents::File(file) => Body::File(FilePiece { file, offset: 0, length: self.metadata.size }),
             Contents::Directory => Body::Empty,
         }
