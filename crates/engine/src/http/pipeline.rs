@@ -416,8 +416,8 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         },
         send_timeout: *core.send_timeout.get(),
     };
+    let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
-        _ if length == BodyLength::NoBody => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
         Body::File(piece) => {
