@@ -60,6 +60,8 @@ mod slots;
 pub mod stall;
 mod stream;
 mod timer;
+mod turn_share;
+pub mod watch;
 mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
@@ -68,7 +70,7 @@ pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
 pub use clock::{ClockChoice, Moment};
-pub use driver::{RingCounters, RingOptions};
+pub use driver::{RingCounters, RingOptions, TcpInfo};
 pub use environment::{now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
@@ -83,3 +85,4 @@ pub use pool::{
 };
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
+pub use turn_share::{Effort, TurnShare};
