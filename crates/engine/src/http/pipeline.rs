@@ -17,7 +17,7 @@ use gale_protocol::http1::{Version, response};
 use gale_runtime::{SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
-use super::configuration::{BoundHandler, HttpConfiguration};
+use super::configuration::{BoundHandler, HttpConfiguration, ScopeId};
 use super::delivery::FileOptions;
 use super::error_page;
 use super::exchange::{BodyLength, ResponseOptions};
@@ -52,8 +52,9 @@ pub enum Afterwards {
     Respond(u16),
 }
 
-/// A handler that has to wait.
-pub struct Waiting(BoundHandler);
+/// A handler that has to wait, and the scope that it was asked in: its settings are those of that one, although what it
+/// did may have brought the request into another.
+pub struct Waiting(BoundHandler, ScopeId);
 
 impl std::fmt::Debug for Waiting {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,10 +68,11 @@ pub fn advance(request: &mut Request) -> Step {
     loop {
         let flow = match next_handler(configuration.http(), request) {
             Next::Handler(bound) => {
-                let conf = configuration.http().conf(&bound, request.scope);
+                let scope = request.scope;
+                let conf = configuration.http().conf(&bound, scope);
                 match bound.handler.decide(request, conf) {
                     Decision::Flow(flow) => flow,
-                    Decision::MustWait => return Step::Wait(Waiting(bound)),
+                    Decision::MustWait => return Step::Wait(Waiting(bound, scope)),
                 }
             }
             Next::Flow(flow) => match conclude(request, flow) {
@@ -102,9 +104,9 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
                     None
                 }
             },
-            Step::Wait(Waiting(bound)) => {
+            Step::Wait(Waiting(bound, scope)) => {
                 let configuration = Rc::clone(request.configuration());
-                let conf = configuration.http().conf(&bound, request.scope);
+                let conf = configuration.http().conf(&bound, scope);
                 let flow = bound.handler.wait(request, conf).await;
                 perform(request, flow)
             }
