@@ -53,7 +53,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&client_body::MODULE, &realip::MODULE]),
+    (Phase::PostRead, &[&realip::MODULE, &client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (

@@ -87,7 +87,7 @@ enum Header {
     Single(Box<[u8]>),
     /// `X-Forwarded-For`: all fields of this name are one list.
     ForwardedFor,
-    /// The PROXY protocol.
+    /// What the connection began with: `listen … proxy_protocol`.
     ProxyProtocol,
 }
 
@@ -121,21 +121,22 @@ fn run(request: &mut Request, conf: &Conf) -> Flow {
     if request.notes.has::<IsKnown>() {
         return Flow::Next;
     }
-    let values: Vec<&[u8]> = match conf.header.get() {
-        Header::Single(name) => values_of(request, name).take(1).collect(),
-        Header::ForwardedFor => values_of(request, b"X-Forwarded-For").collect(),
-        Header::ProxyProtocol => Vec::new(),
-    };
-    let list = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
-    if *conf.header.get() == Header::ProxyProtocol {
-        let source = request.connection().proxied().map(|header| header.source);
-        if let Some(source) = source.filter(|_| list.trusts(request.remote())) {
-            request.set_remote(SocketAddress::Inet(source));
-            request.notes.put(IsKnown);
+    let chain = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
+    let client = match conf.header.get() {
+        Header::Single(name) => {
+            let values: Vec<&[u8]> = values_of(request, name).take(1).collect();
+            chain.client(request.remote(), &values)
         }
-        return Flow::Next;
-    }
-    if let Some(client) = list.client(request.remote(), &values) {
+        Header::ForwardedFor => {
+            let values: Vec<&[u8]> = values_of(request, b"X-Forwarded-For").collect();
+            chain.client(request.remote(), &values)
+        }
+        Header::ProxyProtocol => {
+            let told = request.connection().proxied().map(|header| header.source);
+            told.filter(|_| chain.trusts(request.remote()))
+        }
+    };
+    if let Some(client) = client {
         request.set_remote(SocketAddress::Inet(client));
         request.notes.put(IsKnown);
     }
