@@ -33,7 +33,7 @@ const CONFIGURATION: &str = "
             location = /hello { return 200 hello; }
             location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
-            location /tried/ { try_files $uri /small.txt; }
+            location /tried/ { open_file_cache max=2 inactive=1s; open_file_cache_errors on; try_files $uri /small.txt; }
             location /secret/ {
                 alias /www/; auth_basic secret; auth_basic_user_file /passwords; auth_delay 5ms;
             }
@@ -49,7 +49,7 @@ const CONFIGURATION: &str = "
     }";
 
 const HOOKS: &str = "location = /echo { test_echo; } location = /store { test_store_body; }
-    location = /hints { test_early_hints; alias /www/small.txt; }";
+    location = /hints { early_hints 1; test_early_hints; alias /www/small.txt; }";
 
 pub const CLIENT_HEADER_TIMEOUT: Duration = Duration::from_secs(60);
 pub const CLIENT_BODY_TIMEOUT: Duration = Duration::from_secs(30);

@@ -7,13 +7,13 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 
-use super::Mode;
+use super::{Answer, Mode};
 
-pub fn serve(listener: &TcpListener, mode: Mode, answer: &[u8]) -> io::Result<()> {
+pub fn serve(listener: &TcpListener, mode: Mode, answer: &Answer) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let listener_key = listener.as_raw_fd();
@@ -45,7 +45,7 @@ fn accept_one(
     listener: &TcpListener,
     epoll: &OwnedFd,
     mode: Mode,
-    answer: &[u8],
+    answer: &Answer,
     connections: &mut Vec<Option<OwnedFd>>,
 ) -> io::Result<()> {
     let connection = match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -72,16 +72,45 @@ enum Next {
     Close,
 }
 
-fn exchange(connection: &OwnedFd, mode: Mode, answer: &[u8]) -> Next {
+fn exchange(connection: &OwnedFd, mode: Mode, answer: &Answer) -> Next {
     let mut buffer = [0u8; 1024];
     match recv(connection, &mut buffer, RecvFlags::empty()) {
         Ok((received, _)) if received > 0 => {}
         Err(Errno::AGAIN | Errno::INTR) => return Next::Wait,
         Ok(_) | Err(_) => return Next::Close,
     }
-    // An answer of a few hundred bytes fits into an empty socket buffer; a peer for whom it does not is dropped.
-    let sent = send(connection, answer, SendFlags::NOSIGNAL);
-    if sent == Ok(answer.len()) && mode == Mode::KeepAlive { Next::Wait } else { Next::Close }
+    let sent = send_all(connection, answer);
+    if sent.is_ok() && mode == Mode::KeepAlive { Next::Wait } else { Next::Close }
+}
+
+/// An answer of some kilobytes fits into an empty socket buffer. Of a larger one the rest is waited for on the spot: no
+/// server spends less on that, and other connections lose nothing, since the client is as busy with this one.
+fn send_all(connection: &OwnedFd, answer: &Answer) -> rustix::io::Result<()> {
+    let flags = if answer.file.is_some() { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+    let mut rest = &answer.bytes[..];
+    while !rest.is_empty() {
+        let sent = patiently(connection, || send(connection, rest, flags))?;
+        rest = &rest[sent..];
+    }
+    let Some((file, length)) = &answer.file else { return Ok(()) };
+    let mut offset = 0;
+    while offset < *length {
+        let left = usize::try_from(*length - offset).unwrap_or(usize::MAX);
+        patiently(connection, || rustix::fs::sendfile(connection, file, Some(&mut offset), left))?;
+    }
+    Ok(())
+}
+
+fn patiently<T>(connection: &OwnedFd, mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::AGAIN) => {
+                rustix::event::poll(&mut [PollFd::new(connection, PollFlags::OUT)], None)?;
+            }
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
 }
 
 fn key(descriptor: i32) -> epoll::EventData {

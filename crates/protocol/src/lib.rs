@@ -9,6 +9,7 @@ pub mod byte_ranges;
 pub mod host;
 pub mod http1;
 mod offence;
+pub mod proxy_protocol;
 mod range;
 pub mod uri;
 

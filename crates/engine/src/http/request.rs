@@ -13,14 +13,17 @@ use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Moment, SocketAddress};
 
+use super::browser::Browser;
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
 use super::connection::{self, ConnectionInfo};
 use super::exchange::{BodyLimits, Exchange, Sent};
 use super::notes::Notes;
 use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
+use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
 use super::settings::{KeepaliveDisable, LingeringClose};
+use super::template::any_is_true;
 use super::variables::{Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
@@ -77,6 +80,8 @@ pub struct Request {
     pub host: ShortText,
     /// The response's head.
     pub response: ResponseHead,
+    /// Its body, once somebody has read it as a whole.
+    pub body: Option<StoredBody>,
     /// What modules wrote down.
     pub notes: Notes,
     /// Whether the URI came from a redirect of our own.
@@ -124,6 +129,7 @@ pub struct Request {
     stored: RefCell<Vec<Stored>>,
     variable_depth: Cell<u32>,
     id: Cell<Option<[u8; 16]>>,
+    limit_rate: Cell<Option<u64>>,
 }
 
 impl Request {
@@ -139,6 +145,7 @@ impl Request {
             args: Vec::new(),
             host: ShortText::new(),
             response: ResponseHead::default(),
+            body: None,
             notes: Notes::default(),
             is_internal: false,
             is_error_page: false,
@@ -167,6 +174,7 @@ impl Request {
             stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
             id: Cell::new(None),
+            limit_rate: Cell::new(None),
         }
     }
 
@@ -177,6 +185,7 @@ impl Request {
         self.args.clear();
         self.host.clear();
         self.response.clear();
+        self.body = None;
         self.notes.clear();
         self.is_internal = false;
         self.is_error_page = false;
@@ -201,6 +210,7 @@ impl Request {
         self.captured.get_mut().groups.clear();
         self.stored.get_mut().clear();
         self.id.set(None);
+        self.limit_rate.set(None);
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -446,6 +456,14 @@ impl Request {
         Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
     }
 
+    /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.
+    /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#early_hints>)
+    pub fn send_early_hints(&self, fields: &[(Bytes, Bytes)]) {
+        if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
+            self.exchange().interim(103, fields);
+        }
+    }
+
     /// From now on bytes pass unframed in both directions: the handler answers
     /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
     /// what the client sends.
@@ -481,6 +499,23 @@ impl Request {
             && !self.is_old_browser(core.keepalive_disable.get())
     }
 
+    /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
+    pub fn limit_rate(&self) -> u64 {
+        let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
+        self.limit_rate.set(Some(rate));
+        rate
+    }
+
+    /// The rate that was set, or asked for: `$limit_rate`.
+    pub fn known_limit_rate(&self) -> u64 {
+        self.limit_rate.get().unwrap_or(0)
+    }
+
+    /// From now on the rate is this, whatever the location says.
+    pub fn set_limit_rate(&self, per_second: u64) {
+        self.limit_rate.set(Some(per_second));
+    }
+
     /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the
     /// next request may be on its way, and the reset with which the kernel meets it can cost the client the answer that
     /// it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
@@ -502,14 +537,20 @@ impl Request {
         id
     }
 
+    /// The browser that it comes from.
+    pub fn browser(&self) -> Browser {
+        self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
+    }
+
     /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
     fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let Some(agent) = self.header(KnownHeader::UserAgent) else { return false };
-        let agent_has = |text: &[u8]| memchr::memmem::find(agent, text).is_some();
-        if disabled.msie6 && self.method() == Method::Post && is_msie6(agent) {
-            return true;
-        }
-        disabled.safari && agent_has(b"Safari/") && agent_has(b"Mac OS X")
+        let may_be = disabled.msie6 && self.method() == Method::Post || disabled.safari;
+        may_be
+            && match self.browser() {
+                Browser::Msie { is_6 } => is_6 && disabled.msie6 && self.method() == Method::Post,
+                Browser::Safari => disabled.safari,
+                Browser::Chrome | Browser::Other => false,
+            }
     }
 
     /// The connection will be closed after this response.
@@ -526,18 +567,6 @@ impl Request {
         }
         log.write(level, Some(self.connection().number), &format_args!("{message}{}", Context(self)));
     }
-}
-
-/// Whether a browser is Internet Explorer 4 to 6, as nginx recognises it: not the 6 of Windows XP SP2, and not Opera in
-/// disguise.
-pub fn is_msie6(agent: &[u8]) -> bool {
-    let Some(at) = memchr::memmem::find(agent, b"MSIE ") else { return false };
-    let is_old = match &agent[at + b"MSIE ".len()..] {
-        [b'4' | b'5', b'.', _, ..] => true,
-        [b'6', b'.', _, rest @ ..] => memchr::memmem::find(rest, b"SV1").is_none(),
-        _ => false,
-    };
-    is_old && memchr::memmem::find(agent, b"Opera").is_none()
 }
 
 /// A counter behind a keyed hash (SipHash): as good as random, without a system
@@ -580,16 +609,6 @@ impl fmt::Display for Context<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn old_browsers_are_recognised() {
-        for agent in ["Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)", "MSIE 5.5", "MSIE 4.01"] {
-            assert!(is_msie6(agent.as_bytes()), "{agent}");
-        }
-        for agent in ["", "MSIE ", "MSIE 6.", "MSIE 7.0", "MSIE 60.0", "MSIE 6.0; SV1", "MSIE 6.0 Opera 8"] {
-            assert!(!is_msie6(agent.as_bytes()), "{agent}");
-        }
-    }
 
     #[test]
     fn ids_differ_between_requests_and_between_threads() {

@@ -17,11 +17,8 @@
 //! Nothing is inherited but the two switches: what a server says has run before a location is found. Only `-f`, `-d`,
 //! `-e` and `-x` may have to wait.
 
-use std::ffi::OsStr;
 use std::io;
 use std::mem;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use bstr::{BStr, BString};
@@ -34,6 +31,7 @@ use gale_engine::http::body::Body;
 use gale_engine::http::builder::nameless_block;
 use gale_engine::http::configuration::{ScopeId, ScopeKind};
 use gale_engine::http::files::set_content_type;
+use gale_engine::http::open_files;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::regex::Regex;
 use gale_engine::http::request::Request;
@@ -42,7 +40,7 @@ use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 use gale_protocol::uri::escape::{Unescape, unescape};
-use gale_runtime::files::{self, FileKind, FileMetadata};
+use gale_runtime::files::{FileKind, FileMetadata};
 
 const IF: Place = Place::IF_IN_SERVER.or(Place::IF_IN_LOCATION);
 const SCRIPT: Place = Place::SERVER.or(Place::LOCATION).or(IF);
@@ -435,7 +433,10 @@ fn go_on<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
                 unreachable!("the step that the script has stopped at")
             };
             let path = text_of(path, request, position.encodes);
-            let found = files::stat(Path::new(OsStr::from_bytes(&path))).await;
+            let found = match test {
+                FileTest::Directory => open_files::stat_directory(request, &path).await,
+                _ => open_files::stat(request, &path).await,
+            };
             let holds = test_file(request, &path, *test, found) != *is_negated;
             branch(request, &mut position, holds, *scope, *length);
         }
