@@ -1,7 +1,7 @@
 //! inert: directives of nginx that are accepted with a warning and do nothing.
 //!
 //! Only such whose absence cannot change what an answer means: sizes of hash
-//! tables that Gale does not have, and what makes answers smaller or faster.
+//! tables that Gale does not have, and what makes answers faster.
 //! Never access, limits or headers. A row leaves this list when its module is
 //! built.
 
@@ -19,10 +19,9 @@ const fn row(name: &'static str, place: Place, takes: Takes, about: &'static str
 
 const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
 const MEMORY: &str = "The size of a memory pool: Gale has none.";
-const COMPRESSION: &str = "Compression of responses: not built yet, responses go out as they are.";
+const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
 const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
 const FILES: &str = "How files are read: Gale chooses for each piece.";
-const BROWSERS: &str = "Help for browsers of the past.";
 
 const DIRECTIVES: &[Directive] = &[
     row("types_hash_max_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
@@ -35,26 +34,11 @@ const DIRECTIVES: &[Directive] = &[
     row("map_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
     row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
-    row("msie_padding", Place::ANYWHERE, Takes::Flag, BROWSERS),
-    row("msie_refresh", Place::ANYWHERE, Takes::Flag, BROWSERS),
-    row("aio", Place::ANYWHERE, Takes::Exactly(1), FILES),
     row("aio_write", Place::ANYWHERE, Takes::Flag, FILES),
-    row("directio", Place::ANYWHERE, Takes::Exactly(1), FILES),
-    row("directio_alignment", Place::ANYWHERE, Takes::Exactly(1), FILES),
-    row("output_buffers", Place::ANYWHERE, Takes::Exactly(2), FILES),
-    row("postpone_output", Place::ANYWHERE, Takes::Exactly(1), FILES),
-    row("read_ahead", Place::ANYWHERE, Takes::Exactly(1), FILES),
-    row("send_lowat", Place::ANYWHERE, Takes::Exactly(1), FILES),
-    row("gzip", Place::ANYWHERE.or(Place::IF_IN_LOCATION), Takes::Flag, COMPRESSION),
-    row("gzip_buffers", Place::ANYWHERE, Takes::Exactly(2), COMPRESSION),
-    row("gzip_comp_level", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_disable", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
-    row("gzip_http_version", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_min_length", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_proxied", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
-    row("gzip_static", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_types", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
-    row("gzip_vary", Place::ANYWHERE, Takes::Flag, COMPRESSION),
+    row("gzip_hash", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_no_buffer", Place::ANYWHERE, Takes::Flag, COMPRESSION),
+    row("gzip_window", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("postpone_gzipping", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("ssl_buffer_size", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_ciphers", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_dhparam", HTTP_AND_SERVER, Takes::Exactly(1), TLS),

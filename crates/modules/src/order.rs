@@ -6,8 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, auth_basic, core as http_core, geo, headers, index, limit_conn, limit_req, log, map, not_modified, range,
-    realip, rewrite, split_clients, static_files, try_files,
+    access, auth_basic, autoindex, client_body, core as http_core, empty_gif, geo, gunzip, gzip, gzip_static, headers,
+    index, limit_conn, limit_req, log, map, not_modified, random_index, range, realip, realpath_root, rewrite,
+    split_clients, static_files, stub_status, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -19,12 +20,22 @@ const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &client_body::MODULE,
+    &realpath_root::MODULE,
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &gunzip::MODULE,
+    &sub::MODULE,
+    &gzip::MODULE,
+    &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
+    &autoindex::MODULE,
     &index::MODULE,
+    &random_index::MODULE,
+    &empty_gif::MODULE,
+    &stub_status::MODULE,
     &try_files::MODULE,
     &auth_basic::MODULE,
     &access::MODULE,
@@ -42,7 +53,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&realip::MODULE]),
+    (Phase::PostRead, &[&client_body::MODULE, &realip::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (
@@ -51,6 +62,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
             &realip::MODULE,
+            &realpath_root::MODULE,
             &limit_req::MODULE,
             &limit_conn::MODULE,
         ],
@@ -62,12 +74,19 @@ const PHASES: &[(Phase, &[&Module])] = &[
         &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
+            &empty_gif::MODULE,
+            &stub_status::MODULE,
+            &random_index::MODULE,
             &index::MODULE,
+            &autoindex::MODULE,
+            &gzip_static::MODULE,
             &static_files::MODULE,
         ],
     ),
     (Phase::Log, &[&log::MODULE]),
 ];
 
-/// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &range::MODULE];
+/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
+/// way has no ranges.
+const FILTERS: &[&Module] =
+    &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];

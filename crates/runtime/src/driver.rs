@@ -6,7 +6,7 @@
 //! One reader, one writer, and one waiter for the peer's leaving at a time per socket; the last to poll is woken.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
+use self::file_read::{FileRead, FileReading};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
@@ -22,6 +23,7 @@ use crate::slots::Key;
 
 mod direct;
 pub(crate) mod epoll;
+pub(crate) mod file_read;
 pub(crate) mod io_uring;
 mod listening;
 pub(crate) mod simulated;
@@ -171,8 +173,8 @@ pub(crate) trait Driver {
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
     /// Sends the first of `bytes`, or takes them over to be sent, if that takes no waiting, and returns how many. 0 says
-    /// nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is closed right
-    /// after this: then the end goes with the data, in one packet.
+    /// nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is
+    /// closed right after this: then the end goes with the data, in one packet.
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
 
     /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
@@ -194,6 +196,12 @@ pub(crate) trait Driver {
     fn control(&self, key: Key, control: Control) -> io::Result<()>;
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;
+
+    /// What the kernel knows of a TCP connection.
+    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
+        let _ = key;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// A socket that is connected or connecting, to be attached.
     fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
@@ -242,6 +250,11 @@ pub(crate) trait Driver {
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 
+    /// Begins to read from a file; gives the read back if this driver cannot do that, or has too many.
+    fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
+        Err(read)
+    }
+
     /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
     fn next_event(&self) -> Option<u64> {
         None
@@ -249,6 +262,47 @@ pub(crate) trait Driver {
 
     /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
+}
+
+/// What the kernel knows of a TCP connection (tcp(7), `TCP_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// The smoothed round trip time, in microseconds.
+    pub rtt: u32,
+    /// How much it varies, in microseconds.
+    pub rtt_variance: u32,
+    /// The congestion window, in segments.
+    pub congestion_window: u32,
+    /// Room for what comes, in bytes.
+    pub receive_space: u32,
+}
+
+impl TcpInfo {
+    /// A system call. Errors: getsockopt(2)'s; the socket may be no TCP socket.
+    fn of(socket: &OwnedFd) -> io::Result<TcpInfo> {
+        // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of `info`.
+        let code = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        if code < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(TcpInfo {
+            rtt: info.tcpi_rtt,
+            rtt_variance: info.tcpi_rttvar,
+            congestion_window: info.tcpi_snd_cwnd,
+            receive_space: info.tcpi_rcv_space,
+        })
+    }
 }
 
 fn connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {

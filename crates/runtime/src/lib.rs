@@ -42,10 +42,12 @@ mod accept_mutex;
 mod address;
 mod buffer;
 mod clock;
+mod devices;
 mod driver;
 mod environment;
 mod event_loop;
 mod executor;
+mod file_counters;
 pub mod files;
 mod inbox;
 mod listener;
@@ -55,11 +57,14 @@ mod output;
 mod panics;
 mod parked;
 mod pool;
+mod reads;
+mod residency;
 pub mod simulation;
 mod slots;
 pub mod stall;
 mod stream;
 mod timer;
+mod turn_share;
 pub mod watch;
 mod watchdog;
 
@@ -69,11 +74,12 @@ pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
 pub use clock::{ClockChoice, Moment};
-pub use driver::{RingCounters, RingOptions};
+pub use driver::{RingCounters, RingOptions, TcpInfo};
 pub use environment::{now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
-pub use files::{File, FileKind, FileMetadata, OpenFlags};
+pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
+pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
 pub use inbox::{Call, Remote, RemoteError};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH};
 pub use memory::share_leases;
@@ -82,5 +88,7 @@ pub use panics::{Panic, panic_count, set_panic_reporter};
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
 };
+pub use reads::{PieceRead, ReadHow};
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
+pub use turn_share::{Effort, TurnShare};

@@ -7,16 +7,22 @@
 const NGINX_VERSION: &str = "1.31.4";
 
 /// What nginx has only if its `configure` is asked for it, and Gale always.
-const WITH: &[&str] = &["http_realip_module", "threads"];
+const WITH: &[&str] = &[
+    "http_gunzip_module",
+    "http_gzip_static_module",
+    "http_random_index_module",
+    "http_realip_module",
+    "http_stub_status_module",
+    "http_sub_module",
+    "threads",
+];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
     "http_charset_module",
-    "http_gzip_module",
     "http_ssi_module",
     "http_userid_module",
     "http_mirror_module",
-    "http_autoindex_module",
     "http_referer_module",
     "http_proxy_module",
     "http_fastcgi_module",
@@ -24,7 +30,6 @@ const WITHOUT: &[&str] = &[
     "http_scgi_module",
     "http_grpc_module",
     "http_memcached_module",
-    "http_empty_gif_module",
     "http_browser_module",
     "http_upstream_hash_module",
     "http_upstream_ip_hash_module",

@@ -19,7 +19,7 @@ use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::http;
 use crate::http::builder::HttpBuilder;
 use crate::http::configuration::ScopeId;
-use crate::log::{DeferredLog, ErrorLog, Writers};
+use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
 use crate::process::{self, Account, BuildRequest, ProcessSettings, ResourceError, Resources};
@@ -72,12 +72,15 @@ pub struct Builder {
     pub is_privileged: bool,
     /// The error log given with `-e`.
     pub error_log_path: Option<PathBuf>,
+    /// Whether an `error_log` of any block is standard error.
+    pub logs_to_stderr: bool,
     /// Every module, by index.
     pub order: &'static Order,
 
     tables: Rc<Tables<Builder>>,
     main_confs: Vec<Option<Conf>>,
     logs: Vec<LogRequest>,
+    syslogs: Vec<(Span, DeferredSyslog)>,
     needed_pools: Vec<(String, Span)>,
     zones: Zones,
     hosts: Hosts,
@@ -109,10 +112,12 @@ impl Builder {
             program: request.program.clone(),
             is_privileged: request.privileged,
             error_log_path: request.error_log_path.clone(),
+            logs_to_stderr: false,
             order,
             tables: Rc::new(tables(order)),
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
+            syslogs: Vec::new(),
             needed_pools: Vec::new(),
             zones: Zones::default(),
             hosts: Hosts::default(),
@@ -193,6 +198,29 @@ impl Builder {
         let log = DeferredLog::new(path);
         self.logs.push(LogRequest { span, log: log.clone() });
         log
+    }
+
+    /// A syslog server, `syslog:…` as it is written; its name is looked up later.
+    pub fn syslog(&mut self, word: &Word) -> Result<DeferredSyslog, Diagnostic> {
+        let text = word.text.strip_prefix(b"syslog:").unwrap_or(&word.text);
+        let settings = SyslogSettings::parse(text, &self.program);
+        let server = DeferredSyslog::new(settings.map_err(|message| Diagnostic::emerg(message).at(word.span))?);
+        self.syslogs.push((word.span, server.clone()));
+        Ok(server)
+    }
+
+    /// Looks up the names of syslog servers.
+    fn find_syslogs(&mut self, resources: &mut dyn Resources) {
+        for (span, server) in std::mem::take(&mut self.syslogs) {
+            let SyslogServer::Host(host, port) = &server.settings().server else { continue };
+            match resources.resolve(host).ok().and_then(|found| found.first().copied()) {
+                Some(address) => server.set_address((address, *port).into()),
+                None => {
+                    let message = format!("host not found in syslog server \"{host}\"");
+                    self.note([Diagnostic::emerg(message).at(span)]);
+                }
+            }
+        }
     }
 
     /// Notes that a directive names this thread pool, which may be made further down.
@@ -284,6 +312,7 @@ impl Builder {
         resources: &mut dyn Resources,
     ) -> Option<Configuration> {
         self.understand(statements, syntax_errors)?;
+        self.find_syslogs(resources);
         let process = self.process_settings(resources);
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
         let unknown_hosts = self.hosts.resolve(resources);
@@ -344,6 +373,7 @@ impl Builder {
     fn process_settings(&mut self, resources: &mut dyn Resources) -> ProcessSettings {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let mut process = main.to_process_settings();
+        process.keeps_standard_error = self.logs_to_stderr;
         let user = main.user.clone();
         match user.get_opt() {
             Some((name, group)) => match resources.account(name, group.as_deref()) {

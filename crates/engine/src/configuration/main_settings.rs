@@ -72,6 +72,7 @@ impl MainSettings {
             working_directory: self.working_directory.get_opt().cloned(),
             shutdown_timeout: self.worker_shutdown_timeout.get_opt().copied(),
             keep_net_raw: false,
+            keeps_standard_error: false,
             error_log: self.error_log.get().iter().map(to_process_log).collect(),
         }
     }
@@ -81,6 +82,7 @@ fn to_process_log((level, target): &(Level, Target)) -> ErrorLogSetting {
     let destination = match target {
         Target::Stderr => ErrorLogDestination::Stderr,
         Target::File(log) => ErrorLogDestination::File(log.path().to_owned()),
+        Target::Syslog(server) => ErrorLogDestination::Syslog(server.settings().to_string()),
     };
     ErrorLogSetting { level: *level, destination }
 }

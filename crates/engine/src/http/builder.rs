@@ -416,6 +416,7 @@ impl HttpDraft {
                 address: draft.spec.address,
                 listener: Arc::clone(&listeners[holder]),
                 servers,
+                proxy_protocol: draft.proxy_protocol,
                 shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
             });
         }
@@ -530,12 +531,14 @@ fn add_listen(
         drafts.push(AddressDraft {
             spec,
             has_options: listen.has_options,
+            proxy_protocol: listen.proxy_protocol,
             options_span: listen.has_options.then_some(listen.span),
             default: listen.is_default.then_some((server, listen.span)),
             servers: vec![server],
         });
         return Ok(());
     };
+    draft.proxy_protocol |= listen.proxy_protocol;
     if listen.has_options {
         if let Some(first) = draft.options_span {
             if draft.spec != spec {

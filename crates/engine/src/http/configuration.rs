@@ -131,7 +131,7 @@ impl Scope {
         }
     }
 
-    /// The settings of this type.
+    /// The settings of this type, for modules that decide something together. (A module's own come with the call.)
     pub fn conf_of<C: 'static>(&self) -> Option<&C> {
         self.confs.iter().flatten().find_map(|conf| conf.downcast_ref())
     }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
+use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::{Moment, SocketAddress};
 
 use crate::process::ListenAddress;
@@ -27,12 +28,24 @@ pub struct ConnectionInfo {
 struct Asked {
     local: OnceCell<SocketAddress>,
     remote_text: OnceCell<Box<str>>,
+    proxied: OnceCell<Box<ProxyHeader>>,
 }
 
 impl ConnectionInfo {
     /// A connection that was just accepted.
     pub fn new(number: u64, remote: SocketAddress, listening: Rc<ListenAddress>, accepted: Moment) -> ConnectionInfo {
         ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
+    }
+
+    /// What a proxy told of the connection by the PROXY protocol, if it told anything.
+    pub fn proxied(&self) -> Option<&ProxyHeader> {
+        self.asked.get()?.proxied.get().map(|header| &**header)
+    }
+
+    /// A proxy has told this.
+    pub(crate) fn set_proxied(&self, header: Box<ProxyHeader>) {
+        // It is told once.
+        let _ = self.asked().proxied.set(header);
     }
 
     /// The client's address without its port, as `$remote_addr` has it.

@@ -15,10 +15,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gale_runtime::SocketAddress;
+use gale_runtime::{SocketAddress, TcpInfo};
 
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;
+use super::delivery::FileOptions;
 use super::response::ResponseHead;
 use super::settings::{LingeringClose, MinRate};
 
@@ -107,17 +108,6 @@ pub struct ResponseOptions<'r> {
     pub send_timeout: Duration,
 }
 
-/// How the pieces of files in a response are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileOptions {
-    /// `sendfile`
-    pub sendfile: bool,
-    /// `sendfile_max_chunk` in bytes, 0 for no bound of the configuration's.
-    pub chunk_max: u64,
-    /// `tcp_nopush`
-    pub nopush: bool,
-}
-
 /// What the location says about reading the request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyLimits {
@@ -136,6 +126,10 @@ pub trait Exchange {
     fn connection(&self) -> &ConnectionInfo;
     /// Our address on it; looked up when first asked for.
     fn local_address(&self) -> Option<&SocketAddress>;
+    /// What the kernel knows of the TCP connection, if it is one.
+    fn tcp_info(&self) -> Option<TcpInfo> {
+        None
+    }
     /// Sends an interim response (100, 103) before the final one.
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]);
     /// Gives the final head. Nothing need be written before the first item, so
@@ -151,6 +145,10 @@ pub trait Exchange {
     }
     /// Queues an item of the body.
     fn push(&self, item: BodyItem);
+    /// Whether so little is queued that it may wait for the next item, if that is there at once (`postpone_output`).
+    fn may_gather(&self) -> bool {
+        false
+    }
     /// Nothing more will be pushed.
     fn end(&self);
     /// The response breaks off here and the client has to see that it is not whole.

@@ -7,6 +7,8 @@ use std::rc::Rc;
 
 use bstr::BStr;
 
+use gale_runtime::files::LinkCheck;
+
 use super::request::Request;
 use super::settings::{Alias, Root};
 use crate::process::Level;
@@ -57,6 +59,20 @@ pub fn directory_of(request: &Request, out: &mut Vec<u8>) {
         out.extend_from_slice(base);
         out.push(b'/');
         out.extend_from_slice(&relative);
+    }
+}
+
+/// What `disable_symlinks` checks on the way to a file of this request, if anything.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#disable_symlinks>)
+pub fn link_check(request: &Request, path: &[u8]) -> Option<LinkCheck> {
+    let setting = request.scope().core.disable_symlinks.get();
+    let refused = setting.refused?;
+    let from = setting.from.as_ref().map(|from| from.evaluate(request)).unwrap_or_default();
+    match path.strip_prefix(&*from) {
+        Some([]) => None,
+        Some([b'/', ..]) => Some(LinkCheck { refused, from: from.len() }),
+        Some(_) if from.ends_with(b"/") => Some(LinkCheck { refused, from: from.len() - 1 }),
+        _ => Some(LinkCheck { refused, from: 0 }),
     }
 }
 

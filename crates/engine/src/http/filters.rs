@@ -5,6 +5,8 @@
 //! a response that no filter touches costs one call each. A filter never sends
 //! anything: one that finds that the response must not go out says which status
 //! takes its place, and the pipeline does the rest.
+//!
+//! Filters that make other bytes of a body's bytes are built on `transform.rs`.
 
 use std::any::Any;
 
@@ -19,6 +21,9 @@ pub trait Filter: Sync {
     /// Looks at the head in `request.response` and at the body, changes them or not, and says what
     /// becomes of them.
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered;
+    /// Adds fields that go out behind the body ([`Request::add_trailer`]). Asked when the body has come to its end, if the
+    /// head said `has_trailers`.
+    fn add_trailers(&self, _request: &Request, _conf: &dyn Any) {}
 }
 
 /// What a filter made of a response.
@@ -67,6 +72,31 @@ impl<C: 'static> Filter for Judge<C> {
 
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered {
         (self.run)(request, settings(conf), body)
+    }
+}
+
+/// A filter that changes the head and adds fields behind the body.
+pub struct Fields<C: 'static> {
+    /// Whether there is anything to do with these settings.
+    pub applies: fn(&C) -> bool,
+    /// What it does to the head.
+    pub run: fn(&mut Request, &C),
+    /// What it adds at the end.
+    pub trailers: fn(&Request, &C),
+}
+
+impl<C: 'static> Filter for Fields<C> {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        (self.applies)(settings(conf))
+    }
+
+    fn apply(&self, request: &mut Request, conf: &dyn Any, _body: &mut Body) -> Filtered {
+        (self.run)(request, settings(conf));
+        Filtered::Goes
+    }
+
+    fn add_trailers(&self, request: &Request, conf: &dyn Any) {
+        (self.trailers)(request, settings(conf));
     }
 }
 

@@ -13,17 +13,20 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gale_protocol::http1::response;
+use gale_protocol::http1::{Version, response};
 use gale_runtime::{SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
 use super::configuration::{BoundHandler, HttpConfiguration};
+use super::delivery::FileOptions;
 use super::error_page;
-use super::exchange::{BodyLength, FileOptions, ResponseOptions};
+use super::exchange::{BodyLength, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
+use super::limit_rate::{self, Rate};
 use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
+use super::request_body;
 use super::settings::{CoreSettings, Satisfy, ServerTokens};
 use crate::process::Level;
 
@@ -220,16 +223,7 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
     if *core.internal.get() && !request.is_internal {
         return Err(404);
     }
-    let body_max = *core.client_max_body_size.get();
-    let is_too_large = || request.declared_body_length().is_some_and(|length| length > body_max);
-    // Said once: the page for it is not refused again.
-    if body_max != 0 && !request.body_was_refused && is_too_large() {
-        request.body_was_refused = true;
-        let length = request.declared_body_length().unwrap_or_default();
-        request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
-        return Err(413);
-    }
-    Ok(())
+    if request_body::is_refused(request) { Err(413) } else { Ok(()) }
 }
 
 fn spend_redirect(request: &mut Request) -> bool {
@@ -391,9 +385,19 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
 
 /// Gives the head to the exchange and returns the body to send, both as the
 /// filters made them. When this returns `None`, all of it has been given.
-pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
+pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
+    let files = match &body {
+        Body::Empty | Body::Bytes(_) => FileOptions::without_pool(&scope.core),
+        Body::File(_) | Body::Items(_) | Body::Stream(_) => match FileOptions::of(request, &scope.core) {
+            Some(files) => files,
+            None => {
+                body = error_page::plain(request, 500);
+                FileOptions::without_pool(&scope.core)
+            }
+        },
+    };
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
     let exchange = request.exchange();
@@ -409,15 +413,17 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         keep_alive_advertised: keep_alive.advertised,
         lingering_close: if keeps_alive { *core.lingering_close.get() } else { request.lingering_close() },
         chunked: *core.chunked_transfer_encoding.get(),
-        files: FileOptions {
-            sendfile: *core.sendfile.get(),
-            chunk_max: *core.sendfile_max_chunk.get(),
-            nopush: *core.tcp_nopush.get(),
-        },
+        files,
         send_timeout: *core.send_timeout.get(),
     };
+    let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
+    let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
+    let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
-        _ if length == BodyLength::NoBody => exchange.respond(&request.response, &options, Bytes::new()),
+        body if is_limited || has_trailers => {
+            exchange.start(&request.response, &options);
+            return Some(body);
+        }
         Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
         Body::File(piece) => {
@@ -495,6 +501,7 @@ fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
+    let can_be_chunked = request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get();
     if request.is_tunnel {
         request.response.content_length = None;
         return BodyLength::UntilEnd;
@@ -508,6 +515,10 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     }
     if request.is_head() {
         return BodyLength::NoBody;
+    }
+    let response = &mut request.response;
+    if response.has_trailers && can_be_chunked {
+        response.content_length = None;
     }
     request.response.content_length.map_or(BodyLength::UntilEnd, BodyLength::Known)
 }
@@ -535,6 +546,7 @@ pub fn log(request: &mut Request) {
 /// Sends a body that comes in several items, waiting for the client between them.
 pub async fn send_rest(request: &Request, mut body: Body) {
     let exchange = request.exchange();
+    let mut rate = Rate::of(request).map(Box::new);
     loop {
         let next = poll_fn(|context| match body.poll_next(context) {
             Poll::Ready(item) => Poll::Ready(Ok(item)),
@@ -546,17 +558,46 @@ pub async fn send_rest(request: &Request, mut body: Body) {
         });
         let Ok(item) = next.await else { return };
         match item {
-            Some(Ok(item)) => exchange.push(item),
+            Some(Ok(item)) => match &mut rate {
+                None => exchange.push(item),
+                Some(rate) => {
+                    if Box::pin(limit_rate::push(&*exchange, rate, item)).await.is_err() {
+                        return;
+                    }
+                }
+            },
             Some(Err(error)) => {
                 request.log(Level::Error, format_args!("the response broke off: {error}"));
+                // What came before is the client's, also if it was still being gathered. Without the client nothing is.
+                let _ = poll_fn(|context| exchange.poll_sent(context)).await;
                 return exchange.abort();
             }
-            None => return exchange.end(),
+            None => return end_response(request),
+        }
+        // The last item and the end leave together.
+        if body.is_at_end() {
+            return end_response(request);
+        }
+        if exchange.may_gather() {
+            continue;
         }
         if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
             return;
         }
     }
+}
+
+fn end_response(request: &Request) {
+    let exchange = request.exchange();
+    if request.response.has_trailers {
+        let configuration = Rc::clone(request.configuration());
+        let scope = configuration.http().scope(request.scope);
+        for bound in &scope.filters {
+            bound.filter.add_trailers(request, scope.conf(bound.module));
+        }
+        exchange.push(BodyItem::Trailers(request.trailers().clone()));
+    }
+    exchange.end();
 }
 
 #[cfg(test)]

@@ -4,22 +4,26 @@
 //! lives for one exchange and goes back to its worker's store of spare ones, so
 //! that the next request finds its memory ready.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
+use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Moment, SocketAddress};
 
+use super::browser::Browser;
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
 use super::connection::{self, ConnectionInfo};
 use super::exchange::{BodyLimits, Exchange, Sent};
 use super::notes::Notes;
 use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
+use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
 use super::settings::{KeepaliveDisable, LingeringClose};
+use super::template::any_is_true;
 use super::variables::{Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
@@ -76,6 +80,8 @@ pub struct Request {
     pub host: ShortText,
     /// The response's head.
     pub response: ResponseHead,
+    /// Its body, once somebody has read it as a whole.
+    pub body: Option<StoredBody>,
     /// What modules wrote down.
     pub notes: Notes,
     /// Whether the URI came from a redirect of our own.
@@ -116,12 +122,14 @@ pub struct Request {
     pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     /// Who the client is, where that is not the other end of the connection.
     client: Option<Box<Client>>,
     captured: RefCell<Captured>,
     stored: RefCell<Vec<Stored>>,
     variable_depth: Cell<u32>,
     id: Cell<Option<[u8; 16]>>,
+    limit_rate: Cell<Option<u64>>,
 }
 
 impl Request {
@@ -137,6 +145,7 @@ impl Request {
             args: Vec::new(),
             host: ShortText::new(),
             response: ResponseHead::default(),
+            body: None,
             notes: Notes::default(),
             is_internal: false,
             is_error_page: false,
@@ -159,11 +168,13 @@ impl Request {
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
+            trailers: RefCell::default(),
             client: None,
             captured: RefCell::default(),
             stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
             id: Cell::new(None),
+            limit_rate: Cell::new(None),
         }
     }
 
@@ -174,6 +185,7 @@ impl Request {
         self.args.clear();
         self.host.clear();
         self.response.clear();
+        self.body = None;
         self.notes.clear();
         self.is_internal = false;
         self.is_error_page = false;
@@ -193,10 +205,12 @@ impl Request {
         self.configuration = None;
         self.worker = None;
         self.is_get_forced = false;
+        self.trailers.get_mut().clear();
         self.client = None;
         self.captured.get_mut().groups.clear();
         self.stored.get_mut().clear();
         self.id.set(None);
+        self.limit_rate.set(None);
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -442,6 +456,14 @@ impl Request {
         Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
     }
 
+    /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.
+    /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#early_hints>)
+    pub fn send_early_hints(&self, fields: &[(Bytes, Bytes)]) {
+        if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
+            self.exchange().interim(103, fields);
+        }
+    }
+
     /// From now on bytes pass unframed in both directions: the handler answers
     /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
     /// what the client sends.
@@ -455,6 +477,16 @@ impl Request {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
     }
 
+    /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.
+    pub fn add_trailer(&self, name: &[u8], value: Vec<u8>) {
+        self.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
+    }
+
+    /// The fields behind the response's body, when it has ended.
+    pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
+        self.trailers.borrow()
+    }
+
     /// Whether the connection may carry another request, as far as the request and
     /// its location decide: how the body ends may still forbid it.
     pub fn keeps_alive(&self) -> bool {
@@ -465,6 +497,23 @@ impl Request {
             && self.number_on_connection < *core.keepalive_requests.get()
             && age <= *core.keepalive_time.get()
             && !self.is_old_browser(core.keepalive_disable.get())
+    }
+
+    /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
+    pub fn limit_rate(&self) -> u64 {
+        let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
+        self.limit_rate.set(Some(rate));
+        rate
+    }
+
+    /// The rate that was set, or asked for: `$limit_rate`.
+    pub fn known_limit_rate(&self) -> u64 {
+        self.limit_rate.get().unwrap_or(0)
+    }
+
+    /// From now on the rate is this, whatever the location says.
+    pub fn set_limit_rate(&self, per_second: u64) {
+        self.limit_rate.set(Some(per_second));
     }
 
     /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the
@@ -488,19 +537,20 @@ impl Request {
         id
     }
 
+    /// The browser that it comes from.
+    pub fn browser(&self) -> Browser {
+        self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
+    }
+
     /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
     fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let agent_has = |text: &[u8]| {
-            let agent = self.header(KnownHeader::UserAgent).unwrap_or(b"");
-            memchr::memmem::find(agent, text).map(|at| &agent[at + text.len()..])
-        };
-        if disabled.msie6 && self.method() == Method::Post {
-            let version = agent_has(b"MSIE ").and_then(|rest| rest.first().copied());
-            if version.is_some_and(|digit| (b'4'..=b'6').contains(&digit)) {
-                return true;
+        let may_be = disabled.msie6 && self.method() == Method::Post || disabled.safari;
+        may_be
+            && match self.browser() {
+                Browser::Msie { is_6 } => is_6 && disabled.msie6 && self.method() == Method::Post,
+                Browser::Safari => disabled.safari,
+                Browser::Chrome | Browser::Other => false,
             }
-        }
-        disabled.safari && agent_has(b"Safari/").is_some() && agent_has(b"Mac OS X").is_some()
     }
 
     /// The connection will be closed after this response.

@@ -4,15 +4,17 @@
 //! `gale-modules` `http/core.rs`; this file only says what they are.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::Setting;
+use gale_runtime::files::RefusedLinks;
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::open_files::OpenFileCache;
-use super::template::Template;
+use super::template::{SizeTemplate, Template};
+use super::thread_pool::PoolName;
 use crate::log::Target;
 use crate::process::Level;
 
@@ -36,6 +38,8 @@ pub struct CoreSettings {
     pub client_body_timeout: Setting<Duration>,
     pub client_body_min_rate: Setting<Option<MinRate>>,
     pub client_body_temp_path: Setting<TempPath>,
+    pub client_body_in_file_only: Setting<BodyInFile>,
+    pub client_body_in_single_buffer: Setting<bool>,
 
     // The connection.
     pub send_timeout: Setting<Duration>,
@@ -44,6 +48,8 @@ pub struct CoreSettings {
     pub keepalive_requests: Setting<u64>,
     pub keepalive_time: Setting<Duration>,
     pub keepalive_min_timeout: Setting<Duration>,
+    pub limit_rate: Setting<SizeTemplate>,
+    pub limit_rate_after: Setting<SizeTemplate>,
     pub lingering_close: Setting<LingeringClose>,
     pub lingering_time: Setting<Duration>,
     pub lingering_timeout: Setting<Duration>,
@@ -53,6 +59,7 @@ pub struct CoreSettings {
 
     // Files.
     pub root: Setting<Root>,
+    pub disable_symlinks: Setting<DisableSymlinks>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
     pub open_file_cache: Setting<OpenFileCache>,
@@ -60,6 +67,15 @@ pub struct CoreSettings {
     pub open_file_cache_min_uses: Setting<u64>,
     pub open_file_cache_errors: Setting<bool>,
     pub open_file_cache_events: Setting<bool>,
+    pub aio: Setting<Aio>,
+    /// `u64::MAX` for `off`.
+    pub directio: Setting<u64>,
+    pub directio_alignment: Setting<u32>,
+    pub output_buffers: Setting<HeaderBuffers>,
+    pub postpone_output: Setting<u64>,
+    pub read_ahead: Setting<u64>,
+    /// Accepted, and without a meaning on Linux.
+    pub send_lowat: Setting<u64>,
 
     // Who may.
     pub satisfy: Setting<Satisfy>,
@@ -69,8 +85,11 @@ pub struct CoreSettings {
     pub internal: Setting<bool>,
     pub default_type: Setting<Box<[u8]>>,
     pub types: Setting<Arc<Types>>,
+    pub early_hints: Setting<Vec<Template>>,
     pub error_page: Setting<Vec<ErrorPage>>,
     pub recursive_error_pages: Setting<bool>,
+    pub msie_padding: Setting<bool>,
+    pub msie_refresh: Setting<bool>,
     pub server_tokens: Setting<ServerTokens>,
     pub etag: Setting<bool>,
     pub if_modified_since: Setting<IfModifiedSince>,
@@ -85,13 +104,26 @@ pub struct CoreSettings {
     pub error_log: Setting<Vec<(Level, Target)>>,
 }
 
-/// `large_client_header_buffers`: how many, and how large each.
+/// `large_client_header_buffers` and `output_buffers`: how many, and how large each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderBuffers {
     /// How many buffers: with the size, the bound on the whole head.
     pub count: usize,
     /// The size of one: the bound on the request line and on every field.
     pub size: usize,
+}
+
+/// `aio auto|on|off|threads[=POOL]`: what is done for a piece of a file that is not in memory.
+#[derive(Clone, Debug)]
+pub enum Aio {
+    /// It is read in the pool `default`; what is in memory never goes there.
+    Auto,
+    /// It is read by the io_uring.
+    On,
+    /// The loop waits for the disk, as nginx does by default.
+    Off,
+    /// It is read in this pool; without a name, in `default`.
+    Threads(Option<PoolName>),
 }
 
 /// `keepalive_timeout TIMEOUT [HEADER_TIMEOUT]`
@@ -187,6 +219,15 @@ pub enum Alias {
     Whole,
 }
 
+/// `disable_symlinks off | on [from=PART] | if_not_owner [from=PART]`
+#[derive(Clone, Debug, Default)]
+pub struct DisableSymlinks {
+    /// What is refused, if anything.
+    pub refused: Option<RefusedLinks>,
+    /// The beginning of paths that is not checked.
+    pub from: Option<Template>,
+}
+
 /// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TempPath {
@@ -194,6 +235,17 @@ pub struct TempPath {
     pub path: std::path::PathBuf,
     /// How many characters of the file's number name each level of directories.
     pub levels: SmallVec<[u8; 3]>,
+}
+
+/// `client_body_in_file_only on|clean|off`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyInFile {
+    /// Only what memory has no room for; the file has no name.
+    Off,
+    /// All of it, in a file that stays.
+    On,
+    /// All of it, in a file that goes with the request.
+    Clean,
 }
 
 /// `types { }`: from a file name's extension, in lower case, to a media type.

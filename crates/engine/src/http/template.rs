@@ -2,10 +2,12 @@
 //!
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
+use gale_base::units;
 use gale_protocol::uri::escape::{Class, escape};
 
 use super::request::Request;
 use super::variables::{VariableId, is_name_byte};
+use crate::process::Level;
 
 /// A compiled text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,6 +100,45 @@ impl Template {
         let mut out = Vec::with_capacity(64);
         self.append(request, &mut out);
         out
+    }
+}
+
+/// Whether any of these texts is neither empty nor `0`: nginx's predicates.
+pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
+    texts.iter().any(|text| !matches!(&*text.evaluate(request), b"" | b"0"))
+}
+
+/// A size in bytes that may depend on the request: `4k`, `$arg_rate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SizeTemplate {
+    /// Known.
+    Constant(u64),
+    /// A text that becomes a size.
+    Text(Template),
+}
+
+impl SizeTemplate {
+    /// What a compiled text says; `None` when it says no size, and never will.
+    pub fn new(text: Template) -> Option<SizeTemplate> {
+        match text.as_constant() {
+            Some(constant) => units::parse_size(constant).map(SizeTemplate::Constant),
+            None => Some(SizeTemplate::Text(text)),
+        }
+    }
+
+    /// The size for this request. Zero for an empty text, and for one that is no size, of which the error log is told.
+    pub fn evaluate(&self, request: &Request) -> u64 {
+        let text = match self {
+            SizeTemplate::Constant(size) => return *size,
+            SizeTemplate::Text(text) => text.evaluate(request),
+        };
+        if text.is_empty() {
+            return 0;
+        }
+        units::parse_size(&text).unwrap_or_else(|| {
+            request.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
+            0
+        })
     }
 }
 

@@ -134,6 +134,11 @@ impl VariableTable {
         id
     }
 
+    /// Whether the configuration mentions a variable of this name, in lower case.
+    pub fn is_mentioned(&self, name: &[u8]) -> bool {
+        self.by_name.contains_key(name)
+    }
+
     /// The index for a variable that a directive defines; the last definition counts.
     /// Unless it is volatile, its value is worked out once for a request.
     pub fn define(

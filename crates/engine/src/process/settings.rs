@@ -45,6 +45,8 @@ pub struct ProcessSettings {
     pub shutdown_timeout: Option<Duration>,
     /// Keep CAP_NET_RAW after the change of user (`proxy_bind … transparent`).
     pub keep_net_raw: bool,
+    /// Somebody logs to standard error: it stays what it is, and does not become the first log file.
+    pub keeps_standard_error: bool,
     /// `error_log` of the main context. Files must have been opened with `Resources::log_file`.
     pub error_log: Vec<ErrorLogSetting>,
 }
@@ -65,6 +67,7 @@ impl Default for ProcessSettings {
             working_directory: None,
             shutdown_timeout: None,
             keep_net_raw: false,
+            keeps_standard_error: false,
             error_log: Vec::new(),
         }
     }
@@ -110,7 +113,7 @@ pub enum ErrorLogDestination {
     Stderr,
     /// A file, absolute.
     File(#[serde(with = "text::path")] PathBuf),
-    /// `syslog:…`, as written.
+    /// What stands behind `syslog:`, with an address in place of a name.
     Syslog(String),
 }
 
@@ -121,6 +124,6 @@ pub enum ErrorLogTarget {
     Stderr(Level),
     /// An open file.
     File(Level, LogHandle),
-    /// `syslog:…`, as written.
+    /// What stands behind `syslog:`, with an address in place of a name.
     Syslog(Level, String),
 }

@@ -3,7 +3,6 @@
 //!   root, alias, types, error_page, keepalive_timeout, client_max_body_size, ...
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
-use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +14,13 @@ use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::open_files::{OpenFileCache, Store};
 use gale_engine::http::settings::{
-    Alias, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
-    KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
+    Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
+    KeepaliveDisable, KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
 };
-use gale_engine::http::template::Template;
+use gale_engine::http::template::{SizeTemplate, Template};
+use gale_engine::http::thread_pool::PoolName;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_runtime::files::RefusedLinks;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -185,6 +186,24 @@ const DIRECTIVES: &[Directive] = &[
         store: &OneWith { parse: temp_path, slot: slot!(CoreSettings, client_body_temp_path) },
     },
     Directive {
+        name: "client_body_in_file_only",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "off",
+        about: "Whether bodies go to files as a whole: off, on, or clean, which removes them with the request.",
+        store: &One { parse: body_in_file, slot: slot!(CoreSettings, client_body_in_file_only) },
+    },
+    Directive {
+        name: "client_body_in_single_buffer",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether what is kept of a body in memory is one piece.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, client_body_in_single_buffer) },
+    },
+    Directive {
         name: "send_timeout",
         place: Place::ANYWHERE,
         takes: Takes::Exactly(1),
@@ -237,6 +256,24 @@ const DIRECTIVES: &[Directive] = &[
         default: "0",
         about: "How long a connection stays open, even when the server stops or is short of connections.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_min_timeout) },
+    },
+    Directive {
+        name: "limit_rate",
+        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "How many bytes of a response go out in a second; 0 for no limit.",
+        store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate) },
+    },
+    Directive {
+        name: "limit_rate_after",
+        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "How much of a response goes out before limit_rate applies.",
+        store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate_after) },
     },
     Directive {
         name: "lingering_close",
@@ -356,6 +393,71 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_events) },
     },
     Directive {
+        name: "aio",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        // nginx's is "off": there nobody can tell what is in memory.
+        default: "auto",
+        about: "What reads the pieces of files that are not in memory: auto, on, off, threads or threads=POOL.",
+        store: &OneWith { parse: aio, slot: slot!(CoreSettings, aio) },
+    },
+    Directive {
+        name: "directio",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "off",
+        about: "From which size on files are read past the page cache.",
+        store: &One { parse: directio, slot: slot!(CoreSettings, directio) },
+    },
+    Directive {
+        name: "directio_alignment",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "512",
+        about: "How reads past the page cache are aligned.",
+        store: &One { parse: alignment, slot: slot!(CoreSettings, directio_alignment) },
+    },
+    Directive {
+        name: "output_buffers",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(2),
+        body: Body::None,
+        default: "2 32k",
+        about: "How much of a file is read at once: number of buffers and size of each.",
+        store: &One { parse: header_buffers, slot: slot!(CoreSettings, output_buffers) },
+    },
+    Directive {
+        name: "postpone_output",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "1460",
+        about: "How much is gathered before it is sent, if more is there at once.",
+        store: &One { parse: values::size, slot: slot!(CoreSettings, postpone_output) },
+    },
+    Directive {
+        name: "read_ahead",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "Whether the kernel is told that files are read from one end to the other.",
+        store: &One { parse: values::size, slot: slot!(CoreSettings, read_ahead) },
+    },
+    Directive {
+        name: "send_lowat",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        // nginx's is "0"; written out it is warned of.
+        default: "",
+        about: "Has no meaning on Linux.",
+        store: &OneWith { parse: send_lowat, slot: slot!(CoreSettings, send_lowat) },
+    },
+    Directive {
         name: "root",
         place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
         takes: Takes::Exactly(1),
@@ -372,6 +474,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "",
         about: "The directory that takes the place of the location's prefix.",
         store: &Custom(alias),
+    },
+    Directive {
+        name: "disable_symlinks",
+        place: Place::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "off",
+        about: "Which symbolic links on the way to a file are refused: none, all, or those of other owners than the file's.",
+        store: &OneWith { parse: disable_symlinks, slot: slot!(CoreSettings, disable_symlinks) },
     },
     Directive {
         name: "internal",
@@ -428,6 +539,15 @@ const DIRECTIVES: &[Directive] = &[
         store: &Custom(types),
     },
     Directive {
+        name: "early_hints",
+        place: Place::ANYWHERE,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "",
+        about: "Responses 103 are passed on if any of these texts is neither empty nor 0.",
+        store: &Custom(early_hints),
+    },
+    Directive {
         name: "error_page",
         place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
         takes: Takes::AtLeast(2),
@@ -444,6 +564,24 @@ const DIRECTIVES: &[Directive] = &[
         default: "off",
         about: "Whether an error page may lead to another one.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, recursive_error_pages) },
+    },
+    Directive {
+        name: "msie_padding",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "on",
+        about: "Whether pages of errors are made long enough for MSIE and Chrome to show them.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, msie_padding) },
+    },
+    Directive {
+        name: "msie_refresh",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether MSIE gets a page that leads on instead of a redirect.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, msie_refresh) },
     },
     Directive {
         name: "server_tokens",
@@ -549,6 +687,7 @@ fn merge(
         Some(parent) => {
             core.types.inherit(&parent.types);
             core.error_page.inherit(&parent.error_page);
+            core.early_hints.inherit(&parent.early_hints);
             core.internal.inherit(&parent.internal);
         }
         None => {
@@ -568,6 +707,9 @@ fn merge(
     if !core.error_page.is_set() {
         core.error_page.set(Vec::new(), None);
     }
+    if !core.early_hints.is_set() {
+        core.early_hints.set(Vec::new(), None);
+    }
     if !core.internal.is_set() {
         core.internal.set(false, None);
     }
@@ -582,6 +724,11 @@ fn size(statement: &Statement) -> Result<usize, Diagnostic> {
 
 /// Buffers larger than this are a slip of the pen.
 const SIZE_MAX: usize = 1 << 30;
+
+fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
+    let text = builder.http_mut().template(&statement.args[0])?;
+    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
 
 /// `RATE [after=TIME]`
 fn min_rate(statement: &Statement) -> Result<Option<MinRate>, Diagnostic> {
@@ -624,6 +771,44 @@ fn header_buffers(statement: &Statement) -> Result<HeaderBuffers, Diagnostic> {
     }
 }
 
+fn aio(builder: &mut Builder, statement: &Statement) -> Result<Aio, Diagnostic> {
+    let word = &statement.args[0];
+    Ok(match &**word.text {
+        b"auto" => Aio::Auto,
+        b"on" => Aio::On,
+        b"off" => Aio::Off,
+        b"threads" => Aio::Threads(None),
+        text => match text.strip_prefix(b"threads=") {
+            Some(name) => Aio::Threads(Some(PoolName::new(builder, &Word { text: name.into(), ..word.clone() })?)),
+            None => {
+                let hint = "it is auto, on, off, threads or threads=POOL";
+                return Err(statement.directive_error("invalid value").at(word.span).hint(hint));
+            }
+        },
+    })
+}
+
+fn directio(statement: &Statement) -> Result<u64, Diagnostic> {
+    if statement.args[0].text == "off" { Ok(u64::MAX) } else { values::offset(statement) }
+}
+
+/// A power of two, which the kernel wants anyway.
+fn alignment(statement: &Statement) -> Result<u32, Diagnostic> {
+    let alignment = values::offset(statement)?;
+    let fitting = u32::try_from(alignment).ok().filter(|alignment| (1..=ALIGNMENT_MAX).contains(alignment));
+    fitting.ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
+
+/// No device has larger blocks.
+const ALIGNMENT_MAX: u32 = 1 << 20;
+
+/// nginx says the same on Linux.
+fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+    let size = values::size(statement)?;
+    builder.note([Diagnostic::warn("\"send_lowat\" is not supported, ignored").at(statement.span)]);
+    Ok(size)
+}
+
 fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
     let level = |word: &Word| match units::parse_number(&word.text) {
         Some(length @ 1..=3) => Ok(length as u8),
@@ -655,6 +840,11 @@ fn keepalive_disable(statement: &Statement) -> Result<KeepaliveDisable, Diagnost
         let one = values::choice(word, &choices)?;
         Ok(KeepaliveDisable { msie6: all.msie6 | one.msie6, safari: all.safari | one.safari })
     })
+}
+
+fn body_in_file(statement: &Statement) -> Result<BodyInFile, Diagnostic> {
+    let choices = [("off", BodyInFile::Off), ("on", BodyInFile::On), ("clean", BodyInFile::Clean)];
+    values::enumeration(statement, &choices)
 }
 
 fn lingering_close(statement: &Statement) -> Result<LingeringClose, Diagnostic> {
@@ -727,6 +917,32 @@ fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>)
     Ok(Root { path: builder.http_mut().template(&path)?, base, alias })
 }
 
+fn disable_symlinks(builder: &mut Builder, statement: &Statement) -> Result<DisableSymlinks, Diagnostic> {
+    let (mut refused, mut from) = (None, None);
+    for word in &statement.args {
+        match &**word.text {
+            b"off" => refused = Some(None),
+            b"on" => refused = Some(Some(RefusedLinks::All)),
+            b"if_not_owner" => refused = Some(Some(RefusedLinks::Foreign)),
+            text => match text.strip_prefix(b"from=") {
+                Some(part) => from = Some(builder.http_mut().template(&Word { text: part.into(), ..word.clone() })?),
+                None => return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+            },
+        }
+    }
+    let Some(refused) = refused else {
+        let must = "must have \"off\", \"on\" or \"if_not_owner\" parameter";
+        return Err(statement.error(format!("\"{}\" {must}", statement.name.text)));
+    };
+    match (&statement.args[..], refused, &from) {
+        ([first, second], _, None) => {
+            Err(statement.error(format!("duplicate parameters \"{} {}\"", first.text, second.text)))
+        }
+        (_, None, Some(_)) => Err(statement.error("\"from=\" cannot be used with \"off\" parameter")),
+        _ => Ok(DisableSymlinks { refused, from }),
+    }
+}
+
 fn open_file_cache(statement: &Statement) -> Result<OpenFileCache, Diagnostic> {
     let mut entries_max = None;
     let mut inactive = Duration::from_secs(60);
@@ -763,7 +979,7 @@ fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> 
 fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let mut types = match core.types.get_opt() {
         Some(earlier) => earlier.0.clone(),
-        None => HashMap::new(),
+        None => Default::default(),
     };
     for entry in statement.body() {
         if let Some(error) = &entry.broken {
@@ -793,6 +1009,16 @@ fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
 fn default_types() -> Types {
     let rows: [(&[u8], &[u8]); 3] = [(b"html", b"text/html"), (b"gif", b"image/gif"), (b"jpg", b"image/jpeg")];
     Types(rows.into_iter().map(|(extension, media_type)| (extension.into(), media_type.into())).collect())
+}
+
+/// `early_hints STRING ...`; several of one level add up.
+fn early_hints(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let mut texts = core.early_hints.take().unwrap_or_default();
+    for word in &statement.args {
+        texts.push(builder.http_mut().template(word)?);
+    }
+    core.early_hints.set(texts, Some(statement.span));
+    Ok(())
 }
 
 /// `error_page CODE ... [=[RESPONSE]] URI`

@@ -2,8 +2,14 @@
 
 pub mod access;
 pub mod auth_basic;
+pub mod autoindex;
+pub mod client_body;
 pub mod core;
+pub mod empty_gif;
 pub mod geo;
+pub mod gunzip;
+pub mod gzip;
+pub mod gzip_static;
 pub mod headers;
 pub mod index;
 pub mod limit_conn;
@@ -12,11 +18,15 @@ mod limits;
 pub mod log;
 pub mod map;
 pub mod not_modified;
+pub mod random_index;
 pub mod range;
 pub mod realip;
+pub mod realpath_root;
 pub mod rewrite;
 pub mod split_clients;
 pub mod static_files;
+pub mod stub_status;
+pub mod sub;
 #[cfg(debug_assertions)]
 pub mod test_hooks;
 pub mod try_files;

@@ -13,8 +13,7 @@
 //! after. A file that is sent from its descriptor is looked at again at each request, so an old head never meets a newer
 //! body. Modules ask with a path and get the same whatever is set; nothing here waits on the loop.
 //!
-//! A setting that changes how a path is looked up (links that are not to be followed) belongs into the key of an entry: the
-//! text from which its hash is made, and which is compared.
+//! Where `disable_symlinks` checks the way to a file, nothing is kept: every request goes it anew.
 
 mod entry;
 mod exact;
@@ -32,6 +31,7 @@ use gale_runtime::{File, FileMetadata, OpenFlags, files, watch};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::body::{Body, FilePiece};
+use super::files::link_check;
 use super::request::Request;
 use store::Missed;
 pub use store::Store;
@@ -77,6 +77,10 @@ impl Opened {
 
 /// Opens a file if that can be done without waiting; `None` = not: then [`open`] does it. Errors: open(2)'s.
 pub fn try_open(request: &Request, path: &[u8]) -> Option<io::Result<Opened>> {
+    if let Some(check) = link_check(request, path) {
+        let opened = files::try_open_checked(as_path(path), OpenFlags::READ, check)?;
+        return Some(opened.map(Opened::of));
+    }
     let place = match look(request, path, Wanted::Open) {
         Looked::Found(result) => return Some(result),
         Looked::Missed(place) => place,
@@ -87,6 +91,9 @@ pub fn try_open(request: &Request, path: &[u8]) -> Option<io::Result<Opened>> {
 
 /// Opens a file. Errors: open(2)'s, and those of the pool.
 pub async fn open(request: &Request, path: &[u8]) -> io::Result<Opened> {
+    if let Some(check) = link_check(request, path) {
+        return files::open_checked(as_path(path), OpenFlags::READ, check).await.map(Opened::of);
+    }
     let place = match look(request, path, Wanted::Open) {
         Looked::Found(result) => return result,
         Looked::Missed(place) => place,
@@ -97,6 +104,9 @@ pub async fn open(request: &Request, path: &[u8]) -> io::Result<Opened> {
 
 /// As [`stat`], if that can be done without waiting.
 pub fn try_stat(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadata>> {
+    if let Some(check) = link_check(request, path) {
+        return files::try_stat_checked(as_path(path), check);
+    }
     match look(request, path, Wanted::Metadata) {
         Looked::Found(result) => Some(result.map(|opened| opened.metadata)),
         Looked::Missed(place @ Place::Store(_)) => {
@@ -109,6 +119,9 @@ pub fn try_stat(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadat
 
 /// As [`stat_directory`], if that can be done without waiting.
 pub fn try_stat_directory(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadata>> {
+    if let Some(check) = link_check(request, path) {
+        return files::try_stat_checked(as_path(path), check);
+    }
     match look(request, path, Wanted::Metadata) {
         Looked::Found(result) => Some(result.map(|opened| opened.metadata)),
         Looked::Missed(place) => {
@@ -121,6 +134,9 @@ pub fn try_stat_directory(request: &Request, path: &[u8]) -> Option<io::Result<F
 
 /// Looks at what a path leads to. Errors: stat(2)'s, those of open(2) where a cache is configured, and those of the pool.
 pub async fn stat(request: &Request, path: &[u8]) -> io::Result<FileMetadata> {
+    if let Some(check) = link_check(request, path) {
+        return files::stat_checked(as_path(path), check).await;
+    }
     match look(request, path, Wanted::Metadata) {
         Looked::Found(result) => result.map(|opened| opened.metadata),
         // As nginx: what is looked at will be asked for.
@@ -134,6 +150,9 @@ pub async fn stat(request: &Request, path: &[u8]) -> io::Result<FileMetadata> {
 
 /// Looks at what most likely is a directory: as [`stat`], but it need not be readable.
 pub async fn stat_directory(request: &Request, path: &[u8]) -> io::Result<FileMetadata> {
+    if let Some(check) = link_check(request, path) {
+        return files::stat_checked(as_path(path), check).await;
+    }
     match look(request, path, Wanted::Metadata) {
         Looked::Found(result) => result.map(|opened| opened.metadata),
         Looked::Missed(place) => {

@@ -1,0 +1,85 @@
+//! Pieces of files as bytes in memory, for whoever has to see them: filters, TLS, HTTP/2. The ladder without `sendfile`.
+//!
+//! No more than a piece is held for one reader at a time; dropped, it gives up a read that has not begun.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use gale_runtime::Lease;
+
+use super::body::FilePiece;
+use super::delivery::{Delivery, FileOptions, Next};
+
+pub use super::delivery::READ_PIECE;
+
+/// Reads pieces of files from their beginnings to their ends.
+#[derive(Default)]
+pub struct FileReader {
+    delivery: Delivery,
+}
+
+impl FileReader {
+    /// A reader that does what a location says; the default is what it says when it says nothing.
+    pub fn new(options: FileOptions) -> FileReader {
+        FileReader { delivery: Delivery::new(FileOptions { sendfile: false, ..options }) }
+    }
+
+    /// The next bytes of the piece, which is shorter by them afterwards. Until they are there, the piece must stay the
+    /// same. Errors: the kernel's and the pool's; `UnexpectedEof` when the file has become shorter than it was.
+    pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Lease>> {
+        match self.try_read(piece) {
+            Ok(Some(lease)) => Poll::Ready(Ok(lease)),
+            Ok(None) => self.delivery.poll_read(piece, true, context),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being read.
+    pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Lease>> {
+        match self.delivery.next(piece)? {
+            Next::Bytes(lease) => Ok(Some(lease)),
+            Next::Reading => Ok(None),
+            Next::Sendfile(_) => unreachable!("it is off"),
+        }
+    }
+
+    /// Whether a read is under way.
+    pub fn is_reading(&self) -> bool {
+        self.delivery.is_reading()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use gale_runtime::simulation::{Faults, Simulation, each_seed};
+    use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files, leased_bytes};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_gets_every_byte_of_a_piece_wherever_it_lies() {
+        each_seed(30, |simulation: &Simulation| {
+            let content: Vec<u8> = (0..400_000_u32).map(|number| (number / 7) as u8).collect();
+            simulation.add_file("/file", &content).unwrap();
+            let cold_files = [0, 300, 1000][simulation.seed() as usize % 3];
+            simulation.set_faults(Faults { cold_files, short_reads: 200, slow_calls: 100, ..Faults::NONE });
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                let mut piece = FilePiece { file, offset: 1234, length: 390_000 };
+                let (mut reader, mut read) = (FileReader::default(), Vec::new());
+                while piece.length > 0 {
+                    let lease = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&lease);
+                }
+                assert!(read == content[1234..391_234] && !reader.is_reading());
+                // Behind the end: the file must have become shorter.
+                piece.offset = 400_000;
+                piece.length = 1;
+                let error = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap_err();
+                assert_eq!((error.kind(), leased_bytes()), (io::ErrorKind::UnexpectedEof, 0));
+            });
+        });
+    }
+}
