@@ -1,9 +1,12 @@
 //! The requests that simulated clients send, and the server that they send them to.
 
+use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use gale_runtime::simulation::{FileFaults, Sending, Simulation, Transcript};
 
 use super::answer::Received;
@@ -27,15 +30,22 @@ const CONFIGURATION: &str = "
             # Whoever does not give its place back keeps out the next one on its connection.
             limit_conn simulated_places 1; limit_req zone=simulated_rates;
             location /sendfile/ { alias /www/; sendfile on; tcp_nopush on; sendfile_max_chunk 70k; }
+            location /pool/ { alias /www/; aio threads; sendfile on; output_buffers 1 128k; read_ahead 1m; }
+            location /off/ { alias /www/; aio off; sendfile on; }
+            location /direct/ { alias /www/; aio on; directio 2k; }
             location = /hello { return 200 hello; }
             location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
-            location /tried/ { try_files $uri /small.txt; }
+            location /tried/ { open_file_cache max=2 inactive=1s; open_file_cache_errors on; try_files $uri /small.txt; }
             location /secret/ {
                 alias /www/; auth_basic secret; auth_basic_user_file /passwords; auth_delay 5ms;
             }
             location /nobody/ { deny all; }
             location /somebody/ { alias /www/; satisfy any; deny all; auth_basic some; auth_basic_user_file /passwords; }
+            location /packed/ {
+                alias /www/; gzip on; gzip_types *; sub_filter_types *; sub_filter_once off; sub_filter a bb;
+            }
+            location /inflated/ { alias /www/; gzip_static always; gunzip on; }
             location = /small-body { client_max_body_size 10; return 200 x; }
             %HOOKS%
         }
@@ -62,15 +72,23 @@ pub fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
+fn gzipped(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).expect("memory for it");
+    encoder.finish().expect("memory for it")
+}
+
 pub fn add_files(simulation: &Simulation) {
     let large = pattern(LARGE);
     let fails = FileFaults { fails_at: Some(BROKEN_AT as u64), ends_at: None };
     let ends = FileFaults { fails_at: None, ends_at: Some(BROKEN_AT as u64) };
-    let files: [(&str, &[u8], FileFaults); 8] = [
+    let packed = gzipped(&large);
+    let files: [(&str, &[u8], FileFaults); 9] = [
         ("/passwords", b"anna:{PLAIN}secret\n", FileFaults::default()),
         ("/www/small.txt", b"a small file\n", FileFaults::default()),
         ("/www/page.html", &large[..3000], FileFaults::default()),
         ("/www/large.bin", &large, FileFaults::default()),
+        ("/www/large.bin.gz", &packed, FileFaults::default()),
         ("/www/empty.txt", b"", FileFaults::default()),
         ("/www/directory/index.html", b"<p>index", FileFaults::default()),
         ("/www/fails.bin", &large, fails),
@@ -217,6 +235,10 @@ pub fn items() -> Vec<Item> {
     add("an empty file", get("/empty.txt", ""), &[200], open);
     add("a large file", get("/large.bin", ""), &[200], open);
     add("a large file by sendfile", get("/sendfile/large.bin", ""), &[200], open);
+    add("a large file by a pool", get("/pool/large.bin", ""), &[200], open);
+    add("a large file as nginx does it", get("/off/large.bin", ""), &[200], open);
+    add("a large file past the page cache", get("/direct/large.bin", ""), &[200], open);
+    add("several parts past the page cache", get("/direct/large.bin", "Range: bytes=7-7,500-70000\r\n"), &[206], open);
     add("a part", get("/large.bin", "Range: bytes=1000-99999\r\n"), &[206], open);
     add("a part by sendfile", get("/sendfile/large.bin", "Range: bytes=1000-\r\n"), &[206], open);
     add("several parts", get("/large.bin", "Range: bytes=0-9,500-70000,-5\r\n"), &[206], open);
@@ -228,6 +250,12 @@ pub fn items() -> Vec<Item> {
     add("tried files", get("/tried/missing", ""), &[200], open);
     let unchanged = "If-Modified-Since: Sat, 08 Sep 2001 01:46:40 GMT\r\n";
     add("an unchanged file", get("/small.txt", unchanged), &[304], open);
+    // Bodies that change on their way.
+    let gzip = "Accept-Encoding: gzip\r\n";
+    add("a file to compress", get("/packed/large.bin", gzip), &[200], open);
+    add("a small file to compress", get("/packed/page.html", gzip), &[200], open);
+    add("a file to change", get("/packed/large.bin", ""), &[200], open);
+    add("a file to inflate", get("/inflated/large.bin", ""), &[200], open);
     // Answers without files.
     add("a text", get("/hello", ""), &[200], open);
     add("a redirect", get("/moved", ""), &[301], open);
@@ -271,7 +299,9 @@ pub fn items() -> Vec<Item> {
     for (name, target) in [
         ("a file that fails", "/fails.bin"),
         ("a file that fails by sendfile", "/sendfile/fails.bin"),
+        ("a file that fails past the page cache", "/direct/fails.bin"),
         ("a file that has become shorter", "/ends.bin"),
+        ("a file that has become shorter in a pool", "/pool/ends.bin"),
         ("a file that has become shorter by sendfile", "/sendfile/ends.bin"),
     ] {
         add(name, get(target, ""), &[200], After::BrokenOff(BROKEN_AT));

@@ -122,11 +122,11 @@ pub struct Request {
     pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     /// Who the client is, where that is not the other end of the connection.
     client: Option<Box<Client>>,
     captured: RefCell<Captured>,
     stored: RefCell<Vec<Stored>>,
-    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     variable_depth: Cell<u32>,
     id: Cell<Option<[u8; 16]>>,
     limit_rate: Cell<Option<u64>>,
@@ -168,9 +168,9 @@ impl Request {
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
+            trailers: RefCell::default(),
             client: None,
             captured: RefCell::default(),
-            trailers: RefCell::default(),
             stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
             id: Cell::new(None),
@@ -205,9 +205,9 @@ impl Request {
         self.configuration = None;
         self.worker = None;
         self.is_get_forced = false;
+        self.trailers.get_mut().clear();
         self.client = None;
         self.captured.get_mut().groups.clear();
-        self.trailers.get_mut().clear();
         self.stored.get_mut().clear();
         self.id.set(None);
         self.limit_rate.set(None);
