@@ -5,7 +5,7 @@ use gale_engine::module::{Module, Order};
 
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
-use crate::http::{core as http_core, headers, index, log, not_modified, range, rewrite, static_files, try_files};
+use crate::http::{core as http_core, headers, index, log, not_modified, postpone, range, rewrite, static_files, try_files};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -19,6 +19,7 @@ const MODULES: &[&Module] = &[
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &postpone::MODULE,
     &range::MODULE,
     &static_files::MODULE,
     &index::MODULE,
@@ -49,4 +50,4 @@ const PHASES: &[(Phase, &[&Module])] = &[
 ];
 
 /// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &range::MODULE];
+const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &postpone::MODULE, &range::MODULE];

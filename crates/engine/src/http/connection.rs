@@ -35,6 +35,15 @@ impl ConnectionInfo {
         ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
+    /// The same connection, for what may outlive it.
+    pub(super) fn copy(&self) -> ConnectionInfo {
+        let ConnectionInfo { number, remote, listening, accepted, requests, asked: _ } = self;
+        ConnectionInfo {
+            requests: requests.clone(),
+            ..ConnectionInfo::new(*number, remote.clone(), Rc::clone(listening), *accepted)
+        }
+    }
+
     /// The client's address without its port, as `$remote_addr` has it.
     pub fn remote_text(&self) -> &str {
         self.asked().remote_text.get_or_init(|| match &self.remote {

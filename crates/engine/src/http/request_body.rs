@@ -72,13 +72,21 @@ impl StoredBody {
     }
 }
 
-/// Reads the request's body to its end, waiting for the client. To be called
-/// once: a body that has been read is gone from the exchange.
+/// Reads the request's body to its end, waiting for the client. A body that has been read is gone from
+/// the exchange, and stays with the request: it is there when somebody asks again, and for subrequests.
 ///
 /// Errors: those of the client, and [`BodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
 pub async fn read_body(request: &mut Request) -> Result<StoredBody, BodyError> {
-    let request = &*request;
+    if let Some(stored) = &request.stored_body {
+        return Ok(stored.clone());
+    }
+    let stored = store_body(request).await?;
+    request.stored_body = Some(stored.clone());
+    Ok(stored)
+}
+
+async fn store_body(request: &Request) -> Result<StoredBody, BodyError> {
     let (exchange, limits) = (request.exchange(), request.body_limits());
     let mut store = Store::new(request);
     loop {
@@ -141,7 +149,7 @@ impl Store<'_> {
             BodyItem::Bytes(bytes) => &bytes[..],
             BodyItem::Lease(lease) => &lease[..],
             BodyItem::Flush | BodyItem::Trailers(_) => return Ok(()),
-            BodyItem::File(_) => unreachable!("what a client sends is no file of ours"),
+            BodyItem::File(_) | BodyItem::Subrequest(_) => unreachable!("what a client sends is nothing of ours"),
         };
         self.length += bytes.len() as u64;
         let (kept, mut rest) = bytes.split_at(bytes.len().min(self.room));

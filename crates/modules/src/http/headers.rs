@@ -59,6 +59,9 @@ fn is_usual(status: u16) -> bool {
 }
 
 fn add(request: &mut Request, conf: &Conf, _body: &mut Body) {
+    if !request.is_main() {
+        return;
+    }
     let is_usual = is_usual(request.response.status);
     for added in conf.added.get().iter().filter(|added| added.always || is_usual) {
         let value = added.value.evaluate(request);

@@ -5,6 +5,7 @@ pub mod headers;
 pub mod index;
 pub mod log;
 pub mod not_modified;
+pub mod postpone;
 pub mod range;
 pub mod rewrite;
 pub mod static_files;

@@ -79,7 +79,7 @@ impl Http1 {
                 let (Some(request), Some(transfer)) = (pending.as_mut(), transfer.as_mut()) else {
                     unreachable!("a head has begun");
                 };
-                match transfer.parser.parse(input.readable(), &transfer.head.limits, &mut request.parsed) {
+                match transfer.parser.parse(input.readable(), &transfer.head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
                         if let Some(timeout) = transfer.head.timeout.take() {
                             timer.set_after(timeout);
@@ -89,7 +89,7 @@ impl Http1 {
                     Ok(Status::Complete { consumed }) => {
                         let mut request = pending.take().expect("there is one");
                         match split_off(input, consumed) {
-                            Some(head) => request.head = head,
+                            Some(head) => request.set_head(head),
                             None => {
                                 // No memory within the worker's bound: it cannot even be refused.
                                 self.worker.give_back(request);
@@ -100,7 +100,7 @@ impl Http1 {
                     }
                     Err(offence) => {
                         let mut request = pending.take().expect("there is one");
-                        request.head = std::mem::take(input);
+                        request.set_head(std::mem::take(input));
                         transfer.offence = Some(offence);
                         return Poll::Ready(Arrival::Request(request));
                     }
@@ -183,7 +183,7 @@ impl Http1 {
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
-        request.parsed.keep_first_line(request.head.readable());
+        keep_first_line(&mut request);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;
         self.end(request);
@@ -217,7 +217,7 @@ impl Http1 {
             Err(offence) => {
                 // The path is for the log; an offence in it was told already.
                 let _ = self.prepare(request, core);
-                request.parsed.keep_first_line(request.head.readable());
+                keep_first_line(request);
                 let input = request.head.readable();
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
                 if request.parsed.method_range.is_empty() {
@@ -293,8 +293,14 @@ impl Http1 {
 /// What has come of a head that will not be whole.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
     let mut request = pending.take()?;
-    request.head = std::mem::take(input);
+    request.set_head(std::mem::take(input));
     Some(request)
+}
+
+/// Only the first line of a broken head is relied on from now on.
+fn keep_first_line(request: &mut Request) {
+    let head = Rc::clone(&request.head);
+    request.parsed_mut().keep_first_line(head.readable());
 }
 
 /// nginx's words for what was read of a head that was not understood to its end.
