@@ -15,6 +15,7 @@ use crate::executor::Executor;
 use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
 use crate::timer::Wheel;
+use crate::turn_share::Line;
 
 thread_local! {
     /// A plain pointer, because a request looks at the clock several times: no count, no flag, no destructor.
@@ -29,11 +30,18 @@ pub(crate) struct Environment {
     pub driver: Box<dyn Driver>,
     pub inbox: Arc<Inbox>,
     pub random: Cell<u64>,
+    /// Who waits for a share of the turn.
+    pub computing: Line,
     /// The world behind `driver` when that is simulated: files and pools ask for it.
     pub simulation: Option<Rc<World>>,
 }
 
 impl Environment {
+    /// Whether something can run without waiting for an event.
+    pub fn has_work(&self) -> bool {
+        self.executor.has_work() || self.computing.is_waiting()
+    }
+
     /// The environment of the running loop. Panics outside of one.
     pub fn current() -> Rc<Environment> {
         let current = CURRENT.get();

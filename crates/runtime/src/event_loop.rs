@@ -25,6 +25,7 @@ use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::simulation::{Simulation, World};
 use crate::timer::Wheel;
+use crate::turn_share::Line;
 use crate::watchdog;
 
 /// Calls from other threads per turn; further ones wait for the next.
@@ -144,6 +145,7 @@ impl EventLoop {
             driver,
             inbox,
             random: seed.into(),
+            computing: Line::default(),
             simulation,
         });
         let driver_reason = None;
@@ -178,6 +180,7 @@ impl EventLoop {
         loop {
             self.take_calls_and_wakes();
             self.expire_timers();
+            environment.computing.begin_turn();
             environment.executor.begin_turn();
             let mut is_at_end = false;
             for _ in 0..POLLS_PER_TURN {
@@ -221,7 +224,7 @@ impl EventLoop {
 
     /// Ends the turn, waits for the next event, and begins the next turn.
     fn wait(&mut self) {
-        let Environment { clock, inbox, executor, wheel, driver, .. } = &*self.environment;
+        let Environment { clock, inbox, wheel, driver, .. } = &*self.environment;
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
         let mut next_timer = wheel.borrow().next_look();
@@ -231,7 +234,7 @@ impl EventLoop {
         }
         // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
         let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
-        let busy = executor.has_work();
+        let busy = self.environment.has_work();
         let wait = match next_timer {
             _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
             Some(_) if may_jump() => Some(Duration::ZERO),
@@ -247,7 +250,7 @@ impl EventLoop {
             // In this order: who leaves the outside has filled the inbox before.
             && may_jump()
             && events == 0
-            && !executor.has_work()
+            && !self.environment.has_work()
             && !inbox.is_pending()
         {
             clock.advance_to(nanos);

@@ -59,6 +59,7 @@ mod slots;
 pub mod stall;
 mod stream;
 mod timer;
+mod turn_share;
 mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
@@ -82,3 +83,4 @@ pub use pool::{
 };
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
+pub use turn_share::{PIECE_MICROS, TurnShare};

@@ -450,3 +450,57 @@ fn a_loop_that_stalls_does_not_keep_the_accept_mutex() {
     drop(release);
     stalling.join().unwrap();
 }
+
+#[test]
+fn those_that_compute_share_the_turn_in_the_order_in_which_they_came() {
+    run(async {
+        let turn = Rc::new(Cell::new(0u32));
+        let counted = Rc::clone(&turn);
+        let counter = spawn(async move {
+            loop {
+                counted.set(counted.get() + 1);
+                yield_now().await;
+            }
+        });
+        let pieces = Rc::new(RefCell::new(Vec::new()));
+        let computing: Vec<_> = (0..5)
+            .map(|number| {
+                let (pieces, turn) = (Rc::clone(&pieces), Rc::clone(&turn));
+                spawn(async move {
+                    let mut share = TurnShare::default();
+                    for _ in 0..4 {
+                        poll_fn(|context| share.poll(context, 400)).await;
+                        pieces.borrow_mut().push((turn.get(), number));
+                    }
+                })
+            })
+            .collect();
+        // Whoever leaves the line holds nobody up.
+        yield_now().await;
+        abort(computing[2]);
+        while task_count() > 1 {
+            yield_now().await;
+        }
+        abort(counter);
+        let pieces = pieces.borrow();
+        assert!(turn.get() >= 7, "two pieces fit into a turn: {pieces:?}");
+        // The first one had the first turn for itself; from then on nobody comes again before all others have.
+        let order: Vec<_> = pieces.iter().map(|(_, number)| *number).filter(|number| *number != 2).collect();
+        assert_eq!(order[..2], [0, 0], "{pieces:?}");
+        assert_eq!(order[2..], [0, 1, 3, 4, 0, 1, 3, 4, 1, 3, 4, 1, 3, 4], "{pieces:?}");
+    });
+}
+
+#[test]
+fn a_piece_that_is_larger_than_the_share_has_a_turn_for_itself() {
+    run(async {
+        let mut share = TurnShare::default();
+        poll_fn(|context| share.poll(context, u32::MAX)).await;
+        poll_fn(|context| {
+            assert!(share.poll(context, u32::MAX).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        poll_fn(|context| share.poll(context, u32::MAX)).await;
+    });
+}

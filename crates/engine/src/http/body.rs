@@ -40,6 +40,19 @@ pub struct FilePiece {
     pub length: u64,
 }
 
+impl FilePiece {
+    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter than
+    /// it was when its length was announced.
+    pub fn advance(&mut self, count: u64) -> io::Result<()> {
+        if count == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was sent"));
+        }
+        self.offset += count;
+        self.length -= count;
+        Ok(())
+    }
+}
+
 /// One thing that a body consists of.
 #[derive(Debug)]
 pub enum BodyItem {
@@ -67,6 +80,15 @@ impl BodyItem {
             BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => 0,
         }
     }
+
+    /// The bytes of one that is in memory; none of any other.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            BodyItem::Bytes(bytes) => bytes,
+            BodyItem::Lease(lease) => lease,
+            BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => &[],
+        }
+    }
 }
 
 /// A body that comes as it is made.
@@ -74,6 +96,11 @@ pub trait BodyStream {
     /// The next item of this request's response, `None` at the end. An error means that
     /// the response cannot be completed: the client has to notice.
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>>;
+
+    /// Whether it is known that no further item will come.
+    fn is_at_end(&self) -> bool {
+        false
+    }
 }
 
 impl Body {
@@ -85,6 +112,16 @@ impl Body {
             Body::File(piece) => Some(piece.length),
             Body::Items(items) => Some(items.iter().map(BodyItem::length).sum()),
             Body::Stream(_) => None,
+        }
+    }
+
+    /// Whether it is known that no further item will come.
+    pub fn is_at_end(&self) -> bool {
+        match self {
+            Body::Empty => true,
+            Body::Bytes(_) | Body::File(_) => false,
+            Body::Items(items) => items.is_empty(),
+            Body::Stream(stream) => stream.is_at_end(),
         }
     }
 

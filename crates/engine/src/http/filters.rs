@@ -5,8 +5,12 @@
 //! a response that no filter touches costs one call each. A filter never sends
 //! anything: one that finds that the response must not go out says which status
 //! takes its place, and the pipeline does the rest.
+//!
+//! Filters that make other bytes of a body's bytes are built on `transform.rs`.
 
 use std::any::Any;
+
+use bytes::Bytes;
 
 use super::body::Body;
 use super::request::Request;
@@ -19,6 +23,9 @@ pub trait Filter: Sync {
     /// Looks at the head in `request.response` and at the body, changes them or not, and says what
     /// becomes of them.
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered;
+    /// Appends the fields that go out behind the body. Asked when the body has come to its end, if the head said
+    /// `has_trailers`.
+    fn trailers(&self, _request: &Request, _conf: &dyn Any, _out: &mut Vec<(Bytes, Bytes)>) {}
 }
 
 /// What a filter made of a response.
@@ -67,6 +74,31 @@ impl<C: 'static> Filter for Judge<C> {
 
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered {
         (self.run)(request, settings(conf), body)
+    }
+}
+
+/// A filter that changes the head and adds fields behind the body.
+pub struct Fields<C: 'static> {
+    /// Whether there is anything to do with these settings.
+    pub applies: fn(&C) -> bool,
+    /// What it does to the head.
+    pub run: fn(&mut Request, &C),
+    /// What it adds at the end.
+    pub trailers: fn(&Request, &C, &mut Vec<(Bytes, Bytes)>),
+}
+
+impl<C: 'static> Filter for Fields<C> {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        (self.applies)(settings(conf))
+    }
+
+    fn apply(&self, request: &mut Request, conf: &dyn Any, _body: &mut Body) -> Filtered {
+        (self.run)(request, settings(conf));
+        Filtered::Goes
+    }
+
+    fn trailers(&self, request: &Request, conf: &dyn Any, out: &mut Vec<(Bytes, Bytes)>) {
+        (self.trailers)(request, settings(conf), out);
     }
 }
 

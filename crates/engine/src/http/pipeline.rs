@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gale_protocol::http1::response;
+use gale_protocol::http1::{Version, response};
 use gale_runtime::SocketAddress;
 
 use super::body::{Body, BodyItem};
@@ -333,7 +333,12 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         },
         send_timeout: *core.send_timeout.get(),
     };
+    let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
     match body {
+        body if has_trailers => {
+            exchange.start(&request.response, &options);
+            return Some(body);
+        }
         _ if length == BodyLength::NoBody => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
@@ -412,6 +417,7 @@ fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
+    let can_be_chunked = request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get();
     if request.is_tunnel {
         request.response.content_length = None;
         return BodyLength::UntilEnd;
@@ -425,6 +431,10 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     }
     if request.is_head() {
         return BodyLength::NoBody;
+    }
+    let response = &mut request.response;
+    if response.has_trailers && can_be_chunked {
+        response.content_length = None;
     }
     request.response.content_length.map_or(BodyLength::UntilEnd, BodyLength::Known)
 }
@@ -468,12 +478,35 @@ pub async fn send_rest(request: &Request, mut body: Body) {
                 request.log(Level::Error, format_args!("the response broke off: {error}"));
                 return exchange.abort();
             }
-            None => return exchange.end(),
+            None => return end_response(request),
+        }
+        // The last item and the end leave together.
+        if body.is_at_end() {
+            return end_response(request);
         }
         if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
             return;
         }
     }
+}
+
+fn end_response(request: &Request) {
+    let exchange = request.exchange();
+    if request.response.has_trailers {
+        exchange.push(BodyItem::Trailers(trailers(request)));
+    }
+    exchange.end();
+}
+
+/// The fields that filters add behind the body.
+fn trailers(request: &Request) -> Vec<(Bytes, Bytes)> {
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    let mut fields = Vec::new();
+    for bound in &scope.filters {
+        bound.filter.trailers(request, scope.conf(bound.module), &mut fields);
+    }
+    fields
 }
 
 #[cfg(test)]

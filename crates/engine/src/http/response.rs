@@ -38,13 +38,24 @@ pub struct ResponseHead {
     pub allows_ranges: bool,
     /// Every other field, in order.
     pub fields: Vec<Field>,
+    /// Whether filters have fields to send behind the body (see `Filter::trailers`), which needs chunks.
+    pub has_trailers: bool,
 }
 
 impl ResponseHead {
     /// Forgets everything, keeping the memory.
     pub fn clear(&mut self) {
-        let ResponseHead { status, content_type, content_length, last_modified, etag, location, allows_ranges, fields } =
-            self;
+        let ResponseHead {
+            status,
+            content_type,
+            content_length,
+            last_modified,
+            etag,
+            location,
+            allows_ranges,
+            fields,
+            has_trailers,
+        } = self;
         *status = 0;
         content_type.clear();
         *content_length = None;
@@ -53,6 +64,7 @@ impl ResponseHead {
         location.clear();
         *allows_ranges = false;
         fields.clear();
+        *has_trailers = false;
     }
 
     /// Takes away what describes a file, because the body will be another one.
@@ -62,6 +74,18 @@ impl ResponseHead {
         self.last_modified = None;
         self.etag.clear();
         self.allows_ranges = false;
+    }
+
+    /// Takes away what a filter that changes the body makes untrue: the length, that parts can be had, and a strong
+    /// `ETag`, which becomes a weak one. (RFC 9110 §8.8.1)
+    pub fn will_change(&mut self) {
+        self.content_length = None;
+        self.allows_ranges = false;
+        if self.etag.starts_with(b"\"") {
+            self.etag.insert_from_slice(0, b"W/");
+        } else if !self.etag.starts_with(b"W/") {
+            self.etag.clear();
+        }
     }
 
     /// Adds a field; one of the same name stays.
@@ -125,6 +149,17 @@ mod tests {
         head.set(b"x-One", b"3");
         assert_eq!(head.fields.len(), 1);
         assert_eq!(head.field(b"x-one"), Some(&b"3"[..]));
+    }
+
+    #[test]
+    fn a_body_that_will_change_has_a_weak_etag_and_no_length() {
+        let mut head = ResponseHead { content_length: Some(5), allows_ranges: true, ..ResponseHead::default() };
+        for (before, after) in [("\"a\"", "W/\"a\""), ("W/\"a\"", "W/\"a\""), ("a", ""), ("", "")] {
+            head.etag = before.as_bytes().into();
+            head.will_change();
+            assert_eq!(&*head.etag, after.as_bytes());
+        }
+        assert_eq!((head.content_length, head.allows_ranges), (None, false));
     }
 
     #[test]

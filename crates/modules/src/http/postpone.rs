@@ -66,6 +66,10 @@ impl BodyStream for Postponed {
             }
         }
     }
+
+    fn is_at_end(&self) -> bool {
+        self.waiting.is_empty() && self.source.as_ref().is_none_or(Body::is_at_end)
+    }
 }
 
 impl Postponed {

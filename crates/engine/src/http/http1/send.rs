@@ -6,26 +6,22 @@
 //! A file is read where that cannot wait, and in a pool where it can.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{File, Lease, Output, Stream, Timer};
+use gale_runtime::{File, Output, Stream, Timer};
 
-use crate::http::body::{BodyItem, FilePiece};
+use crate::http::body::BodyItem;
 use crate::http::exchange::{BodyLength, FileOptions, Gone, ResponseOptions, Sent};
+use crate::http::file_reader::{FileReader, READ_PIECE};
 use crate::http::response::ResponseHead;
 use crate::http::worker::HttpWorker;
 
 /// A body up to this size is copied behind the head.
 const COPIED_MAX: usize = 4 * 1024;
-
-/// How much of a file is read into memory at once.
-const READ_PIECE: u64 = 64 * 1024;
 
 /// A piece of a file smaller than this is read even when `sendfile` is on: one
 /// call for head and body is cheaper than two.
@@ -39,16 +35,13 @@ const PROBE_STRIDE: u64 = 64 * 1024;
 /// other connections want their turn, too.
 const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
 
-type Reading = Pin<Box<dyn Future<Output = io::Result<Lease>>>>;
-
 /// The response side of a connection.
 #[derive(Default)]
 pub(super) struct Sender {
     output: Output,
     /// What stands behind `output`; begins with a piece of a file.
     queue: VecDeque<BodyItem>,
-    /// A piece of a file that is being read in a pool.
-    reading: Option<Reading>,
+    reader: FileReader,
     coding: Coding,
     version: Version,
     keep_alive: bool,
@@ -145,7 +138,7 @@ impl Sender {
 
     /// Whether nothing is left of any exchange.
     pub(super) fn is_at_rest(&self) -> bool {
-        self.gone.is_none() && self.output.is_empty() && self.queue.is_empty() && self.reading.is_none()
+        self.gone.is_none() && self.output.is_empty() && self.queue.is_empty() && !self.reader.is_reading()
     }
 
     pub(super) fn sent(&self) -> Sent {
@@ -391,7 +384,7 @@ impl Sender {
                     Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
                     Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
                     // The client is not at fault for a slow disk.
-                    Poll::Pending if self.reading.is_some() => return Poll::Pending,
+                    Poll::Pending if self.reader.is_reading() => return Poll::Pending,
                     Poll::Pending => return self.poll_patience(context),
                 }
             } else {
@@ -444,27 +437,22 @@ impl Sender {
     fn clear(&mut self) {
         self.output.clear();
         self.queue.clear();
-        self.reading = None;
+        self.reader = FileReader::default();
     }
 
     /// Moves what can be sent from memory from the queue to the output: bytes, and
     /// pieces of files that can be read without waiting.
     fn fill(&mut self) -> io::Result<()> {
-        while self.reading.is_none() && (self.output.len_bytes() as u64) < READ_PIECE {
+        while !self.reader.is_reading() && (self.output.len_bytes() as u64) < READ_PIECE {
             match self.queue.front_mut() {
                 None => return Ok(()),
                 Some(BodyItem::File(piece)) => {
                     if self.files.is_some_and(|files| files.sendfile) && piece.length >= SENDFILE_MIN {
                         return Ok(());
                     }
-                    let length = piece.length.min(READ_PIECE);
-                    let Some(lease) = piece.file.try_read_at(piece.offset, to_usize(length))? else { return Ok(()) };
-                    advance(piece, lease.len() as u64)?;
-                    if piece.length == 0 {
-                        self.queue.pop_front();
-                        self.resident_until = 0;
-                    }
+                    let Some(lease) = self.reader.try_read(piece)? else { return Ok(()) };
                     self.output.push_lease(lease);
+                    self.leave_finished_file();
                 }
                 Some(_) => match self.queue.pop_front() {
                     Some(BodyItem::Bytes(bytes)) => self.output.push_bytes(bytes),
@@ -480,7 +468,7 @@ impl Sender {
     fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), FileError>> {
         let Some(BodyItem::File(piece)) = self.queue.front_mut() else { return Poll::Ready(Ok(())) };
         let files = self.files.expect("a response with a file has begun");
-        if self.reading.is_none() && files.sendfile {
+        if !self.reader.is_reading() && files.sendfile {
             let bound = if files.chunk_max == 0 { SENDFILE_PIECE_MAX } else { files.chunk_max.min(SENDFILE_PIECE_MAX) };
             let length = piece.length.min(bound);
             let end = piece.offset + length;
@@ -499,28 +487,27 @@ impl Sender {
                 return Poll::Ready(self.advance_file(sent as u64));
             }
         }
-        let reading = self.reading.get_or_insert_with(|| {
-            let (file, offset, length) = (piece.file.clone(), piece.offset, piece.length.min(READ_PIECE));
-            Box::pin(async move { file.read_at(offset, to_usize(length)).await })
-        });
-        let lease = ready!(reading.as_mut().poll(context));
-        self.reading = None;
-        let lease = lease.map_err(FileError::OfFile)?;
-        let advanced = self.advance_file(lease.len() as u64);
+        let lease = ready!(self.reader.poll_read(piece, context)).map_err(FileError::OfFile)?;
         self.output.push_lease(lease);
-        Poll::Ready(advanced)
+        self.leave_finished_file();
+        Poll::Ready(Ok(()))
     }
 
     /// Notes how far the piece at the head of the queue has been dealt with.
     fn advance_file(&mut self, count: u64) -> Result<(), FileError> {
         if let Some(BodyItem::File(piece)) = self.queue.front_mut() {
-            advance(piece, count).map_err(FileError::OfFile)?;
-            if piece.length == 0 {
-                self.queue.pop_front();
-                self.resident_until = 0;
-            }
+            piece.advance(count).map_err(FileError::OfFile)?;
         }
+        self.leave_finished_file();
         Ok(())
+    }
+
+    /// Goes on to what stands behind a piece of a file of which nothing is left.
+    fn leave_finished_file(&mut self) {
+        if matches!(self.queue.front(), Some(BodyItem::File(piece)) if piece.length == 0) {
+            self.queue.pop_front();
+            self.resident_until = 0;
+        }
     }
 }
 
@@ -528,17 +515,6 @@ impl Sender {
 enum FileError {
     OfFile(io::Error),
     OfSocket,
-}
-
-/// Notes that a part of the piece has been dealt with. None at all means that the
-/// file has become shorter than it was when its length was announced.
-fn advance(piece: &mut FilePiece, count: u64) -> io::Result<()> {
-    if count == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was sent"));
-    }
-    piece.offset += count;
-    piece.length -= count;
-    Ok(())
 }
 
 /// Whether a piece of a file seems to be in memory: a few of its pages are.
