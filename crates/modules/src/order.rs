@@ -5,7 +5,7 @@ use gale_engine::module::{Module, Order};
 
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
-use crate::http::{core as http_core, headers, index, log, not_modified, postpone, range, rewrite, static_files, try_files};
+use crate::http::{core as http_core, auth_request, headers, index, log, mirror, not_modified, postpone, range, rewrite, static_files, try_files};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -24,6 +24,8 @@ const MODULES: &[&Module] = &[
     &static_files::MODULE,
     &index::MODULE,
     &try_files::MODULE,
+    &mirror::MODULE,
+    &auth_request::MODULE,
     &rewrite::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
@@ -36,7 +38,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::Rewrite, &[&rewrite::MODULE]),
     #[cfg(debug_assertions)]
     (Phase::PreAccess, &[&test_hooks::MODULE]),
-    (Phase::PreContent, &[&try_files::MODULE]),
+    (Phase::Access, &[&auth_request::MODULE]),
+    (Phase::PreContent, &[&try_files::MODULE, &mirror::MODULE]),
     (
         Phase::Content,
         &[

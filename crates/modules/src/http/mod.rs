@@ -1,9 +1,11 @@
 //! The modules of the http block.
 
+pub mod auth_request;
 pub mod core;
 pub mod headers;
 pub mod index;
 pub mod log;
+pub mod mirror;
 pub mod not_modified;
 pub mod postpone;
 pub mod range;
