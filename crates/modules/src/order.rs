@@ -5,7 +5,10 @@ use gale_engine::module::{Module, Order};
 
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
-use crate::http::{core as http_core, auth_request, headers, index, log, mirror, not_modified, postpone, range, rewrite, static_files, try_files};
+use crate::http::{
+    addition, auth_request, core as http_core, headers, index, log, mirror, not_modified, postpone, range, rewrite,
+    ssi, static_files, try_files,
+};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -19,6 +22,8 @@ const MODULES: &[&Module] = &[
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &addition::MODULE,
+    &ssi::MODULE,
     &postpone::MODULE,
     &range::MODULE,
     &static_files::MODULE,
@@ -53,4 +58,5 @@ const PHASES: &[(Phase, &[&Module])] = &[
 ];
 
 /// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] = &[&not_modified::MODULE, &headers::MODULE, &postpone::MODULE, &range::MODULE];
+const FILTERS: &[&Module] =
+    &[&not_modified::MODULE, &headers::MODULE, &addition::MODULE, &ssi::MODULE, &postpone::MODULE, &range::MODULE];

@@ -9,6 +9,7 @@ pub mod host;
 pub mod http1;
 mod offence;
 mod range;
+pub mod ssi;
 pub mod uri;
 
 pub use offence::Offence;

@@ -2,7 +2,7 @@
 
 use gale_protocol::Offence;
 use gale_protocol::uri::escape::{Class, Unescape, count_escapes, escape, escape_html, unescape};
-use gale_protocol::uri::{split_unsafe, Form, normalize, split};
+use gale_protocol::uri::{Form, normalize, split, split_unsafe};
 use proptest::prelude::*;
 
 fn normalized(path: &[u8], merge_slashes: bool) -> Result<Vec<u8>, Offence> {

@@ -319,6 +319,7 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
     variables.resolve(definitions).map_err(|unknown| {
         Diagnostic::emerg(format!("unknown \"{}\" variable", BStr::new(&unknown.name))).at_opt(unknown.span)
     })?;
+    variables.keep_definitions(builder.order.modules.iter().flat_map(|module| module.variables));
     let servers = finish_servers(&mut scopes, servers);
     let scopes = scopes.into_iter().map(|draft| finish_scope(draft, builder)).collect();
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);

@@ -14,6 +14,7 @@ pub mod files;
 pub mod filters;
 pub mod http1;
 pub mod location;
+pub mod media_types;
 pub mod notes;
 pub mod phases;
 pub mod pipeline;

@@ -84,6 +84,12 @@ impl Regex {
         &self.variables
     }
 
+    /// The groups that have names, by their numbers.
+    pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
+        let names = self.compiled.capture_names().iter().enumerate();
+        names.filter_map(|(number, name)| Some((number, name.as_deref()?)))
+    }
+
     /// Whether `text` matches. An expression that runs into PCRE2's own limits
     /// does not match; the caller may log the error.
     pub fn is_match(&self, text: &[u8]) -> Result<bool, String> {

@@ -22,7 +22,7 @@ use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
 use super::settings::KeepaliveDisable;
 use super::subrequest::{Fallback, NESTED_MAX, Target};
-use super::variables::{Source, VariableId};
+use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
 
@@ -401,6 +401,17 @@ impl Request {
         match self.http().variables.source(id) {
             Source::Evaluated { value, argument } => self.evaluate(|| value(self, argument, out)),
             Source::Stored | Source::Unknown => false,
+        }
+    }
+
+    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no such.
+    pub fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
+        match self.http().variables.find(name) {
+            Some(Found::Mentioned(id)) => self.append_variable(id, out),
+            Some(Found::Defined(Source::Evaluated { value, argument })) => {
+                self.evaluate(|| value(self, &argument, out))
+            }
+            Some(Found::Defined(_)) | None => false,
         }
     }
 

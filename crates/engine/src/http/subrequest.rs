@@ -4,6 +4,7 @@
 //! ```text
 //!   Subrequest::start   in line: a body item. Whoever wraps the body passes it on as it is, down to the filter
 //!                       `postpone`, which puts its output into its place. Those that lie ahead run at the same time.
+//!   InMemorySubrequest  the body as one text, for a variable
 //!   ask                 for a phase: waits for the head, drops the body
 //!   run_in_background   a task of its own; the client's connection does not wait for it
 //! ```
@@ -26,13 +27,14 @@ use bytes::Bytes;
 use gale_protocol::uri;
 use gale_runtime::SocketAddress;
 
-use super::body::{Body, BodyItem};
+use super::body::{Body, BodyItem, BodyStream};
 use super::connection::ConnectionInfo;
 use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
 use super::request::Request;
 use super::response::{ResponseHead, ShortText};
+use super::transform::InMemory;
 use crate::process::Level;
 
 /// How deep subrequests may be nested: nginx's bound.
@@ -236,6 +238,64 @@ impl fmt::Debug for Subrequest {
             State::Ended => "ended",
         };
         write!(formatter, "Subrequest({state})")
+    }
+}
+
+/// A subrequest whose body is collected in memory, as far as `subrequest_output_buffer_size` allows.
+pub struct InMemorySubrequest(Gathering);
+
+enum Gathering {
+    Asking(Subrequest),
+    Taking { status: u16, body: Box<InMemory>, text: Vec<u8>, bytes_max: usize },
+    Done,
+}
+
+impl InMemorySubrequest {
+    /// Begins one, like [`Subrequest::start`].
+    pub fn start(parent: &Request, target: Target) -> Option<InMemorySubrequest> {
+        Some(InMemorySubrequest(Gathering::Asking(Subrequest::start(parent, target)?)))
+    }
+
+    /// The status and the body. An error means that the parent's response cannot be completed.
+    pub fn poll(&mut self, parent: &Request, context: &mut Context<'_>) -> Poll<io::Result<(u16, Bytes)>> {
+        loop {
+            match &mut self.0 {
+                Gathering::Asking(subrequest) => {
+                    let (status, bytes_max) = match ready!(subrequest.poll_answer(context)) {
+                        Some(answer) => {
+                            (answer.response.status, *answer.scope().core.subrequest_output_buffer_size.get())
+                        }
+                        None => (0, 0),
+                    };
+                    let Gathering::Asking(subrequest) = std::mem::replace(&mut self.0, Gathering::Done) else {
+                        unreachable!("it is being asked");
+                    };
+                    let body = Box::new(InMemory::new(Body::Stream(Box::new(subrequest))));
+                    self.0 = Gathering::Taking { status, body, text: Vec::new(), bytes_max };
+                }
+                Gathering::Taking { status, body, text, bytes_max } => {
+                    match ready!(body.poll_next(parent, context)).transpose()? {
+                        Some(item) if item.bytes().len() > *bytes_max - text.len() => {
+                            return Poll::Ready(Err(io::Error::other("too big subrequest response")));
+                        }
+                        Some(item) => text.extend_from_slice(item.bytes()),
+                        None => {
+                            let answer = (*status, std::mem::take(text).into());
+                            self.0 = Gathering::Done;
+                            return Poll::Ready(Ok(answer));
+                        }
+                    }
+                }
+                Gathering::Done => return Poll::Ready(Ok((0, Bytes::new()))),
+            }
+        }
+    }
+}
+
+/// Its body, for whoever reads bodies.
+impl BodyStream for Subrequest {
+    fn poll_next(&mut self, _parent: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        Subrequest::poll_next(self, context)
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 pub use access::{AccessBuffers, Hold};
-pub use line_time::{LocalTime, local_time};
+pub use line_time::{LocalTime, Zone, format_time, local_time};
 pub use writer::{LogWriter, Writers, finish};
 
 use crate::process::Level;

@@ -1,5 +1,6 @@
 //! The modules of the http block.
 
+pub mod addition;
 pub mod auth_request;
 pub mod core;
 pub mod headers;
@@ -10,6 +11,7 @@ pub mod not_modified;
 pub mod postpone;
 pub mod range;
 pub mod rewrite;
+pub mod ssi;
 pub mod static_files;
 #[cfg(debug_assertions)]
 pub mod test_hooks;

@@ -77,7 +77,8 @@ pub fn split_unsafe(reference: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     };
     let mut decoded = Vec::new();
     escape::unescape(escape::Unescape::All, path, &mut decoded);
-    let is_refused = |path: &[u8]| path.contains(&0) || path.split(|&byte| byte == b'/').any(|segment| segment == b"..");
+    let is_refused =
+        |path: &[u8]| path.contains(&0) || path.split(|&byte| byte == b'/').any(|segment| segment == b"..");
     (!path.is_empty() && !is_refused(path) && !is_refused(&decoded)).then_some((decoded, args))
 }
 
