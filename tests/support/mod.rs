@@ -16,6 +16,7 @@
 
 mod client;
 mod directory;
+mod gate;
 mod processes;
 
 use std::ffi::OsString;
@@ -29,6 +30,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 pub use client::{Client, Response};
 pub use directory::{Directory, Watch};
+pub use gate::{Gate, Task};
 pub use processes::{
     children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, proportional_memory, resident_memory,
     wait_ended,

@@ -6,15 +6,16 @@
 /// The version of nginx whose language and behaviour Gale follows.
 const NGINX_VERSION: &str = "1.31.4";
 
+/// What nginx has only if its `configure` is asked for it, and Gale always.
+const WITH: &[&str] = &["http_addition_module", "http_auth_request_module", "threads"];
+
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
     "http_charset_module",
     "http_gzip_module",
-    "http_ssi_module",
     "http_userid_module",
     "http_access_module",
     "http_auth_basic_module",
-    "http_mirror_module",
     "http_autoindex_module",
     "http_geo_module",
     "http_map_module",
@@ -49,14 +50,16 @@ pub fn short(is_nginx: bool) -> String {
 
 /// `-V`
 pub fn long(is_nginx: bool) -> String {
+    let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
     let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
     format!(
-        "{}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} --with-threads {}\n",
+        "{}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
         short(is_nginx),
         prefix(is_nginx),
         configuration_path(is_nginx),
         error_log_path(is_nginx),
         pid_path(is_nginx),
+        with.join(" "),
         without.join(" "),
     )
 }

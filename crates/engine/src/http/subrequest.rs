@@ -14,9 +14,10 @@
 //! variables and the client of its parent, and has notes of its own.
 //!
 //! Dropping one cancels it. Bounded: by how deep they are nested, by how many are under way for a client's request, and by
-//! how many a worker has in the background. A subrequest holds one item of its body at most that nobody has asked for.
+//! how many a worker has in the background. A subrequest holds a bounded part of its body that nobody has asked for.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -46,6 +47,12 @@ const UNDER_WAY_MAX: u32 = 65535 - 1000;
 /// While more than so many are under way for one request, none produces a body before its turn has come: pages that include
 /// each other would else unfold all at once.
 const AHEAD_MAX: u32 = 256;
+
+/// How many items of a body are taken before its turn.
+const AHEAD_ITEMS_MAX: usize = 32;
+
+/// Of how many bytes in memory no more is taken before its turn.
+const AHEAD_BYTES_MAX: u64 = 16 * 1024;
 
 /// What a subrequest asks for.
 #[derive(Default)]
@@ -105,8 +112,10 @@ enum State {
 struct Answering {
     request: Lent,
     body: Body,
-    /// What was taken before its turn.
-    ahead: Option<io::Result<BodyItem>>,
+    /// What was taken before its turn. An error is the last thing.
+    ahead: VecDeque<io::Result<BodyItem>>,
+    ahead_bytes: u64,
+    has_ended: bool,
     is_empty: bool,
 }
 
@@ -147,20 +156,13 @@ impl Subrequest {
         })
     }
 
-    /// Goes on although its turn has not come: to the first item of its body.
+    /// Goes on although its turn has not come: through the first items of its body, so that what it includes begins, too.
     pub fn poll_ahead(&mut self, context: &mut Context<'_>) {
         if self.poll_answer(context).is_pending() {
             return;
         }
-        if let State::Answering(answering) = &mut self.state
-            && answering.ahead.is_none()
-            && answering.request.shared.subrequests.get() <= AHEAD_MAX
-            && let Poll::Ready(item) = answering.poll_item(context)
-        {
-            match item {
-                Some(item) => answering.ahead = Some(item),
-                None => self.end(),
-            }
+        if let State::Answering(answering) = &mut self.state {
+            answering.take_ahead(context);
         }
     }
 
@@ -171,7 +173,7 @@ impl Subrequest {
         }
         match &mut self.state {
             State::Answering(answering) => {
-                let item = match answering.ahead.take() {
+                let item = match answering.ahead.pop_front() {
                     Some(item) => Some(item),
                     None => ready!(answering.poll_item(context)),
                 };
@@ -190,7 +192,7 @@ impl Subrequest {
 
     fn decided(&mut self, request: Lent, body: Option<Body>) {
         self.state = match body {
-            Some(body) => State::Answering(Box::new(Answering { request, body, ahead: None, is_empty: true })),
+            Some(body) => State::Answering(Box::new(Answering::new(request, body))),
             None => State::Refusing,
         };
     }
@@ -204,7 +206,29 @@ impl Subrequest {
 }
 
 impl Answering {
+    fn new(request: Lent, body: Body) -> Answering {
+        Answering { request, body, ahead: VecDeque::new(), ahead_bytes: 0, has_ended: false, is_empty: true }
+    }
+
+    /// Takes what is there, up to the bounds.
+    fn take_ahead(&mut self, context: &mut Context<'_>) {
+        while !self.has_ended
+            && self.ahead.len() < AHEAD_ITEMS_MAX
+            && self.ahead_bytes < AHEAD_BYTES_MAX
+            && self.request.shared.subrequests.get() <= AHEAD_MAX
+            && let Poll::Ready(item) = self.poll_item(context)
+        {
+            self.has_ended = !matches!(item, Some(Ok(_)));
+            let Some(item) = item else { return };
+            self.ahead_bytes += item.as_ref().map_or(0, |item| item.bytes().len() as u64);
+            self.ahead.push_back(item);
+        }
+    }
+
     fn poll_item(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
         loop {
             return Poll::Ready(match ready!(self.body.poll_next(&self.request, context)) {
                 // They would end the parent's body.
