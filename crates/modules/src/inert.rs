@@ -1,7 +1,7 @@
 //! inert: directives of nginx that are accepted with a warning and do nothing.
 //!
 //! Only such whose absence cannot change what an answer means: sizes of hash
-//! tables that Gale does not have, and what makes answers smaller or faster.
+//! tables that Gale does not have, and what makes answers faster.
 //! Never access, limits or headers. A row leaves this list when its module is
 //! built.
 
@@ -19,7 +19,7 @@ const fn row(name: &'static str, place: Place, takes: Takes, about: &'static str
 
 const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
 const MEMORY: &str = "The size of a memory pool: Gale has none.";
-const COMPRESSION: &str = "Compression of responses: not built yet, responses go out as they are.";
+const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
 const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
 const FILES: &str = "How files are read: Gale chooses for each piece.";
 const BROWSERS: &str = "Help for browsers of the past.";
@@ -50,16 +50,10 @@ const DIRECTIVES: &[Directive] = &[
     row("open_file_cache_events", Place::ANYWHERE, Takes::Flag, FILES),
     row("open_file_cache_min_uses", Place::ANYWHERE, Takes::Exactly(1), FILES),
     row("open_file_cache_valid", Place::ANYWHERE, Takes::Exactly(1), FILES),
-    row("gzip", Place::ANYWHERE.or(Place::IF_IN_LOCATION), Takes::Flag, COMPRESSION),
-    row("gzip_buffers", Place::ANYWHERE, Takes::Exactly(2), COMPRESSION),
-    row("gzip_comp_level", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_disable", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
-    row("gzip_http_version", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_min_length", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_proxied", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
-    row("gzip_static", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_types", Place::ANYWHERE, Takes::AtLeast(1), COMPRESSION),
-    row("gzip_vary", Place::ANYWHERE, Takes::Flag, COMPRESSION),
+    row("gzip_hash", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_no_buffer", Place::ANYWHERE, Takes::Flag, COMPRESSION),
+    row("gzip_window", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("postpone_gzipping", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("ssl_buffer_size", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_ciphers", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_dhparam", HTTP_AND_SERVER, Takes::Exactly(1), TLS),

@@ -6,8 +6,8 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    addition, auth_request, core as http_core, headers, index, log, mirror, not_modified, postpone, range, rewrite,
-    ssi, static_files, try_files,
+    addition, auth_request, core as http_core, gunzip, gzip, gzip_static, headers, index, log, mirror, not_modified,
+    postpone, range, rewrite, ssi, static_files, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -22,9 +22,13 @@ const MODULES: &[&Module] = &[
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
+    &gunzip::MODULE,
     &addition::MODULE,
+    &sub::MODULE,
     &ssi::MODULE,
     &postpone::MODULE,
+    &gzip::MODULE,
+    &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
     &index::MODULE,
@@ -51,12 +55,24 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
             &index::MODULE,
+            &gzip_static::MODULE,
             &static_files::MODULE,
         ],
     ),
     (Phase::Log, &[&log::MODULE]),
 ];
 
-/// Response filters: the first sees the response as its handler made it.
-const FILTERS: &[&Module] =
-    &[&not_modified::MODULE, &headers::MODULE, &addition::MODULE, &ssi::MODULE, &postpone::MODULE, &range::MODULE];
+/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
+/// way has no ranges.
+const FILTERS: &[&Module] = &[
+    &not_modified::MODULE,
+    &headers::MODULE,
+    &gunzip::MODULE,
+    &addition::MODULE,
+    &sub::MODULE,
+    &ssi::MODULE,
+    // From here on the output of subrequests is a part of the body.
+    &postpone::MODULE,
+    &gzip::MODULE,
+    &range::MODULE,
+];

@@ -83,4 +83,4 @@ pub use pool::{
 };
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
-pub use turn_share::{PIECE_MICROS, TurnShare};
+pub use turn_share::{Effort, TurnShare};

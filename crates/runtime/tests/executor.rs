@@ -467,9 +467,10 @@ fn those_that_compute_share_the_turn_in_the_order_in_which_they_came() {
             .map(|number| {
                 let (pieces, turn) = (Rc::clone(&pieces), Rc::clone(&turn));
                 spawn(async move {
-                    let mut share = TurnShare::default();
+                    let mut share = TurnShare::new(Effort { usual_nanos: 1000, worst_nanos: 1000 });
                     for _ in 0..4 {
                         poll_fn(|context| share.poll(context, 400)).await;
+                        share.done(400);
                         pieces.borrow_mut().push((turn.get(), number));
                     }
                 })
@@ -494,13 +495,14 @@ fn those_that_compute_share_the_turn_in_the_order_in_which_they_came() {
 #[test]
 fn a_piece_that_is_larger_than_the_share_has_a_turn_for_itself() {
     run(async {
-        let mut share = TurnShare::default();
-        poll_fn(|context| share.poll(context, u32::MAX)).await;
+        let mut share = TurnShare::new(Effort { usual_nanos: u64::MAX, worst_nanos: 1 });
+        assert_eq!(share.units_at_once(), 1);
+        poll_fn(|context| share.poll(context, 1)).await;
         poll_fn(|context| {
-            assert!(share.poll(context, u32::MAX).is_pending());
+            assert!(share.poll(context, 1).is_pending());
             Poll::Ready(())
         })
         .await;
-        poll_fn(|context| share.poll(context, u32::MAX)).await;
+        poll_fn(|context| share.poll(context, 1)).await;
     });
 }

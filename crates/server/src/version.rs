@@ -7,12 +7,18 @@
 const NGINX_VERSION: &str = "1.31.4";
 
 /// What nginx has only if its `configure` is asked for it, and Gale always.
-const WITH: &[&str] = &["http_addition_module", "http_auth_request_module", "threads"];
+const WITH: &[&str] = &[
+    "http_addition_module",
+    "http_auth_request_module",
+    "http_gunzip_module",
+    "http_gzip_static_module",
+    "http_sub_module",
+    "threads",
+];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
     "http_charset_module",
-    "http_gzip_module",
     "http_userid_module",
     "http_access_module",
     "http_auth_basic_module",

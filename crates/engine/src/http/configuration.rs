@@ -111,6 +111,11 @@ impl Scope {
             None => &(),
         }
     }
+
+    /// The settings of this type, for modules that decide something together. (A module's own come with the call.)
+    pub fn settings<C: Any>(&self) -> Option<&C> {
+        self.confs.iter().flatten().find_map(|conf| conf.downcast_ref())
+    }
 }
 
 /// A handler with the module whose settings it is called with.

@@ -467,17 +467,12 @@ impl Request {
 
     /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
     fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let agent_has = |text: &[u8]| {
-            let agent = self.header(KnownHeader::UserAgent).unwrap_or(b"");
-            memchr::memmem::find(agent, text).map(|at| &agent[at + text.len()..])
-        };
-        if disabled.msie6 && self.method() == Method::Post {
-            let version = agent_has(b"MSIE ").and_then(|rest| rest.first().copied());
-            if version.is_some_and(|digit| (b'4'..=b'6').contains(&digit)) {
-                return true;
-            }
+        let Some(agent) = self.header(KnownHeader::UserAgent) else { return false };
+        let agent_has = |text: &[u8]| memchr::memmem::find(agent, text).is_some();
+        if disabled.msie6 && self.method() == Method::Post && is_msie6(agent) {
+            return true;
         }
-        disabled.safari && agent_has(b"Safari/").is_some() && agent_has(b"Mac OS X").is_some()
+        disabled.safari && agent_has(b"Safari/") && agent_has(b"Mac OS X")
     }
 
     /// The connection will be closed after this response.
@@ -503,6 +498,18 @@ impl Shared {
         self.id.set(None);
         self.subrequests.set(0);
     }
+}
+
+/// Whether a browser is Internet Explorer 4 to 6, as nginx recognises it: not the 6 of Windows XP SP2, and not Opera in
+/// disguise.
+pub fn is_msie6(agent: &[u8]) -> bool {
+    let Some(at) = memchr::memmem::find(agent, b"MSIE ") else { return false };
+    let is_old = match &agent[at + b"MSIE ".len()..] {
+        [b'4' | b'5', b'.', _, ..] => true,
+        [b'6', b'.', _, rest @ ..] => memchr::memmem::find(rest, b"SV1").is_none(),
+        _ => false,
+    };
+    is_old && memchr::memmem::find(agent, b"Opera").is_none()
 }
 
 /// A counter behind a keyed hash (SipHash): as good as random, without a system
@@ -548,6 +555,16 @@ impl fmt::Display for Context<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn old_browsers_are_recognised() {
+        for agent in ["Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)", "MSIE 5.5", "MSIE 4.01"] {
+            assert!(is_msie6(agent.as_bytes()), "{agent}");
+        }
+        for agent in ["", "MSIE ", "MSIE 6.", "MSIE 7.0", "MSIE 60.0", "MSIE 6.0; SV1", "MSIE 6.0 Opera 8"] {
+            assert!(!is_msie6(agent.as_bytes()), "{agent}");
+        }
+    }
 
     #[test]
     fn ids_differ_between_requests_and_between_threads() {

@@ -10,7 +10,7 @@
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use gale_runtime::{Lease, PIECE_MICROS, TurnShare};
+use gale_runtime::{Effort, Lease, TurnShare};
 
 use super::body::{Body, BodyItem, BodyStream, FilePiece};
 use super::file_reader::FileReader;
@@ -52,22 +52,18 @@ impl InMemory {
 
 /// Makes other bytes of the bytes of a body.
 pub trait Transform {
-    /// What a step costs: decides how much is done at once.
-    fn cost(&self) -> Cost;
+    /// What a byte takes to compute, of the input or, if that is where the work lies, of the output.
+    fn effort(&self) -> Effort;
+
+    /// Whether the work is counted by what is made: one byte of input may become thousands.
+    fn expands(&self) -> bool {
+        false
+    }
 
     /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and has
     /// input or is asked for an end either takes or makes something. Errors: what came cannot be understood, and the
     /// response breaks off.
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step>;
-}
-
-/// Roughly, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct Cost {
-    /// For each byte that is taken.
-    pub taken_byte_nanos: u32,
-    /// For each byte that is made.
-    pub made_byte_nanos: u32,
 }
 
 /// How far a step is to go.
@@ -125,8 +121,8 @@ impl<T: Transform> Transformed<T> {
     pub fn new(body: Body, transform: T, room_bytes: usize) -> Transformed<T> {
         Transformed {
             inner: InMemory::new(body),
+            share: TurnShare::new(transform.effort()),
             transform,
-            share: TurnShare::default(),
             room_bytes: room_bytes.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end()),
             made: None,
             state: State::Open,
@@ -153,15 +149,16 @@ impl<T: Transform> Transformed<T> {
             State::Flushing(_) => (&[][..], Until::Flush),
             _ => (&[][..], Until::End),
         };
-        let cost = self.transform.cost();
-        let input = &input[..input.len().min(cost.bytes_at_once())];
+        let input = &input[..input.len().min(self.share.units_at_once())];
         let room_left = self.made.as_ref().map_or(self.room_bytes, |(room, made)| room.len() - made);
-        ready!(self.share.poll(context, cost.micros(input.len(), room_left)));
+        let units = if self.transform.expands() { room_left } else { input.len() };
+        ready!(self.share.poll(context, units));
         let (room, made) = match &mut self.made {
             Some(made) => made,
             none => none.insert((Lease::new(self.room_bytes)?, 0)),
         };
         let step = self.transform.step(input, until, &mut room[*made..])?;
+        self.share.done(if self.transform.expands() { step.made } else { step.taken });
         *made += step.made;
         match &mut self.state {
             State::Taking(item, taken) => {
@@ -230,18 +227,6 @@ impl<T: Transform> BodyStream for Transformed<T> {
     }
 }
 
-impl Cost {
-    /// How much input makes a piece of work.
-    fn bytes_at_once(self) -> usize {
-        (PIECE_MICROS * 1000 / self.taken_byte_nanos.max(1)) as usize
-    }
-
-    fn micros(self, taken: usize, made: usize) -> u32 {
-        let nanos = taken as u64 * u64::from(self.taken_byte_nanos) + made as u64 * u64::from(self.made_byte_nanos);
-        u32::try_from(nanos / 1000).unwrap_or(u32::MAX)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
@@ -260,8 +245,8 @@ mod tests {
     }
 
     impl Transform for Twice {
-        fn cost(&self) -> Cost {
-            Cost { taken_byte_nanos: 100_000, made_byte_nanos: 0 }
+        fn effort(&self) -> Effort {
+            Effort { usual_nanos: 100_000, worst_nanos: 100_000 }
         }
 
         fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {

@@ -99,6 +99,11 @@ impl LocalTime {
         Form(self, Style::CommonLog)
     }
 
+    /// How many seconds the day has had.
+    pub fn seconds_of_day(self) -> u64 {
+        (u64::from(self.hour) * 60 + u64::from(self.minute)) * 60 + u64::from(self.second)
+    }
+
     /// `2026-11-20T19:00:00+00:00`: `$time_iso8601`.
     pub fn iso8601(self) -> impl fmt::Display {
         Form(self, Style::Iso8601)

@@ -1,36 +1,101 @@
-//! headers: fields that a configuration adds to responses.
-//!   add_header NAME VALUE [always];          http, server, location, if in location
+//! headers: fields that a configuration adds to responses, before the body and behind it.
+//!   add_header NAME VALUE [always];               http, server, location, if in location
+//!   add_trailer NAME VALUE [always];              http, server, location, if in location
+//!   add_header_inherit on|off|merge;              http, server, location, if in location
+//!   add_trailer_inherit on|off|merge;             http, server, location, if in location
+//!   expires [modified] TIME;  expires @TIME;  expires epoch|max|off;
+//!                                                 http, server, location, if in location
 //! (<https://nginx.org/en/docs/http/ngx_http_headers_module.html>)
+//!
+//! Without `always`, and `expires` always, for the usual statuses alone. Trailers need HTTP/1.1 and chunks; they are worked
+//! out when the body has ended.
 
-use gale_base::http_date;
-use gale_config::{Body as BlockBody, Diagnostic, ManyWith, Place, Setting, Statement, Takes, slot};
+use std::any::Any;
+
+use bytes::Bytes;
+use gale_base::{http_date, units};
+use gale_config::{
+    Body as BlockBody, Custom, Diagnostic, One, OneWith, Place, Setting, Statement, Takes, slot, values,
+};
 use gale_engine::configuration::Builder;
-use gale_engine::http::body::Body;
-use gale_engine::http::filters::Change;
+use gale_engine::http::filters::Fields;
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
+use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
     name: "http_headers_filter",
-    directives: &[Directive {
+    directives: DIRECTIVES,
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    filters: &[&Fields { applies: has_something, run: add_fields, trailers: add_trailers }],
+    ..Module::EMPTY
+};
+
+const PLACE: Place = Place::ANYWHERE.or(Place::IF_IN_LOCATION);
+
+const DIRECTIVES: &[Directive] = &[
+    Directive {
         name: "add_header",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        place: PLACE,
         takes: Takes::Between(2, 3),
         body: BlockBody::None,
         default: "",
         about: "A field to add to responses; with always, also to errors.",
-        store: &ManyWith { parse: added, slot: slot!(Conf, added) },
-    }],
-    conf: Some(ConfType::of::<Conf>()),
-    filters: &[&Change { applies: |conf: &Conf| !conf.added.get().is_empty(), run: add }],
-    ..Module::EMPTY
-};
+        store: &Custom(|conf: &mut Conf, builder, statement| {
+            conf.headers.push(added(builder, statement)?);
+            Ok(())
+        }),
+    },
+    Directive {
+        name: "add_trailer",
+        place: PLACE,
+        takes: Takes::Between(2, 3),
+        body: BlockBody::None,
+        default: "",
+        about: "A field to add behind the body; with always, also to errors.",
+        store: &Custom(|conf: &mut Conf, builder, statement| {
+            conf.trailers.push(added(builder, statement)?);
+            Ok(())
+        }),
+    },
+    Directive {
+        name: "add_header_inherit",
+        place: PLACE,
+        takes: Takes::Exactly(1),
+        body: BlockBody::None,
+        default: "on",
+        about: "Whether fields of the outer level are added: on, if there are none here; off; merge, beside those here.",
+        store: &One { parse: inherit, slot: slot!(Conf, header_inherit) },
+    },
+    Directive {
+        name: "add_trailer_inherit",
+        place: PLACE,
+        takes: Takes::Exactly(1),
+        body: BlockBody::None,
+        default: "on",
+        about: "As add_header_inherit, for add_trailer.",
+        store: &One { parse: inherit, slot: slot!(Conf, trailer_inherit) },
+    },
+    Directive {
+        name: "expires",
+        place: PLACE,
+        takes: Takes::Between(1, 2),
+        body: BlockBody::None,
+        default: "off",
+        about: "Until when caches may keep a response: Expires and Cache-Control.",
+        store: &OneWith { parse: expires, slot: slot!(Conf, expires) },
+    },
+];
 
 #[derive(Default)]
 struct Conf {
-    added: Setting<Vec<Added>>,
+    headers: Vec<Added>,
+    trailers: Vec<Added>,
+    header_inherit: Setting<Inherit>,
+    trailer_inherit: Setting<Inherit>,
+    expires: Setting<Expires>,
 }
 
 #[derive(Clone)]
@@ -38,6 +103,38 @@ struct Added {
     name: Box<[u8]>,
     value: Template,
     always: bool,
+}
+
+/// What a level takes of the fields of the level around it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inherit {
+    Nothing,
+    /// All, if it has none of its own.
+    Instead,
+    /// All, behind its own.
+    Beside,
+}
+
+/// What `expires` says.
+#[derive(Clone)]
+enum Expires {
+    Fixed(Lifetime),
+    /// A text with variables, which has to be read for every response; of `expires modified` if true.
+    Dynamic(Template, bool),
+}
+
+/// Until when a response may be kept. Times are in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lifetime {
+    Off,
+    Epoch,
+    Max,
+    /// So long from now.
+    Access(i64),
+    /// So long from the last change of the file.
+    Modified(i64),
+    /// Until the local clock shows this time of day.
+    Daily(u64),
 }
 
 fn added(builder: &mut Builder, statement: &Statement) -> Result<Added, Diagnostic> {
@@ -53,26 +150,234 @@ fn added(builder: &mut Builder, statement: &Statement) -> Result<Added, Diagnost
     })
 }
 
-/// The statuses that `add_header` without `always` is for.
+fn inherit(statement: &Statement) -> Result<Inherit, Diagnostic> {
+    values::enumeration(statement, &[("off", Inherit::Nothing), ("on", Inherit::Instead), ("merge", Inherit::Beside)])
+}
+
+fn expires(builder: &mut Builder, statement: &Statement) -> Result<Expires, Diagnostic> {
+    let (word, is_modified) = match statement.args.as_slice() {
+        [modified, word] if modified.text == "modified" => (word, true),
+        [first, _] => return Err(statement.directive_error("invalid value").at(first.span)),
+        words => (&words[0], false),
+    };
+    let template = builder.http_mut().template(word)?;
+    match template.as_constant() {
+        None => Ok(Expires::Dynamic(template, is_modified)),
+        Some(text) => Lifetime::parse(text, is_modified)
+            .map(Expires::Fixed)
+            .map_err(|message| statement.directive_error(message).at(word.span)),
+    }
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
+    let of_module = "the settings are this module's";
+    let conf: &mut Conf = conf.downcast_mut().expect(of_module);
+    if let Some(parent) = parent {
+        let parent: &Conf = parent.downcast_ref().expect(of_module);
+        take_over(&mut conf.headers, &parent.headers, *conf.header_inherit.get());
+        take_over(&mut conf.trailers, &parent.trailers, *conf.trailer_inherit.get());
+    }
+    Ok(())
+}
+
+fn take_over(own: &mut Vec<Added>, outer: &[Added], inherit: Inherit) {
+    match inherit {
+        Inherit::Beside => own.extend_from_slice(outer),
+        Inherit::Instead if own.is_empty() => own.extend_from_slice(outer),
+        Inherit::Instead | Inherit::Nothing => {}
+    }
+}
+
+fn has_something(conf: &Conf) -> bool {
+    let expires = !matches!(conf.expires.get(), Expires::Fixed(Lifetime::Off));
+    expires || !conf.headers.is_empty() || !conf.trailers.is_empty()
+}
+
+/// The statuses that `expires`, and what has no `always`, is for.
 fn is_usual(status: u16) -> bool {
     matches!(status, 200 | 201 | 204 | 206 | 301 | 302 | 303 | 304 | 307 | 308)
 }
 
-fn add(request: &mut Request, conf: &Conf, _body: &mut Body) {
+fn add_fields(request: &mut Request, conf: &Conf) {
     if !request.is_main() {
         return;
     }
     let is_usual = is_usual(request.response.status);
-    for added in conf.added.get().iter().filter(|added| added.always || is_usual) {
+    if is_usual {
+        set_expires(request, conf.expires.get());
+    }
+    for added in conf.headers.iter().filter(|added| added.always || is_usual) {
         let value = added.value.evaluate(request);
-        if added.name.eq_ignore_ascii_case(b"last-modified") {
-            // The field is the file's own: it is replaced, and what depends on it follows.
-            request.response.last_modified = http_date::parse(&value);
-        } else if added.name.eq_ignore_ascii_case(b"etag") {
-            request.response.etag = value.as_slice().into();
-        } else if !value.is_empty() {
-            // An empty value means: leave it out.
-            request.response.add(&added.name, &value);
+        add_field(request, &added.name, &value);
+    }
+    request.response.has_trailers = conf.trailers.iter().any(|added| added.always || is_usual);
+}
+
+/// An empty value means: leave it out.
+fn add_field(request: &mut Request, name: &[u8], value: &[u8]) {
+    let response = &mut request.response;
+    if name.eq_ignore_ascii_case(b"last-modified") {
+        // The field is the file's own: it is replaced, and what depends on it follows.
+        response.last_modified = http_date::parse(value);
+        if response.last_modified.is_some() {
+            return;
+        }
+    } else if name.eq_ignore_ascii_case(b"etag") {
+        response.etag = value.into();
+        return;
+    }
+    if !value.is_empty() {
+        response.add(name, value);
+    }
+}
+
+fn add_trailers(request: &Request, conf: &Conf, out: &mut Vec<(Bytes, Bytes)>) {
+    let is_usual = is_usual(request.response.status);
+    for added in conf.trailers.iter().filter(|added| added.always || is_usual) {
+        let value = added.value.evaluate(request);
+        if !value.is_empty() {
+            out.push((Bytes::copy_from_slice(&added.name), value.into()));
+        }
+    }
+}
+
+/// A text with variables that turns out wrong says nothing, as in nginx.
+fn set_expires(request: &mut Request, expires: &Expires) {
+    let lifetime = match expires {
+        Expires::Fixed(lifetime) => Ok(*lifetime),
+        Expires::Dynamic(template, is_modified) => Lifetime::parse(&template.evaluate(request), *is_modified),
+    };
+    let now = gale_runtime::wall_seconds();
+    let fields = lifetime.ok().and_then(|lifetime| lifetime.fields(now, request.response.last_modified));
+    if let Some((expires, cache_control)) = fields {
+        request.response.set(b"Expires", &expires);
+        request.response.set(b"Cache-Control", cache_control.as_bytes());
+    }
+}
+
+/// The longest time that is counted with, in seconds: some 290 years, and no sum with a date overflows.
+const TIME_MAX: u64 = i32::MAX as u64 * 4;
+
+const DAY: u64 = 24 * 60 * 60;
+
+impl Lifetime {
+    /// The error is what nginx says about the directive.
+    fn parse(text: &[u8], is_modified: bool) -> Result<Lifetime, &'static str> {
+        let time = |text| units::parse_time_seconds(text).map(|time| time.as_secs()).ok_or("invalid value");
+        match text {
+            b"epoch" if !is_modified => return Ok(Lifetime::Epoch),
+            b"max" if !is_modified => return Ok(Lifetime::Max),
+            b"off" if !is_modified => return Ok(Lifetime::Off),
+            [b'@', _rest @ ..] if is_modified => {
+                return Err("daily time cannot be used with \"modified\" parameter");
+            }
+            [b'@', rest @ ..] => {
+                return match time(rest)? {
+                    time @ ..=DAY => Ok(Lifetime::Daily(time)),
+                    _ => Err("daily time value must be less than 24 hours"),
+                };
+            }
+            _ => {}
+        }
+        let (sign, text) = match text {
+            [b'-', rest @ ..] => (-1, rest),
+            [b'+', rest @ ..] => (1, rest),
+            _ => (1, text),
+        };
+        let seconds = sign * time(text)?.min(TIME_MAX) as i64;
+        Ok(if is_modified { Lifetime::Modified(seconds) } else { Lifetime::Access(seconds) })
+    }
+
+    /// The values of Expires and Cache-Control.
+    fn fields(self, now: u64, modified: Option<u64>) -> Option<([u8; 29], String)> {
+        let now = now.min(i64::MAX as u64 / 2) as i64;
+        let (expires, is_past) = match self {
+            Lifetime::Off => return None,
+            Lifetime::Epoch => return Some((http_date::format(1), "no-cache".to_owned())),
+            // The last day that a clock of 32 bits knows; ten years.
+            Lifetime::Max => return Some((*b"Thu, 31 Dec 2037 23:55:55 GMT", "max-age=315360000".to_owned())),
+            Lifetime::Access(0) | Lifetime::Modified(0) => (now, false),
+            Lifetime::Access(time) => (now + time, time < 0),
+            Lifetime::Modified(time) => {
+                (modified.map_or(now, |modified| modified.min(i64::MAX as u64 / 2) as i64) + time, time < 0)
+            }
+            Lifetime::Daily(time) => (next_time_of_day(now as u64, time) as i64, false),
+        };
+        let cache_control = match expires - now {
+            age @ 0.. if !is_past => format!("max-age={age}"),
+            _ => "no-cache".to_owned(),
+        };
+        Some((http_date::format(expires.max(0) as u64), cache_control))
+    }
+}
+
+/// When the local clock shows `time` the next time.
+fn next_time_of_day(now: u64, time: u64) -> u64 {
+    let next = |day: u64| {
+        let next = (now + day).saturating_sub(local_time(now).seconds_of_day()) + time;
+        // Clocks may have been changed between now and then.
+        let off = (next + DAY).saturating_sub(local_time(next).seconds_of_day()) + time % DAY;
+        if off.abs_diff(next + DAY) <= DAY / 2 { off - DAY } else { next }
+    };
+    let today = next(0);
+    if today > now { today } else { next(DAY) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_700_000_000;
+
+    fn fields(text: &str, is_modified: bool) -> (i64, String) {
+        let lifetime = Lifetime::parse(text.as_bytes(), is_modified).unwrap();
+        let (expires, cache_control) = lifetime.fields(NOW, Some(NOW - 100)).unwrap();
+        (http_date::parse(&expires).unwrap() as i64 - NOW as i64, cache_control)
+    }
+
+    #[test]
+    fn lifetimes_are_nginx_s() {
+        let is =
+            |fields: (i64, String), seconds, cache_control: &str| assert_eq!(fields, (seconds, cache_control.into()));
+        is(fields("1h", false), 3600, "max-age=3600");
+        is(fields("+1h 1m", false), 3660, "max-age=3660");
+        is(fields("-1", false), -1, "no-cache");
+        is(fields("0", false), 0, "max-age=0");
+        is(fields("150", true), 50, "max-age=50");
+        is(fields("50", true), -50, "no-cache");
+        is(fields("0", true), 0, "max-age=0");
+        is(fields("-50", true), -150, "no-cache");
+        is(fields("epoch", false), 1 - NOW as i64, "no-cache");
+        let (expires, cache_control) = Lifetime::Max.fields(NOW, None).unwrap();
+        assert_eq!((&expires, &*cache_control), (b"Thu, 31 Dec 2037 23:55:55 GMT", "max-age=315360000"));
+        assert_eq!(Lifetime::Modified(60).fields(NOW, None), Lifetime::Access(60).fields(NOW, None));
+        assert_eq!(Lifetime::Off.fields(NOW, None), None);
+    }
+
+    #[test]
+    fn what_is_no_lifetime_is_told_in_nginx_s_words() {
+        for (text, is_modified, message) in [
+            ("", false, "invalid value"),
+            ("soon", false, "invalid value"),
+            ("max", true, "invalid value"),
+            ("@", false, "invalid value"),
+            ("@25h", false, "daily time value must be less than 24 hours"),
+            ("@1h", true, "daily time cannot be used with \"modified\" parameter"),
+        ] {
+            assert_eq!(Lifetime::parse(text.as_bytes(), is_modified), Err(message), "{text}");
+        }
+        assert_eq!(Lifetime::parse(b"@24h", false), Ok(Lifetime::Daily(DAY)));
+        // However long: no sum overflows.
+        let longest = Lifetime::parse(b"9223372036854775807s", false).unwrap();
+        assert!(longest.fields(u64::MAX, Some(u64::MAX)).is_some());
+    }
+
+    #[test]
+    fn a_time_of_day_is_today_or_tomorrow() {
+        for time in [0, 1, 3600, 12 * 3600, DAY - 1, DAY] {
+            let next = next_time_of_day(NOW, time);
+            assert!(next > NOW && next <= NOW + DAY + 3600, "{time}");
+            assert_eq!(local_time(next).seconds_of_day(), time % DAY, "{time}");
         }
     }
 }

@@ -3,6 +3,9 @@
 pub mod addition;
 pub mod auth_request;
 pub mod core;
+pub mod gunzip;
+pub mod gzip;
+pub mod gzip_static;
 pub mod headers;
 pub mod index;
 pub mod log;
@@ -13,6 +16,7 @@ pub mod range;
 pub mod rewrite;
 pub mod ssi;
 pub mod static_files;
+pub mod sub;
 #[cfg(debug_assertions)]
 pub mod test_hooks;
 pub mod try_files;

@@ -61,12 +61,13 @@ fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<File>) -
     }
 }
 
-fn as_path(path: &[u8]) -> &Path {
+/// The path behind its bytes.
+pub(super) fn as_path(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path))
 }
 
-/// nginx's answers to the errors of `open`.
-fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 {
+/// nginx's answers to the errors of `open`, which are logged.
+pub(super) fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 {
     let (level, status) = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG) => (Level::Error, 404),
         Some(libc::EACCES | libc::EMLINK | libc::ELOOP) => (Level::Error, 403),
@@ -79,10 +80,15 @@ fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 {
 }
 
 fn answer(request: &mut Request, file: File, path: &[u8]) -> Flow {
-    let metadata = *file.metadata();
-    if metadata.is_directory() {
+    if file.metadata().is_directory() {
         return redirect_to_directory(request);
     }
+    send(request, file, path)
+}
+
+/// Answers with this file, which is no directory, under the name that was asked for.
+pub(super) fn send(request: &mut Request, file: File, path: &[u8]) -> Flow {
+    let metadata = *file.metadata();
     if !metadata.is_regular() {
         request.log(Level::Crit, format_args!("\"{}\" is not a regular file", BStr::new(path)));
         return Flow::Respond(404);

@@ -1,0 +1,117 @@
+//! gunzip: responses that are gzip already are inflated for clients that do not take it.
+//!   gunzip on|off;  gunzip_buffers NUMBER SIZE;              http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_gunzip_module.html>)
+//!
+//! A few bytes may become gigabytes: what is made is bounded and leaves before more is made, and the work has its share of
+//! the turn. Only `Content-Encoding: gzip`, with nothing else in it, is understood.
+
+use std::io;
+
+use flate2::{Decompress, FlushDecompress, Status};
+use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_engine::http::body::Body;
+use gale_engine::http::filters::Change;
+use gale_engine::http::request::Request;
+use gale_engine::http::transform::{Step, Transform, Transformed, Until};
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_runtime::Effort;
+
+use super::gzip;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_gunzip_filter",
+    directives: &[
+        Directive {
+            name: "gunzip",
+            place: Place::ANYWHERE,
+            takes: Takes::Flag,
+            body: BlockBody::None,
+            default: "off",
+            about: "Whether gzip is inflated for clients that do not take it.",
+            store: &One { parse: values::flag, slot: slot!(Conf, gunzip) },
+        },
+        Directive {
+            name: "gunzip_buffers",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(2),
+            body: BlockBody::None,
+            default: "32 4k",
+            about: "How much is inflated before it is sent, at most: number and size; more than 64k counts as 64k.",
+            store: &One { parse: buffers, slot: slot!(Conf, buffer_bytes) },
+        },
+    ],
+    conf: Some(ConfType::of::<Conf>()),
+    filters: &[&Change { applies: |conf: &Conf| *conf.gunzip.get(), run: inflate }],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    gunzip: Setting<bool>,
+    buffer_bytes: Setting<usize>,
+}
+
+fn buffers(statement: &Statement) -> Result<usize, Diagnostic> {
+    let (count, size) = values::buffers(statement)?;
+    Ok(usize::try_from(count.saturating_mul(size)).unwrap_or(usize::MAX))
+}
+
+fn inflate(request: &mut Request, conf: &Conf, body: &mut Body) {
+    let is_gzip = |value: &[u8]| value.eq_ignore_ascii_case(b"gzip");
+    if !request.response.field(b"content-encoding").is_some_and(is_gzip) {
+        return;
+    }
+    gzip::note_vary(request);
+    if gzip::is_accepted(request) {
+        return;
+    }
+    request.response.remove(b"Content-Encoding");
+    request.response.will_change();
+    let inflate = Inflate::default();
+    *body = Body::Stream(Box::new(Transformed::new(std::mem::take(body), inflate, *conf.buffer_bytes.get())));
+}
+
+/// zlib's largest window.
+const WINDOW_BITS: u8 = 15;
+
+/// zlib's inflate, of one gzip member after the other.
+#[derive(Default)]
+struct Inflate {
+    /// From the first byte of a member to the last one.
+    inflater: Option<Decompress>,
+    /// Whether a member has ended, and so may the response.
+    may_end: bool,
+}
+
+impl Transform for Inflate {
+    fn effort(&self) -> Effort {
+        Effort { usual_nanos: 3, worst_nanos: 30 }
+    }
+
+    fn expands(&self) -> bool {
+        true
+    }
+
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+        if self.inflater.is_none() && self.may_end && input.is_empty() {
+            return Ok(Step { taken: 0, made: 0, is_done: true });
+        }
+        let inflater = self.inflater.get_or_insert_with(|| Decompress::new_gzip(WINDOW_BITS));
+        let (taken, made) = (inflater.total_in(), inflater.total_out());
+        let status = inflater.decompress(input, room, FlushDecompress::None);
+        let status = status.map_err(|error| io::Error::other(format!("inflate() failed: {error}")))?;
+        let taken = (inflater.total_in() - taken) as usize;
+        let made = (inflater.total_out() - made) as usize;
+        if status == Status::StreamEnd {
+            self.inflater = None;
+            self.may_end = true;
+        }
+        // Room is left when there is nothing more to make of what came.
+        let is_dry = made < room.len();
+        if is_dry && until == Until::End && self.inflater.is_some() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "inflate() has no end on response end"));
+        }
+        Ok(Step { taken, made, is_done: is_dry })
+    }
+}

@@ -1,0 +1,124 @@
+//! gzip_static: a file that was compressed beforehand is sent in place of the one that was asked for.
+//!   gzip_static on|off|always;                               http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_gzip_static_module.html>)
+//!
+//! `FILE.gz` beside FILE, if it is there; whether FILE is there, or is the older one, nobody looks.
+
+use std::io;
+
+use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_engine::http::files::path_for;
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_protocol::http1::Method;
+use gale_runtime::{File, OpenFlags, files};
+
+use super::{gzip, static_files};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_gzip_static",
+    directives: &[Directive {
+        name: "gzip_static",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: BlockBody::None,
+        default: "off",
+        about: "Whether FILE.gz is sent in place of FILE: to those that take gzip, or always.",
+        store: &One { parse: which, slot: slot!(Conf, gzip_static) },
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    handlers: &[(
+        Phase::Content,
+        &Wait { applies: |conf: &Conf| *conf.gzip_static.get() != For::Nobody, first: at_once, then: serve },
+    )],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    gzip_static: Setting<For>,
+}
+
+/// Who gets what was compressed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum For {
+    Nobody,
+    Accepting,
+    Everybody,
+}
+
+fn which(statement: &Statement) -> Result<For, Diagnostic> {
+    values::enumeration(statement, &[("off", For::Nobody), ("on", For::Accepting), ("always", For::Everybody)])
+}
+
+/// What needs no waiting: a request that is not for it, and a file that the kernel can open from what it has in memory.
+fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    let path = match path_of_compressed(request, conf) {
+        Ok(path) => path,
+        Err(flow) => return Some(flow),
+    };
+    let opened = files::try_open(static_files::as_path(&path), OpenFlags::READ)?;
+    Some(opened_or_not(request, conf, &path, opened))
+}
+
+fn serve<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
+    Box::pin(async move {
+        match path_of_compressed(request, conf) {
+            Ok(path) => {
+                let opened = files::open(static_files::as_path(&path), OpenFlags::READ).await;
+                opened_or_not(request, conf, &path, opened)
+            }
+            Err(flow) => flow,
+        }
+    })
+}
+
+fn path_of_compressed(request: &mut Request, conf: &Conf) -> Result<Vec<u8>, Flow> {
+    if !matches!(request.method(), Method::Get | Method::Head) || request.uri.ends_with(b"/") {
+        return Err(Flow::Next);
+    }
+    // A client that does not take it may still have to be told that others do.
+    if !is_for(request, conf) && !gzip::has_vary(request) {
+        return Err(Flow::Next);
+    }
+    let mut path = Vec::with_capacity(128);
+    if !path_for(request, &mut path) {
+        return Err(Flow::Respond(500));
+    }
+    path.extend_from_slice(b".gz");
+    Ok(path)
+}
+
+fn is_for(request: &Request, conf: &Conf) -> bool {
+    *conf.gzip_static.get() == For::Everybody || gzip::is_accepted(request)
+}
+
+/// A file that is not there, or not to be had, leaves the request to the modules after this one.
+fn opened_or_not(request: &mut Request, conf: &Conf, path: &[u8], opened: io::Result<File>) -> Flow {
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) => {
+            let is_missing = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG));
+            if !is_missing {
+                static_files::refusal(request, path, &error);
+            }
+            return Flow::Next;
+        }
+    };
+    if *conf.gzip_static.get() == For::Accepting {
+        gzip::note_vary(request);
+        if !is_for(request, conf) {
+            return Flow::Next;
+        }
+    }
+    if file.metadata().is_directory() {
+        return Flow::Next;
+    }
+    let flow = static_files::send(request, file, path);
+    if matches!(flow, Flow::Answer(_)) {
+        request.response.add(b"Content-Encoding", b"gzip");
+    }
+    flow
+}
