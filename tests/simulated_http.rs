@@ -403,11 +403,14 @@ fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults::swarm(&random));
         add_files(simulation);
-        let ends: Vec<usize> =
-            (0..catalogue().len()).filter(|&index| catalogue()[index].item.after == After::Closed).collect();
-        let configuration =
-            configuration().replace("lingering_time 300s;", "lingering_close always; lingering_time 300s;");
-        run(simulation, &configuration, async |serving| {
+        // Whoever says that nothing more will come and sends more takes back the answer itself.
+        let ends: Vec<usize> = (0..catalogue().len())
+            .filter(|&index| {
+                let item = &catalogue()[index].item;
+                item.after == After::Closed && !item.asks_for_the_end()
+            })
+            .collect();
+        run(simulation, &configuration(), async |serving| {
             let tasks = task_count();
             let mut plan = Plan::new(&random);
             plan.items = vec![*random.pick(&ends)];

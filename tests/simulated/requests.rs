@@ -24,7 +24,7 @@ const CONFIGURATION: &str = "
             root /www;
             location /sendfile/ { alias /www/; sendfile on; tcp_nopush on; sendfile_max_chunk 70k; }
             location = /hello { return 200 hello; }
-            location = /last { keepalive_timeout 0; return 200 bye; }
+            location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
             location /tried/ { try_files $uri /small.txt; }
             location = /small-body { client_max_body_size 10; return 200 x; }
@@ -129,6 +129,17 @@ impl Item {
     /// Whether it waits for a part of its own answer.
     pub fn waits(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::AwaitInterim))
+    }
+
+    /// Whether the client itself says that it sends no more.
+    pub fn asks_for_the_end(&self) -> bool {
+        let has = |text: &[u8]| {
+            self.parts.iter().any(|part| match part {
+                Part::Bytes(bytes) => bytes.windows(text.len()).any(|window| window == text),
+                Part::AwaitInterim => false,
+            })
+        };
+        has(b"Connection: close\r\n") || has(b" HTTP/1.0\r\n") && !has(b"Connection: keep-alive\r\n")
     }
 
     /// Checks that a client that was alone has got what belongs to the item.

@@ -20,6 +20,7 @@ use crate::listener::AcceptOptions;
 use crate::output::Output;
 use crate::slots::Key;
 
+mod direct;
 pub(crate) mod epoll;
 pub(crate) mod io_uring;
 mod listening;
@@ -169,8 +170,8 @@ pub(crate) trait Driver {
     /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
-    /// Sends the first of `bytes` if that takes no waiting and no queue, and returns how many. 0 says nothing: what is
-    /// left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is closed right
+    /// Sends the first of `bytes`, or takes them over to be sent, if that takes no waiting, and returns how many. 0 says
+    /// nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is closed right
     /// after this: then the end goes with the data, in one packet.
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
 

@@ -24,8 +24,10 @@ pub(crate) const POLLS_PER_TURN: usize = 512;
 const LOOP_BITS: u32 = 10;
 const INDEX_BITS: u32 = 64 - LOOP_BITS - GENERATION_BITS;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// How many loops a process may have at once: what fits a waker.
-pub(crate) const LOOPS_MAX: usize = 1 << LOOP_BITS;
+/// How many loops a process may have at once: what fits a waker, without the last, which stands for wakers of others.
+pub(crate) const LOOPS_MAX: usize = (1 << LOOP_BITS) - 1;
+/// The bits of the loop that does not exist, in the word of a waker.
+pub(crate) const FOREIGN: u64 = (LOOPS_MAX as u64) << (64 - LOOP_BITS);
 
 /// Names a task: loop, slot and generation, the word of its waker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -292,10 +294,22 @@ impl Executor {
     }
 
     fn waker(&self, key: Key) -> Waker {
-        // SAFETY: the functions of VTABLE treat the data as a number and never as a pointer, own nothing, and may be called
-        // on any thread, so the whole contract of RawWaker holds for every word.
-        unsafe { Waker::from_raw(raw_waker(self.word(key) as usize)) }
+        waker_of(self.word(key))
     }
+}
+
+/// The waker that is this word.
+#[inline]
+pub(crate) fn waker_of(word: u64) -> Waker {
+    // SAFETY: the functions of VTABLE treat the data as a number and never as a pointer, own nothing, and may be called
+    // on any thread, so the whole contract of RawWaker holds for every word.
+    unsafe { Waker::from_raw(raw_waker(word as usize)) }
+}
+
+/// The word that a waker is, if it is one of ours.
+#[inline]
+pub(crate) fn word_of(waker: &Waker) -> Option<u64> {
+    std::ptr::eq(waker.vtable(), &raw const VTABLE).then(|| waker.data().addr() as u64)
 }
 
 fn drop_guarded<T>(value: T) {

@@ -53,6 +53,7 @@ mod memory;
 mod mounts;
 mod output;
 mod panics;
+mod parked;
 mod pool;
 pub mod simulation;
 mod slots;

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::environment::Environment;
+use crate::parked::Parked;
 use crate::slots::{Key, Slots};
 
 const TICK_NANOS: u64 = 1_000_000;
@@ -26,15 +27,14 @@ const NONE: u32 = u32::MAX;
 /// A deadline that a task may wait for. Unlinked when dropped.
 pub struct Timer {
     deadline: Moment,
-    /// `Some` once it has been waited for.
-    node: Option<Key>,
-    environment: Option<Rc<Environment>>,
+    /// Once it has been waited for: its node, and whose wheel that belongs to.
+    node: Option<(Rc<Environment>, Key)>,
 }
 
 impl Timer {
     /// A timer without a deadline; costs nothing until it is waited for.
     pub const fn new() -> Self {
-        Timer { deadline: Moment::NEVER, node: None, environment: None }
+        Timer { deadline: Moment::NEVER, node: None }
     }
 
     /// A timer that expires `duration` from now.
@@ -48,8 +48,8 @@ impl Timer {
     #[inline]
     pub fn set(&mut self, deadline: Moment) {
         self.deadline = deadline;
-        if let (Some(key), Some(environment)) = (self.node, &self.environment) {
-            environment.wheel.borrow_mut().set(key, deadline);
+        if let Some((environment, key)) = &self.node {
+            environment.wheel.borrow_mut().set(*key, deadline);
         }
     }
 
@@ -70,15 +70,15 @@ impl Timer {
 
     /// Ready once the deadline has come, and from then on until it is set anew or cleared.
     pub fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let environment = self.environment.get_or_insert_with(Environment::current);
-        if environment.clock.now() >= self.deadline {
+        if crate::now() >= self.deadline {
             return Poll::Ready(());
         }
-        let displaced = {
-            let mut wheel = environment.wheel.borrow_mut();
-            let key = *self.node.get_or_insert_with(|| wheel.insert());
-            wheel.arm(key, self.deadline, cx.waker())
-        };
+        let (environment, key) = self.node.get_or_insert_with(|| {
+            let environment = Environment::current();
+            let key = environment.wheel.borrow_mut().insert();
+            (environment, key)
+        });
+        let displaced = environment.wheel.borrow_mut().arm(*key, self.deadline, cx.waker());
         drop(displaced);
         Poll::Pending
     }
@@ -97,7 +97,7 @@ impl Default for Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        if let (Some(key), Some(environment)) = (self.node, &self.environment) {
+        if let Some((environment, key)) = self.node.take() {
             let waker = environment.wheel.borrow_mut().remove(key);
             drop(waker);
         }
@@ -148,13 +148,14 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
 struct Node {
     /// When to fire, in ticks; `u64::MAX` = not at all.
     due: u64,
-    /// Where it is linked: `level * SLOTS + slot`, or `NONE`.
-    place: u32,
     /// The tick at which the wheel will look at it, at or before `due`.
     look: u64,
+    /// Where it is linked: `level * SLOTS + slot`.
+    place: u16,
+    is_linked: bool,
     previous: u32,
     next: u32,
-    waker: Option<Waker>,
+    waker: Parked,
 }
 
 /// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in which
@@ -179,7 +180,15 @@ impl Wheel {
     }
 
     fn insert(&mut self) -> Key {
-        self.nodes.insert(Node { due: u64::MAX, place: NONE, look: 0, previous: NONE, next: NONE, waker: None })
+        self.nodes.insert(Node {
+            due: u64::MAX,
+            look: 0,
+            place: 0,
+            is_linked: false,
+            previous: NONE,
+            next: NONE,
+            waker: Parked::new(),
+        })
     }
 
     fn set(&mut self, key: Key, deadline: Moment) {
@@ -189,10 +198,9 @@ impl Wheel {
         // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not linked:
         // the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its task will
         // poll again.
-        match node.place {
-            NONE if due != u64::MAX && node.waker.is_some() => self.link(key.index),
-            NONE => {}
-            _ if due < node.look => {
+        match node.is_linked {
+            false if due != u64::MAX && node.waker.is_some() => self.link(key.index),
+            true if due < node.look => {
                 self.unlink(key.index);
                 self.link(key.index);
             }
@@ -204,11 +212,8 @@ impl Wheel {
     fn arm(&mut self, key: Key, deadline: Moment, waker: &Waker) -> Option<Waker> {
         self.set(key, deadline);
         let node = self.nodes.get_mut(key).expect("a timer owns its node");
-        let unlinked = node.place == NONE && node.due != u64::MAX;
-        let displaced = match &node.waker {
-            Some(old) if old.will_wake(waker) => None,
-            _ => node.waker.replace(waker.clone()),
-        };
+        let unlinked = !node.is_linked && node.due != u64::MAX;
+        let displaced = node.waker.park(waker);
         if unlinked {
             self.link(key.index);
         }
@@ -216,10 +221,10 @@ impl Wheel {
     }
 
     fn remove(&mut self, key: Key) -> Option<Waker> {
-        if self.nodes.get_mut(key)?.place != NONE {
+        if self.nodes.get_mut(key)?.is_linked {
             self.unlink(key.index);
         }
-        self.nodes.remove(key)?.waker
+        self.nodes.remove(key)?.waker.take()
     }
 
     fn link(&mut self, index: u32) {
@@ -235,7 +240,8 @@ impl Wheel {
         let slot = (look >> (LEVEL_BITS * level as u32)) as usize & (SLOTS - 1);
         let place = level * SLOTS + slot;
         let next = self.heads[place];
-        node.place = place as u32;
+        node.place = place as u16;
+        node.is_linked = true;
         node.look = look;
         node.previous = NONE;
         node.next = next;
@@ -250,7 +256,7 @@ impl Wheel {
     fn unlink(&mut self, index: u32) {
         let node = self.nodes.at(index);
         let (place, previous, next) = (node.place as usize, node.previous, node.next);
-        node.place = NONE;
+        node.is_linked = false;
         if next != NONE {
             self.nodes.at(next).previous = previous;
         }

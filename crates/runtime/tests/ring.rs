@@ -4,8 +4,10 @@ mod common;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -349,11 +351,114 @@ fn an_error_of_a_queued_send_gives_the_bytes_back() {
         let (server, client) = unix_pair();
         warm_up(&server, &client).await;
         drop(client);
+        // Sockets are closed when the turn ends.
+        yield_now().await;
+        yield_now().await;
         let mut output = Output::new();
         output.push_static(b"too late");
         assert_eq!(server.send_all(&mut output).await.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
         assert_eq!(output.len_bytes(), 8);
     });
+}
+
+#[test]
+fn posted_answers_leave_in_order_however_they_are_followed() {
+    event_loop(simulated_time()).run(async {
+        for closes in [false, true] {
+            let (server, client) = tcp_pair().await;
+            warm_up(&server, &client).await;
+            // Two posts in a row, then what is queued, then the end of the stream.
+            assert_eq!(server.try_send(b"one ", false).unwrap(), 4);
+            assert_eq!(server.try_send(b"two ", false).unwrap(), 4);
+            if closes {
+                drop(server);
+                assert_eq!(receive_all(&client).await, b"one two ");
+                continue;
+            }
+            let mut output = Output::new();
+            output.push_static(b"three ");
+            server.send_all(&mut output).await.unwrap();
+            assert_eq!(server.try_send(b"four", false).unwrap(), 4);
+            server.shutdown_write().unwrap();
+            assert_eq!(receive_all(&client).await, b"one two three four");
+        }
+    });
+}
+
+#[test]
+fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
+    event_loop(simulated_time()).run(async {
+        for closes in [false, true] {
+            let (server, client) = tcp_pair().await;
+            warm_up(&server, &client).await;
+            let mut posted = Vec::new();
+            // Until the socket is full and the driver owes the rest.
+            for number in 0..1000 {
+                let answer = vec![number as u8; 64 * 1024];
+                match server.try_send(&answer, false).unwrap() {
+                    0 => break,
+                    count => posted.extend_from_slice(&answer[..count]),
+                }
+                yield_now().await;
+            }
+            assert!(posted.len() < 1000 * 64 * 1024, "the socket takes everything");
+            if !closes {
+                let mut output = Output::new();
+                output.push_static(b"behind it");
+                posted.extend_from_slice(b"behind it");
+                let sent = spawn_sending(server, output);
+                assert!(receive_all(&client).await == posted, "closes: {closes}");
+                assert!(sent.get());
+                continue;
+            }
+            drop(server);
+            assert!(receive_all(&client).await == posted, "closes: {closes}");
+        }
+    });
+}
+
+#[test]
+fn a_reset_drops_what_was_posted() {
+    event_loop(simulated_time()).run(async {
+        let (server, client) = tcp_pair().await;
+        warm_up(&server, &client).await;
+        assert_eq!(server.try_send(b"never", false).unwrap(), 5);
+        server.set_linger_reset().unwrap();
+        drop(server);
+        let mut input = Buffer::new();
+        assert_eq!(client.recv(&mut input, 100).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_stream_that_moves_has_sent_what_was_posted() {
+    event_loop(simulated_time()).run(async {
+        let (server, client) = tcp_pair().await;
+        warm_up(&server, &client).await;
+        assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+        let server = server.detach().unwrap().attach();
+        drop(server);
+        assert_eq!(receive_all(&client).await, b"posted");
+    });
+}
+
+/// Sends all of `output` in a task of its own, which then closes the stream; tells whether that went well.
+fn spawn_sending(stream: Stream, mut output: Output) -> Rc<Cell<bool>> {
+    let is_sent = Rc::new(Cell::new(false));
+    let result = Rc::clone(&is_sent);
+    spawn(async move { result.set(stream.send_all(&mut output).await.is_ok()) });
+    is_sent
+}
+
+/// What comes until the end of the stream.
+async fn receive_all(stream: &Stream) -> Vec<u8> {
+    let mut input = Buffer::new();
+    let mut received = Vec::new();
+    while stream.recv(&mut input, 64 * 1024).await.unwrap() > 0 {
+        received.extend_from_slice(input.readable());
+        input.clear();
+    }
+    received
 }
 
 #[test]

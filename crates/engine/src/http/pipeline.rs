@@ -324,7 +324,7 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         keep_alive: request.keeps_alive(),
         keep_alive_idle: keep_alive.idle,
         keep_alive_advertised: keep_alive.advertised,
-        lingering_close: *core.lingering_close.get(),
+        lingering_close: request.lingering_close(),
         chunked: *core.chunked_transfer_encoding.get(),
         files: FileOptions {
             sendfile: *core.sendfile.get(),

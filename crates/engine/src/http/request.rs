@@ -20,7 +20,7 @@ use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
-use super::settings::KeepaliveDisable;
+use super::settings::{KeepaliveDisable, LingeringClose};
 use super::subrequest::{Fallback, NESTED_MAX, Target};
 use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
@@ -88,6 +88,8 @@ pub struct Request {
     /// Stands in for the answer when that is an error, or empty.
     pub(super) fallback: Option<Fallback>,
     pub(super) shared: Rc<Shared>,
+    /// The client may send another request before it sees that there will be no answer to it.
+    pub(crate) more_may_come: Cell<bool>,
 
     /// None only while the request waits for its next use, like the configuration: a
     /// spare one must keep neither alive.
@@ -151,6 +153,7 @@ impl Request {
             nesting: 0,
             fallback: None,
             shared: Rc::default(),
+            more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
             captures: Captures::default(),
@@ -456,6 +459,20 @@ impl Request {
             && self.number_on_connection < *core.keepalive_requests.get()
             && age <= *core.keepalive_time.get()
             && !self.is_old_browser(core.keepalive_disable.get())
+    }
+
+    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the
+    /// next request may be on its way, and the reset with which the kernel meets it can cost the client the answer that
+    /// it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
+    pub fn lingering_close(&self) -> LingeringClose {
+        let core = &self.scope().core;
+        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
+        match *core.lingering_close.get() {
+            LingeringClose::On if self.more_may_come.get() && !self.keeps_alive() && !never_keeps() => {
+                LingeringClose::Always
+            }
+            setting => setting,
+        }
     }
 
     /// A number that no other request has and that is hard to guess: `$request_id`.

@@ -14,7 +14,7 @@
 //! they are told with the next connection. So whoever stops listening for good accepts what waits then.)
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -22,23 +22,17 @@ use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
-use smallvec::SmallVec;
+use rustix::net::{self, sockopt};
 
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, receive, send, send_now};
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
-use crate::output::{Output, SLICES_MAX};
+use crate::output::Output;
+use crate::parked::Parked;
 use crate::slots::{Key, Slots};
-
-/// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
-pub(super) const OPERATIONS_PER_TURN: u32 = 16;
-
-/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
-/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
-pub(super) const SEND_MAX: usize = 1 << 20;
 
 const INBOX: u64 = u64::MAX;
 
@@ -59,37 +53,13 @@ struct Connection {
     hung_up: bool,
     reads: Share,
     writes: Share,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
-    /// Apart, because few wait for that.
-    closed_waiter: Option<Box<Waker>>,
+    reader: Parked,
+    writer: Parked,
+    closed_waiter: Parked,
 }
 
 /// Whether the kernel watches a listening socket.
 type Registered = bool;
-
-/// How much of a turn one direction of a socket has used.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Share {
-    turn: u32,
-    used: u32,
-}
-
-impl Share {
-    /// Takes one of `max` operations in this turn; false when they are used up.
-    pub(super) fn take(&mut self, turn: u32, max: u32) -> bool {
-        if self.turn != turn {
-            *self = Share { turn, used: 0 };
-        }
-        self.used += 1;
-        self.used <= max
-    }
-
-    /// How many were taken in the turn of the last `take`.
-    pub(super) fn used(self) -> u32 {
-        self.used
-    }
-}
 
 /// Marks the keys of listeners in epoll's data; generations leave these bits free.
 const LISTENER: u64 = 1 << 31;
@@ -149,7 +119,7 @@ impl Epoll {
         if let Err(error) = self.register(key, connection) {
             return Poll::Ready(Err(error));
         }
-        let displaced = park(direction.waiter(connection), cx.waker());
+        let displaced = direction.waiter(connection).park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -174,7 +144,7 @@ impl Epoll {
             writer = connection.writer.take();
         }
         if hung_up {
-            closed_waiter = connection.closed_waiter.take().map(|waker| *waker);
+            closed_waiter = connection.closed_waiter.take();
         }
         drop(connections);
         [reader, writer, closed_waiter].into_iter().flatten().for_each(Waker::wake);
@@ -225,9 +195,9 @@ impl Driver for Epoll {
             hung_up: false,
             reads: Share::default(),
             writes: Share::default(),
-            reader: None,
-            writer: None,
-            closed_waiter: None,
+            reader: Parked::new(),
+            writer: Parked::new(),
+            closed_waiter: Parked::new(),
         })
     }
 
@@ -246,33 +216,12 @@ impl Driver for Epoll {
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
-        let mut refused = None;
-        let result = self.attempt(key, cx, Direction::Read, |connection| {
-            let spare = match into.spare(max) {
-                Ok(spare) => spare,
-                Err(error) => {
-                    refused = Some(error);
-                    return Ok(0);
-                }
-            };
-            match net::recv(&connection.socket, spare, RecvFlags::empty()) {
-                Ok((received, _)) => {
-                    into.commit(received);
-                    if received < max && !connection.hung_up && received > 0 {
-                        connection.readable = false;
-                    }
-                    Ok(received)
-                }
-                Err(errno) => {
-                    into.commit(0);
-                    Err(errno)
-                }
-            }
-        });
-        match refused {
-            Some(error) => Poll::Ready(Err(error)),
-            None => result,
-        }
+        self.attempt(key, cx, Direction::Read, |connection| {
+            let received = receive(connection.socket.as_fd(), into, max)?;
+            // It may have drained the socket; after a hang-up the end is still to be read, and no edge will announce it.
+            connection.readable = received == max || received == 0 || connection.hung_up;
+            Ok(received)
+        })
     }
 
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
@@ -327,10 +276,7 @@ impl Driver for Epoll {
         if let Err(error) = self.register(key, connection) {
             return Poll::Ready(Err(error));
         }
-        let displaced = match &mut connection.closed_waiter {
-            Some(waiter) if waiter.will_wake(cx.waker()) => None,
-            waiter => waiter.replace(Box::new(cx.waker().clone())),
-        };
+        let displaced = connection.closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -431,7 +377,7 @@ impl Driver for Epoll {
             }
             listener.registration = true;
         }
-        let displaced = park(&mut listener.acceptor, cx.waker());
+        let displaced = listener.acceptor.park(cx.waker());
         let has_more = listener.has_more();
         drop(listeners);
         if has_more {
@@ -489,56 +435,10 @@ impl Direction {
         }
     }
 
-    fn waiter(self, connection: &mut Connection) -> &mut Option<Waker> {
+    fn waiter(self, connection: &mut Connection) -> &mut Parked {
         match self {
             Direction::Read => &mut connection.reader,
             Direction::Write => &mut connection.writer,
-        }
-    }
-}
-
-/// Stores a waker and returns the one that it displaces: dropping that may run code, so the caller does it last.
-pub(super) fn park(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
-    match place {
-        Some(old) if old.will_wake(waker) => None,
-        _ => place.replace(waker.clone()),
-    }
-}
-
-/// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
-pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
-    let mut flags = SendFlags::NOSIGNAL;
-    flags.set(SendFlags::MORE, out.more_follows());
-    if out.chunk_count() == 1 {
-        let chunk = out.first();
-        let chunk = &chunk[..chunk.len().min(SEND_MAX)];
-        return Ok((net::send(socket, chunk, flags)?, chunk.len()));
-    }
-    let mut offered = 0;
-    let mut slices = SmallVec::<[IoSlice<'_>; SLICES_MAX]>::new();
-    for chunk in out.chunks().take(SLICES_MAX) {
-        let chunk = &chunk[..chunk.len().min(SEND_MAX - offered)];
-        offered += chunk.len();
-        slices.push(IoSlice::new(chunk));
-        if offered == SEND_MAX {
-            break;
-        }
-    }
-    let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
-    Ok((sent, offered))
-}
-
-/// Sends of a few bytes what the socket takes, perhaps nothing.
-pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> io::Result<usize> {
-    let mut flags = SendFlags::NOSIGNAL;
-    // What is not a full packet waits for more, and that is the end, which closing sends.
-    flags.set(SendFlags::MORE, is_last);
-    loop {
-        match net::send(socket, bytes, flags) {
-            Ok(sent) => return Ok(sent),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(0),
-            Err(errno) => return Err(errno.into()),
         }
     }
 }

@@ -13,11 +13,12 @@ use std::task::Waker;
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
-use super::epoll::Share;
+use super::direct::Share;
 use crate::address::SocketAddress;
 use crate::environment::Environment;
 use crate::inbox;
 use crate::listener::{AcceptOptions, own_address};
+use crate::parked::Parked;
 use crate::watchdog::has_connection;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
@@ -41,7 +42,7 @@ pub(super) struct Listening<R> {
     pub registration: R,
     /// As far as is known, there is a connection.
     pub readable: bool,
-    pub acceptor: Option<Waker>,
+    pub acceptor: Parked,
     accepts: Accepts,
     /// Where it listens, if only this loop accepts from it.
     own_address: Option<SocketAddress>,
@@ -58,7 +59,7 @@ impl<R: Default> Listening<R> {
             options,
             registration: R::default(),
             readable: false,
-            acceptor: None,
+            acceptor: Parked::new(),
             accepts: Accepts::default(),
         }
     }

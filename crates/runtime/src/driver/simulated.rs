@@ -18,12 +18,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::epoll::{SEND_MAX, park};
+use super::direct::SEND_MAX;
 use super::{Control, Driver, End, Fresh, Released};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
 use crate::output::Output;
+use crate::parked::Parked;
 use crate::simulation::{Event, Named, Side, World, storm};
 use crate::slots::{Key, Slots};
 
@@ -59,9 +60,9 @@ struct Socket {
     sending: Option<Sending>,
     /// Each side will be told by chance, once: more than one of these would beget ever more.
     will_be_told: [bool; 3],
-    reader: Option<Waker>,
-    writer: Option<Waker>,
-    closed_waiter: Option<Waker>,
+    reader: Parked,
+    writer: Parked,
+    closed_waiter: Parked,
 }
 
 /// A send in flight.
@@ -84,7 +85,7 @@ struct Listening {
     _socket: Arc<OwnedFd>,
     listener: Key,
     will_be_told: bool,
-    acceptor: Option<Waker>,
+    acceptor: Parked,
 }
 
 impl Simulated {
@@ -105,7 +106,7 @@ impl Simulated {
 
     /// Has the task woken when there is news for this side of the socket.
     fn park(&self, key: Key, cx: &mut Context<'_>, side: Side) -> Poll<io::Result<usize>> {
-        let displaced = self.with(key, |socket| park(socket.waiter(side), cx.waker()));
+        let displaced = self.with(key, |socket| socket.waiter(side).park(cx.waker()));
         drop(displaced);
         if self.world.fate.strikes(|faults| faults.spurious_wakes) {
             self.will_tell(key, side);
@@ -298,7 +299,7 @@ impl Simulated {
 }
 
 impl Socket {
-    fn waiter(&mut self, side: Side) -> &mut Option<Waker> {
+    fn waiter(&mut self, side: Side) -> &mut Parked {
         match side {
             Side::Read => &mut self.reader,
             Side::Write => &mut self.writer,
@@ -333,9 +334,9 @@ impl Driver for Simulated {
             has_ended: false,
             sending: None,
             will_be_told: [false; 3],
-            reader: None,
-            writer: None,
-            closed_waiter: None,
+            reader: Parked::new(),
+            writer: Parked::new(),
+            closed_waiter: Parked::new(),
         });
         self.world.network.borrow_mut().attach(end, key);
         key
@@ -524,7 +525,7 @@ impl Driver for Simulated {
             _socket: socket,
             listener,
             will_be_told: false,
-            acceptor: None,
+            acceptor: Parked::new(),
         });
         self.world.network.borrow_mut().attach_listener(listener, key);
         key
@@ -569,7 +570,7 @@ impl Driver for Simulated {
         if is_told && !std::mem::replace(&mut listening.will_be_told, true) {
             fate.plan(storm(fate), Event::ListenerReady { slot: key });
         }
-        let displaced = park(&mut listening.acceptor, cx.waker());
+        let displaced = listening.acceptor.park(cx.waker());
         drop(listeners);
         drop(displaced);
         Poll::Pending

@@ -12,7 +12,7 @@ use gale_protocol::uri::Form;
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
-use super::{FIRST_REQUEST_GRACE, Http1, State};
+use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
 use crate::http::configuration::{HttpConfiguration, ServerId};
 use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
@@ -57,59 +57,61 @@ impl HeadReading {
 impl Http1 {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { input, timer, transfer } = &mut *self.state.borrow_mut();
+        let State { timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
-            if !input.is_empty() {
-                if pending.is_none() {
-                    let transfer = transfer.get_or_insert_with(|| self.worker.take_transfer());
-                    let Some(mut request) = self.begin_head(&mut transfer.head) else {
-                        return Poll::Ready(Arrival::Closed);
-                    };
-                    transfer.generation = NonZeroU64::new(request.http().generation);
-                    request.is_pipelined = is_pipelined;
-                    request.number_on_connection = self.info.requests.get() + 1;
-                    *pending = Some(request);
-                    transfer.parser.reset();
-                    // What is logged of a head that breaks off is its own.
-                    transfer.sender.begin(Version::default());
-                    transfer.body = RequestBody::default();
-                    self.idle_since.set(Moment::NEVER);
-                }
-                let (Some(request), Some(transfer)) = (pending.as_mut(), transfer.as_mut()) else {
-                    unreachable!("a head has begun");
+            if let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty()) {
+                let Transfer { input, head, parser, generation, offence, body, sender } = &mut **transfer;
+                let mut request = match pending.take() {
+                    Some(request) => request,
+                    None => {
+                        let Some(mut request) = self.begin_head(head) else {
+                            return Poll::Ready(Arrival::Closed);
+                        };
+                        *generation = NonZeroU64::new(request.http().generation);
+                        request.is_pipelined = is_pipelined;
+                        request.number_on_connection = self.info.requests.get() + 1;
+                        parser.reset();
+                        // What is logged of a head that breaks off is its own.
+                        sender.begin(Version::default());
+                        *body = RequestBody::default();
+                        self.idle_since.set(Moment::NEVER);
+                        request
+                    }
                 };
-                match transfer.parser.parse(input.readable(), &transfer.head.limits, request.parsed_mut()) {
+                match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
-                        if let Some(timeout) = transfer.head.timeout.take() {
+                        if let Some(timeout) = head.timeout.take() {
                             timer.set_after(timeout);
                         }
+                        *pending = Some(request);
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        let mut request = pending.take().expect("there is one");
-                        match split_off(input, consumed) {
-                            Some(head) => request.set_head(head),
-                            None => {
-                                // No memory within the worker's bound: it cannot even be refused.
-                                self.worker.give_back(request);
-                                return Poll::Ready(Arrival::Closed);
-                            }
-                        }
+                        let Some(head) = split_off(input, consumed) else {
+                            // No memory within the worker's bound: it cannot even be refused.
+                            self.worker.give_back(request);
+                            return Poll::Ready(Arrival::Closed);
+                        };
+                        request.set_head(head);
                         return Poll::Ready(Arrival::Request(request));
                     }
-                    Err(offence) => {
-                        let mut request = pending.take().expect("there is one");
+                    Err(found) => {
                         request.set_head(std::mem::take(input));
-                        transfer.offence = Some(offence);
+                        *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
                     }
                 }
             }
             is_pipelined = false;
-            let read_max = match transfer {
-                Some(transfer) if pending.is_some() => transfer.head.read_max(input.len()),
-                _ => FIRST_READ,
+            // Who waits for a request holds nothing to receive with.
+            let mut first = Buffer::new();
+            let (input, read_max) = match transfer {
+                Some(transfer) if pending.is_some() => {
+                    let read_max = transfer.head.read_max(transfer.input.len());
+                    (&mut transfer.input, read_max)
+                }
+                _ => (&mut first, FIRST_READ),
             };
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
@@ -120,7 +122,8 @@ impl Http1 {
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
-                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Ok(_)) if pending.is_some() => {}
+                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.worker.take_transfer()).input = first,
                 Poll::Pending => {
                     if pending.is_none() && !self.is_idle() {
                         let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
@@ -206,7 +209,9 @@ impl Http1 {
             transfer.sender.begin(request.parsed.version);
             transfer.body.begin(&request.parsed, request.head.readable());
         }
-        request.keep_alive.set(offence.is_none() && request.parsed.wants_keep_alive(request.head.readable()));
+        let is_kept = offence.is_some() || request.parsed.wants_keep_alive(request.head.readable());
+        request.more_may_come.set(is_kept);
+        request.keep_alive.set(is_kept && offence.is_none());
         let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
         match offence.map_or_else(|| self.prepare(request, core), Err) {
             Ok(()) if gale_runtime::leases_exhausted() => {

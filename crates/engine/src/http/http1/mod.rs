@@ -10,7 +10,7 @@ mod head;
 mod send;
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::rc::Rc;
@@ -68,10 +68,9 @@ pub struct Http1 {
 }
 
 struct State {
-    input: Buffer,
     /// The deadline of whatever is read at the moment.
     timer: Timer,
-    /// There from a request's first byte to its end.
+    /// There from a request's first byte to its end, and as long as something has come that was not read.
     transfer: Option<Box<Transfer>>,
 }
 
@@ -84,6 +83,8 @@ impl State {
 /// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
 #[derive(Default)]
 pub(super) struct Transfer {
+    /// What has come and was not read yet.
+    input: Buffer,
     parser: HeadParser,
     head: HeadReading,
     /// The configuration of the exchange.
@@ -126,7 +127,7 @@ impl Http1 {
             info,
             stream,
             worker,
-            state: RefCell::new(State { input: Buffer::new(), timer: Timer::new(), transfer: None }),
+            state: RefCell::new(State { timer: Timer::new(), transfer: None }),
             first_configuration: Cell::new(first),
             idle_since: Cell::new(Moment::NEVER),
             idle_max_nanos: Cell::new(0),
@@ -190,42 +191,48 @@ impl Http1 {
         self.state.borrow().transfer.as_ref()?.generation.map(NonZeroU64::get)
     }
 
-    /// Serves the connection to its end.
-    pub async fn serve(self: Rc<Self>) {
-        self.serve_requests().await;
-    }
-
-    async fn serve_requests(self: &Rc<Self>) {
-        loop {
-            let arrival = {
-                let mut pending = None;
-                poll_fn(|context| self.poll_head(context, &mut pending)).await
-            };
-            let request = match arrival {
-                Arrival::Request(request) => request,
-                Arrival::Left(request) => return self.give_up(request, "client prematurely closed connection", 400),
-                Arrival::TimedOut(Some(request)) => {
-                    if *request.scope().core.reset_timedout_connection.get() {
-                        self.reset();
-                    }
-                    return self.give_up(request, "client timed out (110: Connection timed out)", 408);
+    /// Serves the connection to its end. (A block, because the future of an `async fn` holds its arguments and what they
+    /// have become.)
+    pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
+        async move {
+            while let Some(request) = self.next_request().await {
+                match self.exchange(request).await {
+                    Afterwards::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
+                    Afterwards::KeepAlive => {}
+                    Afterwards::Close => return,
+                    Afterwards::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
                 }
-                Arrival::TimedOut(None) | Arrival::Closed => return,
-            };
-            let afterwards = self.exchange(request).await;
-            self.first_configuration.take();
-            match afterwards {
-                Afterwards::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
-                Afterwards::KeepAlive => {}
-                Afterwards::Close => return,
-                Afterwards::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
             }
         }
     }
 
+    /// The next request whose head is whole; `None` when there is none to come.
+    fn next_request(self: &Rc<Self>) -> impl Future<Output = Option<Box<Request>>> {
+        let mut pending = None;
+        poll_fn(move |context| {
+            let arrival = ready!(self.poll_head(context, &mut pending));
+            Poll::Ready(self.admit(arrival))
+        })
+    }
+
+    fn admit(&self, arrival: Arrival) -> Option<Box<Request>> {
+        match arrival {
+            Arrival::Request(request) => return Some(request),
+            Arrival::Left(request) => self.give_up(request, "client prematurely closed connection", 400),
+            Arrival::TimedOut(Some(request)) => {
+                if *request.scope().core.reset_timedout_connection.get() {
+                    self.reset();
+                }
+                self.give_up(request, "client timed out (110: Connection timed out)", 408);
+            }
+            Arrival::TimedOut(None) | Arrival::Closed => {}
+        }
+        None
+    }
+
     /// Whether other connections have their turn before the next request, which is there already.
     fn must_yield(&self) -> bool {
-        self.info.requests.get().is_multiple_of(PIPELINED_MAX) && !self.state.borrow().input.is_empty()
+        self.info.requests.get().is_multiple_of(PIPELINED_MAX) && self.state.borrow().transfer.is_some()
     }
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
@@ -281,11 +288,16 @@ impl Http1 {
 
     /// The end of an exchange: it is logged, and its memory goes back.
     fn end(&self, mut request: Box<Request>) {
+        self.first_configuration.take();
         pipeline::log(&mut request);
         self.worker.give_back(request);
-        let transfer = self.state.borrow_mut().transfer.take();
-        if let Some(transfer) = transfer.filter(|transfer| transfer.sender.is_at_rest()) {
+        let state = &mut *self.state.borrow_mut();
+        let Some(mut transfer) = state.transfer.take().filter(|transfer| transfer.sender.is_at_rest()) else { return };
+        if transfer.input.is_empty() {
             self.worker.give_transfer_back(transfer);
+        } else {
+            transfer.generation = None;
+            state.transfer = Some(transfer);
         }
     }
 
@@ -295,8 +307,8 @@ impl Http1 {
             self.log_file_error(request);
         }
         let core = &request.scope().core;
-        let State { input, transfer, .. } = &mut *self.state.borrow_mut();
-        let Transfer { body, sender, .. } = &**transfer.as_ref().expect("an exchange is under way");
+        let mut state = self.state.borrow_mut();
+        let Transfer { input, body, sender, .. } = state.transfer();
         let resets = match sent {
             Ok(()) if !sender.is_aborted() => None,
             Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
@@ -311,7 +323,7 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
             return body.is_read().then_some(Afterwards::KeepAlive);
         }
-        Some(if lingers(*core.lingering_close.get(), body, input) {
+        Some(if lingers(request.lingering_close(), body, input) {
             Afterwards::Linger(Lingering::of(core))
         } else {
             Afterwards::Close
@@ -356,8 +368,8 @@ impl Http1 {
         if self.stream.shutdown_write().is_err() {
             return;
         }
-        let mut discarded = std::mem::take(&mut self.state.borrow_mut().input);
-        discarded.clear();
+        self.state.borrow_mut().transfer = None;
+        let mut discarded = Buffer::new();
         let everything = async {
             loop {
                 let received =
@@ -523,17 +535,17 @@ impl Exchange for Http1 {
     }
 
     fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
-        let state = &mut *self.state.borrow_mut();
-        let Transfer { body, sender, .. } = &mut **state.transfer.as_mut().expect("an exchange is under way");
-        let after = self.after_response(body, &state.input, options);
+        let mut state = self.state.borrow_mut();
+        let Transfer { input, body, sender, .. } = state.transfer();
+        let after = self.after_response(body, input, options);
         sender.start(head, options, after, &self.worker);
     }
 
     fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
-        let state = &mut *self.state.borrow_mut();
-        let transfer = state.transfer.as_mut().expect("an exchange is under way");
-        let after = self.after_response(&transfer.body, &state.input, options);
-        transfer.sender.respond(head, options, after, &self.worker, &self.stream, body);
+        let mut state = self.state.borrow_mut();
+        let Transfer { input, body: request_body, sender, .. } = state.transfer();
+        let after = self.after_response(request_body, input, options);
+        sender.respond(head, options, after, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {
@@ -553,8 +565,8 @@ impl Exchange for Http1 {
     }
 
     fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
-        let State { input, timer, transfer, .. } = &mut *self.state.borrow_mut();
-        let Transfer { body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
+        let State { timer, transfer } = &mut *self.state.borrow_mut();
+        let Transfer { input, body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
         if body.wants_continue() && !sender.is_started() {
             body.continue_was_sent();
             sender.interim(b"HTTP/1.1 100 Continue\r\n\r\n");

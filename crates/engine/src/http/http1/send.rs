@@ -184,12 +184,14 @@ impl Sender {
         let scratch = &mut *worker.scratch.borrow_mut();
         self.begin_response(head, options, after, worker, scratch);
         let is_first = self.output.is_empty() && self.queue.is_empty() && self.gone.is_none();
+        // Before we end our side it has to be certain that all has left.
+        let may_be_out_of_sight = self.keep_alive || self.closes_at_once;
         let fits = match self.coding {
             Coding::NoBody => true,
             Coding::Length(length) => length == body.len() as u64 && body.len() <= COPIED_MAX,
             Coding::Chunked | Coding::UntilClose | Coding::Raw => false,
         };
-        if !is_first || !fits {
+        if !is_first || !fits || !may_be_out_of_sight {
             self.append(scratch);
             if !body.is_empty() {
                 self.push(BodyItem::Bytes(body));

@@ -27,8 +27,9 @@ use super::operation::{Op, Ops, push_cancel, user_data};
 use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
 use crate::driver::Fresh;
-use crate::driver::epoll::Share;
+use crate::driver::direct::Share;
 use crate::output::{Output, SLICES_MAX};
+use crate::parked::Parked;
 use crate::slots::Key;
 
 /// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
@@ -58,6 +59,10 @@ pub(super) struct Connection {
     pub has_received: bool,
     /// There is a request for it.
     pub is_requested: bool,
+    /// Its stream has gone; it is closed when what the driver sends has left.
+    pub is_closing: bool,
+    /// It is going to be reset: what has not been sent is dropped.
+    pub is_reset: bool,
     pub wanted: Ops,
     pub in_flight: Ops,
     /// What the receive in flight is; without one it says nothing.
@@ -71,9 +76,9 @@ pub(super) struct Connection {
     /// Comes after `received`.
     pub receive_error: Option<Errno>,
     pub sending: Option<Box<Sending>>,
-    pub reader: Option<Waker>,
-    pub writer: Option<Waker>,
-    pub closed_waiter: Option<Waker>,
+    pub reader: Parked,
+    pub writer: Parked,
+    pub closed_waiter: Parked,
 }
 
 /// A receive in flight.
@@ -106,9 +111,13 @@ pub(super) struct Terms {
     pub period: u32,
 }
 
+/// The ticket of what the driver itself has to send.
+pub(super) const OWNED: u32 = 0;
+
 /// A send on the ring: the bytes, and how the kernel is told of them.
 pub(super) struct Sending {
     pub output: Output,
+    /// Tells whose it is: on loan from an [`Output`], or [`OWNED`] by the driver.
     pub ticket: u32,
     pub offered: usize,
     pub result: Option<Result<usize, Errno>>,
@@ -126,6 +135,8 @@ impl Connection {
             is_on_ring: false,
             has_received: false,
             is_requested: false,
+            is_closing: false,
+            is_reset: false,
             wanted: Ops::default(),
             in_flight: Ops::default(),
             receive: Receive::Single,
@@ -135,9 +146,9 @@ impl Connection {
             received: Buffer::new(),
             receive_error: None,
             sending: None,
-            reader: None,
-            writer: None,
-            closed_waiter: None,
+            reader: Parked::new(),
+            writer: Parked::new(),
+            closed_waiter: Parked::new(),
         }
     }
 
@@ -270,6 +281,19 @@ impl Connection {
         }
     }
 
+    /// What the driver has sent for itself, or has failed to. Goes on with what was sent in part.
+    pub fn take_owned(&mut self) -> Option<Box<Sending>> {
+        let sending = self.sending.as_mut().filter(|sending| sending.is_owned())?;
+        let result = sending.result?;
+        sending.output.consume(result.unwrap_or(0));
+        if result.is_ok() && !sending.output.is_empty() {
+            sending.result = None;
+            self.wanted.add(Op::Send);
+            return None;
+        }
+        self.sending.take()
+    }
+
     /// Those who have to look after a completion of `op`.
     pub fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
         // Who waits by a poll now goes on waiting.
@@ -319,13 +343,18 @@ impl Sending {
         Box::new(Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header })
     }
 
-    /// The entry that sends `output`. What it points to stays: the bytes within leases and shared memory, slices and
+    pub fn is_owned(&self) -> bool {
+        self.ticket == OWNED
+    }
+
+    /// The entry that sends `output`, to its end if the driver owns it. What it points to stays: the bytes within leases and shared memory, slices and
     /// header in this box, all of it until the completion.
     pub fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
         if self.output.chunk_count() == 1 {
             let bytes = self.output.first();
             let send = opcode::Send::new(types::Fd(descriptor), bytes.as_ptr(), bytes.len() as u32);
-            return send.flags(libc::MSG_NOSIGNAL).build();
+            let all = if self.is_owned() { libc::MSG_WAITALL } else { 0 };
+            return send.flags(libc::MSG_NOSIGNAL | all).build();
         }
         self.slices.clear();
         let slices = self.output.chunks().take(SLICES_MAX);

@@ -18,7 +18,6 @@ use super::operation::{KIND_ACCEPT, KIND_LISTENER, push_cancel, user_data};
 use super::ring::{Completion, Ring};
 use crate::address::SocketAddress;
 use crate::driver::End;
-use crate::driver::epoll::park;
 use crate::driver::listening::{Accepted, Listening, accept, concerns_one_connection};
 use crate::listener::AcceptOptions;
 use crate::slots::{Key, Slots};
@@ -242,7 +241,7 @@ impl Listeners {
         {
             self.requests.borrow_mut().push(Request::Arm(key));
         }
-        let displaced = park(&mut listener.acceptor, cx.waker());
+        let displaced = listener.acceptor.park(cx.waker());
         let has_more = listener.has_more() || !listener.registration.accepted.is_empty();
         drop(listeners);
         if has_more {

@@ -6,7 +6,8 @@
 //! connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept alive one
 //! multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the completion. What
 //! is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no data before somebody
-//! wants it: a slow consumer stops the sender. A multishot receive whose data nobody reads is ended. (`connection.rs`)
+//! wants it: a slow consumer stops the sender. A short answer that is there at once is posted: it leaves with the call that
+//! ends the turn, and nobody waits for it (`posts.rs`). Sockets are closed with that call, too. A multishot receive whose data nobody reads is ended. (`connection.rs`)
 //!
 //! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll of
 //! the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so nothing is
@@ -22,28 +23,32 @@ mod connection;
 mod idle;
 mod listeners;
 mod operation;
+mod posts;
 mod ring;
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, types};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::buffers::Buffers;
-use self::connection::{Connection, Multishot, Receive, Sending, Terms};
+use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms};
 use self::idle::Sweep;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_INBOX, KIND_LISTENER, Op, Ops, kind_and_key, push_cancel, user_data,
+    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops, kind_and_key,
+    push_cancel, user_data,
 };
+use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::epoll::{OPERATIONS_PER_TURN, SEND_MAX, park, send, send_now};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, receive, send, send_now};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -57,6 +62,12 @@ const QUEUED_SEND_MAX: usize = 32 * 1024;
 
 /// How many unused [`Sending`]s are kept.
 const SENDINGS_KEPT_MAX: usize = 64;
+
+/// Sockets that the call at the end of a turn closes at most: as many as a turn has polls.
+const CLOSES_MAX: usize = 512;
+
+/// For what belongs to no connection.
+const NO_KEY: Key = Key { index: 0, generation: 0 };
 
 /// What the self-test wants to receive: fits every buffer.
 const TEST_BYTES_MAX: usize = 16;
@@ -81,6 +92,13 @@ pub(crate) struct IoUring {
     #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
     sendings: RefCell<Vec<Box<Sending>>>,
     tickets: Cell<u32>,
+    posts: RefCell<Posts>,
+    /// The kernel carries posted sends out while it takes them.
+    may_post: Cell<bool>,
+    /// To be closed when the turn ends.
+    closing: RefCell<Vec<OwnedFd>>,
+    /// The kernel can close without a word.
+    may_close: bool,
     inbox: OwnedFd,
     is_inbox_armed: Cell<bool>,
     multishot: Cell<Multishot>,
@@ -121,6 +139,7 @@ impl IoUring {
                 Err(error) => return Err(error),
             },
         };
+        let can_skip_success = options.allows(5, 17) && ring.can_skip_success();
         let driver = IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
@@ -129,7 +148,11 @@ impl IoUring {
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
-            tickets: Cell::new(0),
+            tickets: Cell::new(OWNED),
+            posts: RefCell::default(),
+            may_post: Cell::new(can_skip_success),
+            closing: RefCell::default(),
+            may_close: can_skip_success,
             inbox: inbox.try_clone_to_owned()?,
             is_inbox_armed: Cell::new(false),
             multishot: Cell::new(match options.multishot {
@@ -183,6 +206,7 @@ impl IoUring {
                 _ => Err(refused("nothing was received")),
             }
         });
+        let tested = tested.and_then(|()| self.test_posts(near));
         self.close(near);
         self.close(far);
         tested
@@ -231,7 +255,7 @@ impl IoUring {
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
         }
         self.request(key, connection, op);
-        let displaced = park(if is_read { &mut connection.reader } else { &mut connection.writer }, cx.waker());
+        let displaced = if is_read { connection.reader.park(cx.waker()) } else { connection.writer.park(cx.waker()) };
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -266,7 +290,7 @@ impl IoUring {
             return None;
         };
         let Some(result) = sending.result.take() else {
-            let displaced = park(&mut connection.writer, cx.waker());
+            let displaced = connection.writer.park(cx.waker());
             drop(connections);
             drop(displaced);
             return Some(Poll::Pending);
@@ -298,7 +322,7 @@ impl IoUring {
         if !is_fit || out.more_follows() || out.len_bytes() > QUEUED_SEND_MAX || out.chunk_count() > SLICES_MAX {
             return false;
         }
-        let ticket = self.tickets.get().wrapping_add(1);
+        let ticket = self.tickets.get().wrapping_add(1).max(OWNED + 1);
         self.tickets.set(ticket);
         let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
         sending.ticket = ticket;
@@ -306,7 +330,7 @@ impl IoUring {
         sending.output = out.lend(ticket);
         connection.sending = Some(sending);
         self.request(key, connection, Op::Send);
-        let displaced = park(&mut connection.writer, cx.waker());
+        let displaced = connection.writer.park(cx.waker());
         drop(connections);
         drop(displaced);
         true
@@ -336,12 +360,13 @@ impl IoUring {
     fn make_entries(&self) {
         let mut ring = self.ring.borrow_mut();
         if !self.is_inbox_armed.replace(true) {
-            let key = Key { index: 0, generation: 0 };
             let poll = opcode::PollAdd::new(types::Fd(self.inbox.as_raw_fd()), libc::POLLIN as u32).multi(true);
             // SAFETY: the inbox's descriptor belongs to this driver.
-            unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, key))) };
+            unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, NO_KEY))) };
         }
         let terms = self.terms();
+        self.posts.borrow().make_entries(&mut ring);
+        self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
         self.listeners.make_entries(&mut ring);
         for request in self.requests.borrow_mut().drain(..) {
@@ -362,6 +387,15 @@ impl IoUring {
         }
     }
 
+    /// Has the kernel close what was closed in this turn.
+    fn make_closes(&self, ring: &mut Ring) {
+        for socket in self.closing.borrow_mut().drain(..) {
+            let close = opcode::Close::new(types::Fd(socket.into_raw_fd())).build().flags(Flags::SKIP_SUCCESS);
+            // SAFETY: the descriptor is nobody's any more, and stays what it is until the kernel takes the entry.
+            unsafe { ring.push(&close.user_data(user_data(KIND_CLOSE, NO_KEY))) };
+        }
+    }
+
     fn terms(&self) -> Terms {
         let buffer_bytes = self.buffers.borrow().as_ref().map_or(0, Buffers::size);
         Terms { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
@@ -371,7 +405,8 @@ impl IoUring {
         let (kind, key) = kind_and_key(completion.user_data);
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
-            KIND_CANCEL => {}
+            KIND_CANCEL | KIND_CLOSE => {}
+            KIND_POST => self.handle_post(key, completion.result),
             KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CANCEL_OP => {}
             KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
@@ -404,6 +439,9 @@ impl IoUring {
                 _ => &[],
             };
             connection.handle(op, completion, bytes, terms);
+            if let Some(sent) = connection.take_owned() {
+                self.keep(sent);
+            }
         }
         if let (Some(number), Some(buffers)) = (buffer, buffers.as_mut()) {
             buffers.give_back(number);
@@ -412,6 +450,10 @@ impl IoUring {
         let Some(connection) = connections.get_mut(key) else {
             return;
         };
+        if connection.is_closing && connection.sending.is_none() {
+            drop(connections);
+            return self.close(key);
+        }
         if connection.socket.is_none() {
             let sending = connection.sending.take_if(|_| !connection.in_flight.has(Op::Send));
             let removed = connection.in_flight.is_empty().then(|| connections.remove(key));
@@ -522,6 +564,13 @@ impl IoUring {
         }
     }
 
+    fn send_posted_by(&self, key: Key) {
+        if !self.posts.borrow().is_empty() {
+            let mut connections = self.connections.borrow_mut();
+            self.send_posted(key, connections.get_mut(key).expect("an open stream owns its slot"), false);
+        }
+    }
+
     fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
@@ -543,6 +592,9 @@ impl Driver for IoUring {
     }
 
     fn release(&self, key: Key) -> io::Result<Released> {
+        if let Some(connection) = self.connections.borrow_mut().get_mut(key) {
+            self.send_posted(key, connection, false);
+        }
         if let Err(error) = self.settle(key) {
             self.close(key);
             return Err(error);
@@ -563,8 +615,21 @@ impl Driver for IoUring {
     }
 
     fn close(&self, key: Key) {
+        {
+            let mut connections = self.connections.borrow_mut();
+            let Some(connection) = connections.get_mut(key).filter(|connection| connection.socket.is_some()) else {
+                return;
+            };
+            self.send_posted(key, connection, true);
+            if self.must_linger(connection) {
+                return;
+            }
+        }
         if let Some((socket, in_flight)) = self.take_socket(key) {
-            drop(socket);
+            let mut closing = self.closing.borrow_mut();
+            if self.may_close && closing.len() < CLOSES_MAX {
+                closing.push(socket);
+            }
             self.cancel(key, in_flight);
         }
     }
@@ -586,7 +651,7 @@ impl Driver for IoUring {
                 {
                     self.request_wanted(key, connection);
                 }
-                let displaced = park(&mut connection.reader, cx.waker());
+                let displaced = connection.reader.park(cx.waker());
                 drop(connections);
                 drop(displaced);
                 return Poll::Pending;
@@ -600,40 +665,20 @@ impl Driver for IoUring {
                 Op::Readable
             }
         };
-        let mut refused = None;
-        let result = self.attempt(key, cx, op, |connection| {
-            let spare = match into.spare(max) {
-                Ok(spare) => spare,
-                Err(error) => {
-                    refused = Some(error);
-                    return Ok(0);
-                }
-            };
-            match net::recv(connection.socket(), spare, RecvFlags::empty()) {
-                Ok((received, _)) => {
-                    into.commit(received);
-                    connection.has_received |= received > 0;
-                    if received < max && !connection.hung_up && received > 0 {
-                        connection.readable = false;
-                    }
-                    Ok(received)
-                }
-                Err(errno) => {
-                    into.commit(0);
-                    Err(errno)
-                }
-            }
-        });
-        match refused {
-            Some(error) => Poll::Ready(Err(error)),
-            None => result,
-        }
+        self.attempt(key, cx, op, |connection| {
+            let received = receive(connection.socket().as_fd(), into, max)?;
+            connection.has_received |= received > 0;
+            // As in the other driver.
+            connection.readable = received == max || received == 0 || connection.hung_up;
+            Ok(received)
+        })
     }
 
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
         if out.is_empty() {
             return Poll::Ready(Ok(0));
         }
+        self.send_posted_by(key);
         if let Some(polled) = self.poll_sending(key, cx, out) {
             return polled;
         }
@@ -656,9 +701,14 @@ impl Driver for IoUring {
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        // A connection on the ring has its answers queued.
-        let is_fit = !connection.is_on_ring && connection.sending.is_none() && connection.writable;
-        if !is_fit || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+        if connection.sending.is_some() || !connection.writable {
+            return Ok(0);
+        }
+        if connection.is_on_ring {
+            let is_posted = !is_last && self.try_post(key, connection, bytes);
+            return Ok(if is_posted { bytes.len() } else { 0 });
+        }
+        if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
         let sent = send_now(connection.socket().as_fd(), bytes, is_last)?;
@@ -675,6 +725,7 @@ impl Driver for IoUring {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
+        self.send_posted_by(key);
         // A send that nobody waits for any more still comes first.
         if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
             return Poll::Pending;
@@ -697,13 +748,19 @@ impl Driver for IoUring {
         if !connection.in_flight.has(Op::HungUp) {
             self.request(key, connection, Op::HungUp);
         }
-        let displaced = park(&mut connection.closed_waiter, cx.waker());
+        let displaced = connection.closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
     }
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {
+        if let Control::ShutdownWrite | Control::Cork(_) | Control::LingerReset = control {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            connection.is_reset |= control == Control::LingerReset;
+            self.send_posted(key, connection, control == Control::ShutdownWrite);
+        }
         self.with_socket(key, |socket| {
             match control {
                 Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
@@ -785,6 +842,7 @@ impl Driver for IoUring {
                     ring.enter(timeout)?;
                 }
                 ring.take(&mut completions, self.completions_max);
+                self.take_failed_posts(&mut ring, &mut completions)?;
                 if !completions.is_empty() || !ring.has_deferred_work() {
                     break;
                 }
@@ -794,6 +852,7 @@ impl Driver for IoUring {
         for completion in completions.iter() {
             self.handle_completion(completion);
         }
+        self.posts.borrow_mut().clear();
         let count = completions.len();
         completions.clear();
         Ok(count)

@@ -38,7 +38,11 @@ pub(super) const KIND_CANCEL: u64 = 10;
 pub(super) const KIND_ACCEPT: u64 = 11;
 /// The cancellation of a connection's [`Op`].
 pub(super) const KIND_CANCEL_OP: u64 = 12;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_CANCEL_OP < 16);
+/// A posted send.
+pub(super) const KIND_POST: u64 = 13;
+/// A close that nobody waits for.
+pub(super) const KIND_CLOSE: u64 = 14;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_CLOSE < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {
     key.pack() | kind << KIND_SHIFT

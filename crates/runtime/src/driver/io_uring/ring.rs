@@ -146,6 +146,11 @@ impl Ring {
         self.ring.params().is_setup_single_issuer()
     }
 
+    /// Whether the kernel can keep silent about what went well (5.17).
+    pub fn can_skip_success(&self) -> bool {
+        self.ring.params().is_feature_skip_cqe_on_success()
+    }
+
     pub fn submitter(&self) -> io_uring::Submitter<'_> {
         self.ring.submitter()
     }
@@ -175,6 +180,11 @@ impl Ring {
     /// Whether the kernel says that it has more to do when it is called again.
     pub fn has_deferred_work(&mut self) -> bool {
         self.ring.submission().taskrun()
+    }
+
+    /// Whether there are completions that did not fit their queue: the next call brings them.
+    pub fn has_overflow(&mut self) -> bool {
+        self.ring.submission().cq_overflow()
     }
 
     /// Whether completions can be taken without a call.

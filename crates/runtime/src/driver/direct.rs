@@ -1,0 +1,95 @@
+//! Direct calls on a socket, which both real drivers make where they need not wait, and what bounds them in a turn.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
+use smallvec::SmallVec;
+
+use crate::buffer::Buffer;
+use crate::output::{Output, SLICES_MAX};
+
+/// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
+pub(super) const OPERATIONS_PER_TURN: u32 = 16;
+
+/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
+/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
+pub(super) const SEND_MAX: usize = 1 << 20;
+
+/// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
+/// one that was not used since looks used, and yields a turn early.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Share {
+    turn: u16,
+    used: u16,
+}
+
+impl Share {
+    /// Takes one of `max` operations in this turn; false when they are used up.
+    pub(super) fn take(&mut self, turn: u32, max: u32) -> bool {
+        let turn = turn as u16;
+        if self.turn != turn {
+            *self = Share { turn, used: 0 };
+        }
+        self.used = self.used.saturating_add(1);
+        u32::from(self.used) <= max
+    }
+
+    /// Whether the last one was taken in this turn.
+    pub(super) fn is_of(self, turn: u32) -> bool {
+        self.turn == turn as u16
+    }
+
+    /// How many were taken in the turn of the last `take`.
+    pub(super) fn used(self) -> u32 {
+        self.used.into()
+    }
+}
+
+/// Receives at most `max` bytes at the end of `into`; 0 is the end of the stream. Less than `max` has drained the socket.
+/// Errors: the connection's; ENOMEM at the hard limit of leases.
+pub(super) fn receive(socket: BorrowedFd<'_>, into: &mut Buffer, max: usize) -> Result<usize, Errno> {
+    let spare = into.spare(max).map_err(|_| Errno::NOMEM)?;
+    let received = net::recv(socket, spare, RecvFlags::empty()).map(|(received, _)| received);
+    into.commit(received.unwrap_or(0));
+    received
+}
+
+/// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
+pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::MORE, out.more_follows());
+    if out.chunk_count() == 1 {
+        let chunk = out.first();
+        let chunk = &chunk[..chunk.len().min(SEND_MAX)];
+        return Ok((net::send(socket, chunk, flags)?, chunk.len()));
+    }
+    let mut offered = 0;
+    let mut slices = SmallVec::<[IoSlice<'_>; SLICES_MAX]>::new();
+    for chunk in out.chunks().take(SLICES_MAX) {
+        let chunk = &chunk[..chunk.len().min(SEND_MAX - offered)];
+        offered += chunk.len();
+        slices.push(IoSlice::new(chunk));
+        if offered == SEND_MAX {
+            break;
+        }
+    }
+    let sent = net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?;
+    Ok((sent, offered))
+}
+
+/// Sends of a few bytes what the socket takes, perhaps nothing.
+pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+    let mut flags = SendFlags::NOSIGNAL;
+    // What is not a full packet waits for more, and that is the end, which closing sends.
+    flags.set(SendFlags::MORE, is_last);
+    loop {
+        match net::send(socket, bytes, flags) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

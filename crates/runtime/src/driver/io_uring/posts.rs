@@ -1,0 +1,243 @@
+//! Posted sends: short answers that leave with the call that ends the turn, and of which nobody waits for the end.
+//!
+//! A post is to its sender what a write into the socket's buffer is: done. The bytes are copied here; when the turn ends
+//! they become sends with `MSG_DONTWAIT`, which the kernel carries out while it takes them, and which say nothing when all
+//! is sent. So there is nothing to wake and nothing to remember of a connection, and the memory serves the next turn.
+//! What a full socket did not take is told by a completion of the same call; its rest becomes a usual send, which the
+//! driver owns (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post
+//! sent directly first ([`Posts::take_back`]).
+//!
+//! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::Duration;
+
+use bytes::Bytes;
+use io_uring::squeue::Flags;
+use io_uring::{opcode, types};
+use rustix::io::Errno;
+use rustix::net::{self, SendFlags, sockopt};
+
+use super::connection::{Connection, OWNED, Sending};
+use super::operation::{KIND_POST, Op, user_data};
+use super::ring::{Completion, Ring};
+use super::{CANCEL_CALLS_MAX, IoUring};
+use crate::driver::Driver;
+use crate::driver::direct::{OPERATIONS_PER_TURN, send_now};
+use crate::slots::Key;
+
+/// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
+const POSTED_MAX: usize = 1024 * 1024;
+
+/// How long a peer may take nothing of what was posted for it before its connection was closed.
+const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Writes until the self-test's socket must be full.
+const FILL_WRITES_MAX: usize = 10_000;
+
+/// Memory that is kept from turn to turn, in bytes.
+const KEPT_MAX: usize = 128 * 1024;
+
+/// The posts of one turn.
+#[derive(Default)]
+pub(super) struct Posts {
+    list: Vec<Post>,
+    /// All their bytes, one after another.
+    bytes: Vec<u8>,
+}
+
+struct Post {
+    key: Key,
+    descriptor: RawFd,
+    range: Range<usize>,
+}
+
+impl Posts {
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Posts `bytes`, behind the connection's post if that is the last one. False when that is not so, or there is no room in
+    /// this turn. `may_be_posted` = the connection may have a post.
+    pub fn post(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_be_posted: bool) -> bool {
+        let begin = self.bytes.len();
+        if begin + bytes.len() > POSTED_MAX {
+            return false;
+        }
+        match self.list.last_mut() {
+            Some(last) if last.key == key && last.range.end == begin => last.range.end += bytes.len(),
+            _ if may_be_posted => return false,
+            _ => self.list.push(Post { key, descriptor, range: begin..begin + bytes.len() }),
+        }
+        self.bytes.extend_from_slice(bytes);
+        true
+    }
+
+    /// Takes a connection's post out again, for who has to send it in another way. (Rare, so it is searched for.)
+    pub fn take_back(&mut self, key: Key) -> Option<&[u8]> {
+        let index = self.list.iter().rposition(|post| post.key == key)?;
+        let post = self.list.swap_remove(index);
+        Some(&self.bytes[post.range])
+    }
+
+    /// Gives up the memory that the kernel may still look at after all: when the self-test finds that it works otherwise.
+    pub fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.bytes));
+        self.list.clear();
+    }
+
+    /// Makes the entries. Until [`Posts::clear`] nothing may be posted.
+    pub fn make_entries(&self, ring: &mut Ring) {
+        for post in &self.list {
+            let bytes = &self.bytes[post.range.clone()];
+            let send = opcode::Send::new(types::Fd(post.descriptor), bytes.as_ptr(), bytes.len() as u32);
+            // MSG_WAITALL: a short send is an error, of which the kernel tells.
+            let entry = send.flags(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL).build();
+            let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_POST, post.key));
+            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the post back. The bytes stay
+            // where they are until `clear`, and the kernel looks at them while it takes the entry, not later.
+            unsafe { ring.push(&entry) };
+        }
+    }
+
+    /// What of a connection's post was not sent, `sent` bytes being gone.
+    pub fn rest(&self, key: Key, sent: usize) -> &[u8] {
+        let post = self.list.iter().find(|post| post.key == key);
+        post.map_or(&[], |post| self.bytes[post.range.clone()].get(sent..).unwrap_or_default())
+    }
+
+    /// All posts are sent, or their rests taken care of.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.bytes.clear();
+        if self.bytes.capacity() > KEPT_MAX {
+            self.bytes.shrink_to(KEPT_MAX);
+            self.list.shrink_to(KEPT_MAX / size_of::<Post>());
+        }
+    }
+}
+
+impl IoUring {
+    /// As [`Driver::try_send`], for a connection on the ring.
+    pub(super) fn try_post(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
+        let turn = self.turn.get();
+        let may_be_posted = connection.writes.is_of(turn);
+        if !self.may_post.get() || connection.hung_up || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
+            return false;
+        }
+        self.posts.borrow_mut().post(key, connection.socket().as_raw_fd(), bytes, may_be_posted)
+    }
+
+    /// Sends what the connection has posted in this turn, before something else is done with it. `is_last` as in
+    /// [`Driver::try_send`].
+    pub(super) fn send_posted(&self, key: Key, connection: &mut Connection, is_last: bool) {
+        let mut posts = self.posts.borrow_mut();
+        if posts.is_empty() || !connection.writes.is_of(self.turn.get()) {
+            return;
+        }
+        let Some(bytes) = posts.take_back(key) else { return };
+        if connection.is_reset {
+            return;
+        }
+        // The next operation finds a broken connection out.
+        let sent = send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
+        self.owe(key, connection, &bytes[sent..]);
+    }
+
+    /// Has the ring send `rest` as soon as the socket takes it.
+    fn owe(&self, key: Key, connection: &mut Connection, rest: &[u8]) {
+        if rest.is_empty() {
+            return;
+        }
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
+        sending.ticket = OWNED;
+        sending.offered = rest.len();
+        sending.output.push_bytes(Bytes::copy_from_slice(rest));
+        connection.sending = Some(sending);
+        self.request(key, connection, Op::Send);
+    }
+
+    /// Whether the connection has to stay for what the driver still has to send. The kernel sees to it that this ends.
+    pub(super) fn must_linger(&self, connection: &mut Connection) -> bool {
+        let is_owing = connection.sending.as_ref().is_some_and(|sending| sending.is_owned());
+        if !is_owing || connection.is_reset || connection.is_closing {
+            return false;
+        }
+        // Not for Unix sockets, whose peers are programs of this machine: they have been told by the close.
+        let timeout = UNSENT_TIMEOUT.as_millis() as u32;
+        connection.is_closing = sockopt::set_tcp_user_timeout(connection.socket(), timeout).is_ok();
+        connection.is_closing
+    }
+
+    /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
+    /// before anything is posted again.
+    pub(super) fn take_failed_posts(&self, ring: &mut Ring, completions: &mut Vec<Completion>) -> io::Result<()> {
+        if self.posts.borrow().is_empty() {
+            return Ok(());
+        }
+        ring.take(completions, usize::MAX);
+        for _ in 0..CANCEL_CALLS_MAX {
+            if !ring.has_overflow() {
+                break;
+            }
+            ring.enter(Some(Duration::ZERO))?;
+            ring.take(completions, usize::MAX);
+        }
+        Ok(())
+    }
+
+    /// A post was not sent, or not to its end.
+    pub(super) fn handle_post(&self, key: Key, result: i32) {
+        let mut connections = self.connections.borrow_mut();
+        let Some(connection) = connections.get_mut(key) else { return };
+        let sent = match usize::try_from(result) {
+            Ok(sent) => sent,
+            Err(_) if result == -libc::EAGAIN => 0,
+            // The connection is broken: that shows when it is read from.
+            Err(_) => return,
+        };
+        let posts = self.posts.borrow();
+        self.owe(key, connection, posts.rest(key, sent));
+    }
+
+    /// Tries whether the kernel refuses a post at once when the socket, `near`, is full. Where it would wait with it
+    /// instead, nothing is posted.
+    pub(super) fn test_posts(&self, near: Key) -> io::Result<()> {
+        if !self.may_post.get() {
+            return Ok(());
+        }
+        {
+            let mut connections = self.connections.borrow_mut();
+            let socket = connections.get_mut(near).expect("attached by the caller").socket();
+            sockopt::set_socket_send_buffer_size(socket, 1)?;
+            for _ in 0..FILL_WRITES_MAX {
+                match net::send(socket, &[0; 1024], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                    Ok(_) => {}
+                    Err(Errno::AGAIN) => break,
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        let posted = self.try_send(near, b"posted", false)?;
+        self.make_entries();
+        let mut completions = Vec::new();
+        {
+            let mut ring = self.ring.borrow_mut();
+            ring.enter(Some(Duration::ZERO))?;
+            ring.take(&mut completions, usize::MAX);
+        }
+        completions.iter().for_each(|completion| self.handle_completion(completion));
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(near).expect("attached by the caller");
+        let is_refused = posted > 0 && connection.sending.as_ref().is_some_and(|sending| sending.is_owned());
+        self.may_post.set(is_refused);
+        if is_refused {
+            self.posts.borrow_mut().clear();
+        } else {
+            self.posts.borrow_mut().leak();
+        }
+        Ok(())
+    }
+}
