@@ -3,6 +3,7 @@
 //! No I/O, no clock, no `unsafe`: everything here is a function of its arguments. Nothing panics on hostile input.
 #![forbid(unsafe_code)]
 
+pub mod cidr;
 pub mod histogram;
 pub mod http_date;
 pub mod os_error;

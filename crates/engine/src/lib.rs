@@ -6,6 +6,7 @@
 //! process        master, worker process, bundle, reload
 //! http           request, phases, location, variables, response
 //! log            error and access logs
+//! zone           state that all workers share under a name
 //! module         what a module is; the modules themselves live in gale-modules
 //! ```
 
@@ -16,6 +17,7 @@ pub mod module;
 pub mod nginx_names;
 pub mod process;
 pub mod serve;
+pub mod zone;
 
 /// What the `Server` field says with `server_tokens off`.
 pub const SERVER: &[u8] = b"gale";

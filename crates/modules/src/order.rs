@@ -6,8 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    addition, auth_request, core as http_core, gunzip, gzip, gzip_static, headers, index, log, mirror, not_modified,
-    postpone, range, rewrite, ssi, static_files, sub, try_files,
+    access, addition, auth_basic, auth_request, core as http_core, gunzip, gzip, gzip_static, headers, index,
+    limit_conn, limit_req, log, mirror, not_modified, postpone, range, realip, rewrite, ssi, static_files, sub,
+    try_files,
 };
 use crate::{core, event, inert};
 
@@ -35,6 +36,11 @@ const MODULES: &[&Module] = &[
     &try_files::MODULE,
     &mirror::MODULE,
     &auth_request::MODULE,
+    &auth_basic::MODULE,
+    &access::MODULE,
+    &limit_conn::MODULE,
+    &limit_req::MODULE,
+    &realip::MODULE,
     &rewrite::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
@@ -43,11 +49,20 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
+    (Phase::PostRead, &[&realip::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
-    #[cfg(debug_assertions)]
-    (Phase::PreAccess, &[&test_hooks::MODULE]),
-    (Phase::Access, &[&auth_request::MODULE]),
+    (
+        Phase::PreAccess,
+        &[
+            #[cfg(debug_assertions)]
+            &test_hooks::MODULE,
+            &realip::MODULE,
+            &limit_req::MODULE,
+            &limit_conn::MODULE,
+        ],
+    ),
+    (Phase::Access, &[&access::MODULE, &auth_basic::MODULE, &auth_request::MODULE]),
     (Phase::PreContent, &[&try_files::MODULE, &mirror::MODULE]),
     (
         Phase::Content,

@@ -10,9 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables};
+use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables, Word};
 use gale_runtime::DriverChoice;
 
+use super::hosts::{HostAddresses, Hosts};
+use super::zones::{ZoneRef, ZoneSize, Zones};
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::http;
 use crate::http::builder::HttpBuilder;
@@ -75,6 +77,8 @@ pub struct Builder {
     main_confs: Vec<Option<Conf>>,
     logs: Vec<LogRequest>,
     needed_pools: Vec<(String, Span)>,
+    zones: Zones,
+    hosts: Hosts,
 }
 
 impl Reporter for Builder {
@@ -107,6 +111,8 @@ impl Builder {
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
             needed_pools: Vec::new(),
+            zones: Zones::default(),
+            hosts: Hosts::default(),
         }
     }
 
@@ -189,6 +195,38 @@ impl Builder {
         self.needed_pools.push((String::from_utf8_lossy(name).into_owned(), span));
     }
 
+    /// The addresses of the host name that stands in `directive`, looked up when all of the text is known.
+    pub fn host_addresses(&mut self, host: &Word, directive: &'static str) -> HostAddresses {
+        self.hosts.want(host, directive)
+    }
+
+    /// The zone of this name that the directive `kind` declares, here or anywhere.
+    ///
+    /// # Errors
+    /// The name stands for a zone of another kind.
+    pub fn zone<Z: Send + Sync + 'static>(
+        &mut self,
+        kind: &'static str,
+        name: &[u8],
+        span: Span,
+    ) -> Result<ZoneRef<Z>, Diagnostic> {
+        self.zones.find(kind, name, None, span)
+    }
+
+    /// The zone that the directive `kind` declares at `span`. What it holds is the caller's to say, by
+    /// [`ZoneRef::declare`].
+    ///
+    /// # Errors
+    /// The name stands for a zone of another kind or size.
+    pub fn declare_zone<Z: Send + Sync + 'static>(
+        &mut self,
+        kind: &'static str,
+        size: &ZoneSize,
+        span: Span,
+    ) -> Result<ZoneRef<Z>, Diagnostic> {
+        self.zones.find(kind, &size.name, Some(size.bytes), span)
+    }
+
     /// Where the program keeps its files when nobody says otherwise: Debian's places.
     pub fn default_pid_path(&self) -> PathBuf {
         self.prefix.join(format!("/run/{}.pid", self.program))
@@ -243,6 +281,8 @@ impl Builder {
         self.understand(statements, syntax_errors)?;
         let process = self.process_settings(resources);
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
+        let unknown_hosts = self.hosts.resolve(resources);
+        self.note(unknown_hosts);
         let http = self.http.is_some().then(|| http::builder::finish(self, resources)).transpose();
         let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
         if self.diagnostics.has_errors() {
@@ -277,6 +317,8 @@ impl Builder {
         }
         self.main_confs = confs;
         self.check_needed_pools();
+        let undeclared: Vec<Diagnostic> = self.zones.undeclared().collect();
+        self.note(undeclared);
         if !self.has_events {
             self.diagnostics.report(Diagnostic::emerg("no \"events\" section in configuration"));
         }

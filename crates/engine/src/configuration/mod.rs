@@ -6,8 +6,10 @@
 //! and the worker process run the same code and come to the same result.
 
 mod builder;
+mod hosts;
 mod main_settings;
 mod thread_pools;
+mod zones;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +17,10 @@ use std::sync::Arc;
 use gale_config::{Diagnostic, Diagnostics, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text};
 
 pub use builder::{Builder, EventsSettings, Level, tables};
+pub use hosts::HostAddresses;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
 pub use thread_pools::ThreadPools;
+pub use zones::{ZoneRef, ZoneSize};
 
 use crate::http::configuration::HttpConfiguration;
 use crate::log::ErrorLog;

@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BStr, BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
+use gale_protocol::http1::Method;
 
 use super::addresses::{self, Address, AddressDraft, Listen, ListenPlace, PORT_DEFAULT, PORT_UNPRIVILEGED};
 use super::configuration::{
-    BoundFilter, BoundHandler, HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId, VirtualServers,
+    BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeId, ScopeKind, Server, ServerId,
+    VirtualServers,
 };
 use super::location::{Locations, Pattern};
 use super::phases::Phase;
@@ -46,6 +48,7 @@ struct ScopeDraft {
     confs: Vec<Option<Conf>>,
     /// Locations nested here, in order.
     locations: Vec<(Pattern, ScopeId)>,
+    limit_except: Option<LimitExcept>,
 }
 
 /// What kind of location a scope is: decides what may be nested in it.
@@ -125,6 +128,7 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
         shape: LocationShape::None,
         confs: builder.fresh_confs(),
         locations: Vec::new(),
+        limit_except: None,
     });
     builder.http = Some(http);
     builder.walk(statement.body(), Place::HTTP, Level::Scope(scope));
@@ -145,6 +149,7 @@ pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), 
         shape: LocationShape::None,
         confs,
         locations: Vec::new(),
+        limit_except: None,
     });
     http.servers.push(ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() });
     builder.walk(statement.body(), Place::SERVER, Level::Scope(scope));
@@ -168,6 +173,7 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
         shape,
         confs,
         locations: Vec::new(),
+        limit_except: None,
     });
     let siblings = &mut http.scopes[parent.0 as usize].locations;
     if siblings.iter().any(|(sibling, _)| is_same_pattern(sibling, &pattern)) {
@@ -177,6 +183,46 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     siblings.push((pattern, scope));
     builder.walk(statement.body(), Place::LOCATION, Level::Scope(scope));
     Ok(())
+}
+
+/// `limit_except METHOD … { }`: to everything else a location nested in this one, which takes over what this one says.
+pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let confs = builder.fresh_confs();
+    let parent = current_scope(builder);
+    let http = builder.http_mut();
+    let ScopeDraft { server, name, shape, limit_except, .. } = http.scope(parent);
+    if limit_except.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let (server, name, shape) = (*server, name.clone(), *shape);
+    let mut methods = statement.args.iter().map(limited_method).collect::<Result<Vec<Method>, _>>()?;
+    if methods.contains(&Method::Get) {
+        methods.push(Method::Head);
+    }
+    let kind = ScopeKind::Location;
+    let locations = Vec::new();
+    let scope = http.add_scope(ScopeDraft {
+        kind,
+        parent: Some(parent),
+        server,
+        name,
+        shape,
+        confs,
+        locations,
+        limit_except: None,
+    });
+    http.scopes[parent.0 as usize].limit_except = Some(LimitExcept { methods: methods.into(), scope });
+    builder.walk(statement.body(), Place::LIMIT_EXCEPT, Level::Scope(scope));
+    Ok(())
+}
+
+fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
+    match Method::from_name(&word.text.to_ascii_uppercase()) {
+        Method::Other | Method::Connect | Method::Trace => {
+            Err(Diagnostic::emerg(format!("invalid method \"{}\"", word.text)).at(word.span))
+        }
+        method => Ok(method),
+    }
 }
 
 /// The location's name without the modifier that may be written together with it.
@@ -586,6 +632,7 @@ fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),
         core,
+        limit_except: draft.limit_except,
         confs: draft.confs,
         handlers,
         filters,

@@ -9,6 +9,8 @@
 use std::any::Any;
 use std::collections::HashMap;
 
+use gale_protocol::http1::Method;
+
 use super::addresses::Address;
 use super::filters::Filter;
 use super::location::Locations;
@@ -45,6 +47,14 @@ impl HttpConfiguration {
     /// The scope with this index.
     pub fn scope(&self, id: ScopeId) -> &Scope {
         &self.scopes[id.0 as usize]
+    }
+
+    /// The scope for a request with this method, when its location is this one.
+    pub fn scope_for(&self, location: ScopeId, method: Method) -> ScopeId {
+        match &self.scope(location).limit_except {
+            Some(block) if !block.methods.contains(&method) => block.scope,
+            _ => location,
+        }
     }
 
     /// The server with this index.
@@ -93,6 +103,8 @@ pub struct Scope {
     pub name: Box<[u8]>,
     /// The settings that the engine itself needs.
     pub core: CoreSettings,
+    /// Another scope for some requests.
+    pub limit_except: Option<LimitExcept>,
     /// Where messages about requests in this scope go.
     pub error_log: ErrorLog,
     /// The settings of every module, by the module's index.
@@ -116,6 +128,15 @@ impl Scope {
     pub fn settings<C: Any>(&self) -> Option<&C> {
         self.confs.iter().flatten().find_map(|conf| conf.downcast_ref())
     }
+}
+
+/// `limit_except METHOD … { }`: a location of its own for requests with other methods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitExcept {
+    /// The methods that stay outside of it.
+    pub methods: Box<[Method]>,
+    /// The block's settings.
+    pub scope: ScopeId,
 }
 
 /// A handler with the module whose settings it is called with.

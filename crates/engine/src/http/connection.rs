@@ -46,10 +46,7 @@ impl ConnectionInfo {
 
     /// The client's address without its port, as `$remote_addr` has it.
     pub fn remote_text(&self) -> &str {
-        self.asked().remote_text.get_or_init(|| match &self.remote {
-            SocketAddress::Inet(address) => address.ip().to_string().into(),
-            SocketAddress::Unix(_) => "unix:".into(),
-        })
+        self.asked().remote_text.get_or_init(|| text_of(&self.remote))
     }
 
     /// Our address, which `find` looks up when it is asked for the first time.
@@ -63,5 +60,13 @@ impl ConnectionInfo {
 
     fn asked(&self) -> &Asked {
         self.asked.get_or_init(Box::default)
+    }
+}
+
+/// An address without its port.
+pub(super) fn text_of(address: &SocketAddress) -> Box<str> {
+    match address {
+        SocketAddress::Inet(address) => address.ip().to_string().into(),
+        SocketAddress::Unix(_) => "unix:".into(),
     }
 }

@@ -20,7 +20,7 @@ use gale_runtime::SocketAddress;
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;
 use super::response::ResponseHead;
-use super::settings::LingeringClose;
+use super::settings::{LingeringClose, MinRate};
 
 /// Why an exchange cannot go on. The connection is lost for it in every case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub enum BodyError {
     PeerGone,
     /// Nothing came for `client_body_timeout`: 408.
     TimedOut,
+    /// It came slower than `client_body_min_rate`: 408.
+    TooSlow,
     /// Longer than `client_max_body_size`: 413.
     TooLarge,
     /// Not framed as its protocol demands: 400.
@@ -54,7 +56,7 @@ impl BodyError {
     pub fn status(self) -> u16 {
         match self {
             BodyError::PeerGone => 400,
-            BodyError::TimedOut => 408,
+            BodyError::TimedOut | BodyError::TooSlow => 408,
             BodyError::TooLarge => 413,
             BodyError::Malformed => 400,
             BodyError::NotStored => 500,
@@ -123,6 +125,8 @@ pub struct BodyLimits {
     pub length_max: u64,
     /// `client_body_timeout`
     pub silence_max: Duration,
+    /// `client_body_min_rate`
+    pub min_rate: Option<MinRate>,
 }
 
 /// One exchange, seen from above. All methods belong to the worker that owns the

@@ -58,9 +58,12 @@ pub enum Flow {
     Next,
     /// The rest of this phase is skipped.
     PhaseDone,
+    /// In the access phase: the client may come in, as far as this module is concerned. With `satisfy any` nobody else is
+    /// asked then.
+    Allow,
     /// The request ends with this status: an error page (or a redirect) is made
     /// from it. 444 closes the connection without an answer, and so does
-    /// [`CLIENT_LEFT`].
+    /// [`CLIENT_LEFT`]. In the access phase with `satisfy any`, 401, 403 and 407 wait for what the others say.
     Respond(u16),
     /// The response's head is set in the request; this is its body.
     Answer(Body),

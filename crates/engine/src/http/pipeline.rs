@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::SocketAddress;
+use gale_runtime::{SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
 use super::configuration::{BoundHandler, HttpConfiguration};
@@ -24,7 +24,7 @@ use super::files;
 use super::filters::Filtered;
 use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
-use super::settings::{CoreSettings, ServerTokens};
+use super::settings::{CoreSettings, Satisfy, ServerTokens};
 use crate::process::Level;
 
 /// Where a request stands when it cannot go on by itself.
@@ -34,10 +34,19 @@ pub enum Step {
     Answer(Body),
     /// A handler has to wait.
     Wait(Waiting),
-    /// The handler comes again after this time.
-    Delay(Duration),
+    /// Nothing happens for this time.
+    Delay(Duration, Afterwards),
     /// The connection is closed without an answer (444).
     Close,
+}
+
+/// What comes after a delay.
+#[derive(Clone, Copy, Debug)]
+pub enum Afterwards {
+    /// The handler that asked for the delay is asked again.
+    AskAgain,
+    /// The request ends with this status.
+    Respond(u16),
 }
 
 /// A handler that has to wait.
@@ -61,7 +70,14 @@ pub fn advance(request: &mut Request) -> Step {
                     Decision::MustWait => return Step::Wait(Waiting(bound)),
                 }
             }
-            Next::Flow(flow) => flow,
+            Next::Flow(flow) => match conclude(request, flow) {
+                Some(step) => return step,
+                None => continue,
+            },
+            Next::TurnAway(status) => match turn_away(request, status) {
+                Some(step) => return step,
+                None => continue,
+            },
         };
         if let Some(step) = perform(request, flow) {
             return step;
@@ -72,38 +88,57 @@ pub fn advance(request: &mut Request) -> Step {
 /// Goes on from a step that has to wait, until there is an answer.
 pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
     loop {
-        let flow = match step {
+        let performed = match step {
             Step::Answer(body) => return Some(body),
             Step::Close => return None,
-            Step::Delay(time) => {
-                gale_runtime::sleep(time).await;
-                // The handler that asked for the delay is asked again.
-                request.next_handler -= 1;
-                step = advance(request);
-                continue;
-            }
+            Step::Delay(time, afterwards) => match (client_stays(request, time).await, afterwards) {
+                (false, _) => conclude(request, Flow::Respond(CLIENT_LEFT)),
+                (true, Afterwards::Respond(status)) => conclude(request, Flow::Respond(status)),
+                (true, Afterwards::AskAgain) => {
+                    request.next_handler -= 1;
+                    None
+                }
+            },
             Step::Wait(Waiting(bound)) => {
                 let configuration = Rc::clone(request.configuration());
                 let conf = configuration.http().scope(request.scope).conf(bound.module);
-                bound.handler.wait(request, conf).await
+                let flow = bound.handler.wait(request, conf).await;
+                perform(request, flow)
             }
         };
-        step = match perform(request, flow) {
+        step = match performed {
             Some(step) => step,
             None => advance(request),
         };
     }
 }
 
+/// Waits for a time; `false` if the client leaves before.
+async fn client_stays(request: &Request, time: Duration) -> bool {
+    let exchange = request.exchange();
+    let mut timer = Timer::after(time);
+    let stays = poll_fn(|context| match timer.poll_expired(context) {
+        Poll::Ready(()) => Poll::Ready(true),
+        Poll::Pending => exchange.poll_gone(context).map(|()| false),
+    })
+    .await;
+    if !stays {
+        request.log(Level::Info, format_args!("client prematurely closed connection"));
+    }
+    stays
+}
+
 /// Ends a request with a status before any phase has run: a head that cannot be
 /// understood.
 pub fn fail(request: &mut Request, status: u16) -> Step {
-    perform(request, Flow::Respond(status)).unwrap_or_else(|| advance(request))
+    conclude(request, Flow::Respond(status)).unwrap_or_else(|| advance(request))
 }
 
 enum Next {
     Handler(BoundHandler),
     Flow(Flow),
+    /// Nobody in the access phase was satisfied.
+    TurnAway(u16),
 }
 
 /// The next handler in the order of the phases. Between the phases lies what
@@ -143,7 +178,10 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
             // Whether the client may was settled for its own request.
             Phase::PreAccess if !request.is_main() => Phase::PreContent,
             Phase::PreAccess => Phase::Access,
-            Phase::Access => Phase::PreContent,
+            Phase::Access => match request.refusal.take() {
+                Some(status) => return Next::TurnAway(status),
+                None => Phase::PreContent,
+            },
             Phase::PreContent => Phase::Content,
             Phase::Content | Phase::Log => return Next::Flow(no_content(request)),
         };
@@ -172,7 +210,7 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         500_u16
     })?;
     if let Some(found) = found {
-        request.scope = found.scope;
+        request.scope = http.scope_for(found.scope, request.method());
         if let Some(matched) = found.matched {
             let subject = std::mem::take(&mut request.uri);
             request.take_match(matched, &subject);
@@ -201,15 +239,67 @@ fn spend_redirect(request: &mut Request) -> bool {
     left > 0
 }
 
-/// Acts on a decision; `None` means that the request goes on through the phases.
+/// Acts on a handler's decision; `None` means that the request goes on through the phases.
 fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
     match flow {
+        Flow::Respond(status) if request.phase == Phase::Access => refuse(request, status),
+        flow => conclude(request, flow),
+    }
+}
+
+/// A module of the access phase refuses the client: for good, unless one of the others may be enough.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#satisfy>)
+fn refuse(request: &mut Request, status: u16) -> Option<Step> {
+    let is_any = *request.scope().core.satisfy.get() == Satisfy::Any;
+    if !is_any || !matches!(status, 401 | 403 | 407) {
+        return turn_away_with(request, status);
+    }
+    // Who could come in with a password is told so.
+    if !matches!(request.refusal, Some(401 | 407)) {
+        request.refusal = Some(status);
+    }
+    None
+}
+
+/// A module of the access phase lets the client in.
+fn allow(request: &mut Request) -> Option<Step> {
+    if *request.scope().core.satisfy.get() == Satisfy::Any {
+        request.refusal = None;
+        request.response.remove(b"WWW-Authenticate");
+        request.response.remove(b"Proxy-Authenticate");
+        request.next_handler = usize::MAX;
+    }
+    None
+}
+
+/// Nobody was satisfied.
+fn turn_away(request: &mut Request, status: u16) -> Option<Step> {
+    if status == 403 {
+        request.log(Level::Error, format_args!("access forbidden by rule"));
+    }
+    turn_away_with(request, status)
+}
+
+/// Ends the access phase with a status: a wrong password after `auth_delay`.
+fn turn_away_with(request: &mut Request, status: u16) -> Option<Step> {
+    let delay = *request.scope().core.auth_delay.get();
+    if matches!(status, 401 | 407) && !delay.is_zero() {
+        request.log(Level::Info, format_args!("delaying unauthorized request"));
+        return Some(Step::Delay(delay, Afterwards::Respond(status)));
+    }
+    conclude(request, Flow::Respond(status))
+}
+
+/// Acts on a decision that nobody objects to.
+fn conclude(request: &mut Request, flow: Flow) -> Option<Step> {
+    match flow {
         Flow::Next => None,
+        Flow::Allow => allow(request),
         Flow::PhaseDone => {
             request.next_handler = usize::MAX;
             None
         }
-        Flow::Delay(time) => Some(Step::Delay(time)),
+        Flow::Delay(time) => Some(Step::Delay(time, Afterwards::AskAgain)),
         Flow::Answer(body) => answer(request, body),
         Flow::Respond(_) if request.fallback.is_some() => {
             let fallback = request.fallback.take()?;
@@ -224,7 +314,7 @@ fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Respond(status) => match error_page::respond(request, status) {
             Flow::Answer(body) => answer(request, body),
-            redirect => perform(request, redirect),
+            redirect => conclude(request, redirect),
         },
         Flow::Redirect { uri, args } => redirect(request, uri, args),
         Flow::Named(name) => go_to_named(request, &name),
@@ -245,7 +335,7 @@ fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
             Filtered::Respond(status) if !spend_redirect(request) => {
                 return Some(Step::Answer(error_page::plain(request, status)));
             }
-            Filtered::Respond(status) => return perform(request, Flow::Respond(status)),
+            Filtered::Respond(status) => return conclude(request, Flow::Respond(status)),
         }
     }
     Some(Step::Answer(body))
@@ -297,10 +387,10 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
     }
     let Some(&scope) = request.server().named.get(name) else {
         request.log(Level::Error, format_args!("could not find named location \"{}\"", bstr::BStr::new(name)));
-        return perform(request, Flow::Respond(500));
+        return conclude(request, Flow::Respond(500));
     };
     request.is_internal = true;
-    request.scope = scope;
+    request.scope = request.http().scope_for(scope, request.method());
     request.uri_was_changed = false;
     request.phase = Phase::Rewrite;
     request.next_handler = 0;

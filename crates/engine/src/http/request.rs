@@ -10,10 +10,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
-use gale_runtime::{Buffer, Moment};
+use gale_runtime::{Buffer, Moment, SocketAddress};
 
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
-use super::connection::ConnectionInfo;
+use super::connection::{self, ConnectionInfo};
 use super::exchange::{BodyLimits, Exchange, Sent};
 use super::notes::Notes;
 use super::phases::Phase;
@@ -31,6 +31,12 @@ pub const REDIRECTS_MAX: u8 = 10;
 
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
+
+/// A client behind a server that is trusted to say who it is.
+struct Client {
+    address: SocketAddress,
+    text: Box<str>,
+}
 
 /// A request and the head of its response.
 pub struct Request {
@@ -81,6 +87,8 @@ pub struct Request {
     pub(crate) redirects_left: u8,
     pub(crate) is_tunnel: bool,
     pub(crate) body_was_refused: bool,
+    /// What the access phase will answer unless somebody in it is satisfied.
+    pub(crate) refusal: Option<u16>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
@@ -96,6 +104,8 @@ pub struct Request {
     pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
+    /// Who the client is, where that is not the other end of the connection.
+    client: Option<Rc<Client>>,
     captures: Captures,
     captured_from: Vec<u8>,
     variable_depth: Cell<u32>,
@@ -148,6 +158,7 @@ impl Request {
             redirects_left: REDIRECTS_MAX,
             is_tunnel: false,
             body_was_refused: false,
+            refusal: None,
             exchange: None,
             keep_alive: Cell::new(false),
             nesting: 0,
@@ -156,6 +167,7 @@ impl Request {
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
+            client: None,
             captures: Captures::default(),
             captured_from: Vec::new(),
             variable_depth: Cell::new(0),
@@ -191,12 +203,14 @@ impl Request {
         self.redirects_left = REDIRECTS_MAX;
         self.is_tunnel = false;
         self.body_was_refused = false;
+        self.refusal = None;
         self.exchange = None;
         self.nesting = 0;
         self.fallback = None;
         self.configuration = None;
         self.worker = None;
         self.is_get_forced = false;
+        self.client = None;
         self.captures.clear();
         self.captured_from.clear();
     }
@@ -225,6 +239,7 @@ impl Request {
         request.stored_body = if target.shares_body { self.stored_body.clone() } else { Some(StoredBody::default()) };
         request.is_get_forced = self.is_get_forced || !target.keeps_method;
         request.fallback = target.fallback;
+        request.client = self.client.clone();
         request.is_internal = true;
         request.started = gale_runtime::now();
         request.is_pipelined = self.is_pipelined;
@@ -286,6 +301,22 @@ impl Request {
         self.exchange.as_ref().expect("a request in use has its exchange").connection()
     }
 
+    /// The client's address: that of the connection, unless somebody knows better.
+    pub fn remote(&self) -> &SocketAddress {
+        self.client.as_ref().map_or(&self.connection().remote, |client| &client.address)
+    }
+
+    /// The client's address without its port, as `$remote_addr` has it.
+    pub fn remote_text(&self) -> &str {
+        self.client.as_ref().map_or_else(|| self.connection().remote_text(), |client| &client.text)
+    }
+
+    /// From now on, and in its log lines, the request comes from this address.
+    pub fn set_remote(&mut self, address: SocketAddress) {
+        let text = connection::text_of(&address);
+        self.client = Some(Rc::new(Client { address, text }));
+    }
+
     /// The settings in force.
     pub fn scope(&self) -> &Scope {
         self.http().scope(self.scope)
@@ -333,7 +364,11 @@ impl Request {
     /// What the location says about reading the body.
     pub fn body_limits(&self) -> BodyLimits {
         let core = &self.scope().core;
-        BodyLimits { length_max: *core.client_max_body_size.get(), silence_max: *core.client_body_timeout.get() }
+        BodyLimits {
+            length_max: *core.client_max_body_size.get(),
+            silence_max: *core.client_body_timeout.get(),
+            min_rate: *core.client_body_min_rate.get(),
+        }
     }
 
     /// The protocol version.
@@ -552,7 +587,7 @@ impl fmt::Display for Context<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Context(request) = self;
         let server = bstr::BStr::new(&request.server().name);
-        write!(formatter, ", client: {}, server: {server}", request.connection().remote_text())?;
+        write!(formatter, ", client: {}, server: {server}", request.remote_text())?;
         if !request.request_line().is_empty() {
             write!(formatter, ", request: \"{}\"", bstr::BStr::new(request.request_line()))?;
         }

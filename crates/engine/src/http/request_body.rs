@@ -111,6 +111,9 @@ fn complain(request: &Request, error: BodyError, received: u64) {
     match error {
         BodyError::PeerGone => request.log(Level::Info, format_args!("client prematurely closed connection")),
         BodyError::TimedOut => request.log(Level::Info, format_args!("client timed out")),
+        BodyError::TooSlow => {
+            request.log(Level::Info, format_args!("client sends its body too slowly: {received} bytes so far"));
+        }
         BodyError::Malformed => request.log(Level::Error, format_args!("client sent invalid chunked body")),
         BodyError::TooLarge => {
             request.log(

@@ -33,6 +33,7 @@ pub struct CoreSettings {
     pub client_max_body_size: Setting<u64>,
     pub client_body_buffer_size: Setting<usize>,
     pub client_body_timeout: Setting<Duration>,
+    pub client_body_min_rate: Setting<Option<MinRate>>,
     pub client_body_temp_path: Setting<TempPath>,
 
     // The connection.
@@ -53,6 +54,10 @@ pub struct CoreSettings {
     pub root: Setting<Root>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
+
+    // Who may.
+    pub satisfy: Setting<Satisfy>,
+    pub auth_delay: Setting<Duration>,
 
     // The answer.
     pub internal: Setting<bool>,
@@ -101,6 +106,24 @@ pub struct KeepaliveDisable {
     pub msie6: bool,
     /// Safari on macOS.
     pub safari: bool,
+}
+
+/// `client_body_min_rate RATE [after=TIME]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinRate {
+    /// How many bytes a second a client has to send in the mean.
+    pub bytes_per_second: u64,
+    /// How long it may be waited for apart from that.
+    pub grace: Duration,
+}
+
+/// `satisfy all|any`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Satisfy {
+    /// Every module of the access phase has to let the client in.
+    All,
+    /// One of them is enough.
+    Any,
 }
 
 /// `lingering_close off|on|always`

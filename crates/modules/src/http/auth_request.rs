@@ -107,7 +107,7 @@ async fn decide(request: &mut Request, conf: &Conf) -> Flow {
         request.store_variable(*variable, &value.evaluate(&answer));
     }
     match answer.response.status {
-        200..300 => Flow::Next,
+        200..300 => Flow::Allow,
         403 => Flow::Respond(403),
         401 => {
             let is_challenge = |field: &&Field| field.name.eq_ignore_ascii_case(b"www-authenticate");

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bstr::ByteSlice;
 use gale_base::units;
@@ -14,7 +15,7 @@ use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::settings::{
     Alias, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
-    KeepaliveTimeout, LingeringClose, Root, ServerTokens, TempPath, Types,
+    KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
 };
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -163,6 +164,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "60s",
         about: "How long a client may be silent while it sends a body.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, client_body_timeout) },
+    },
+    Directive {
+        name: "client_body_min_rate",
+        place: Place::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "0",
+        about: "How many bytes a second a client has to send of a body in the mean, after 10s or after=TIME; 0 for any.",
+        store: &One { parse: min_rate, slot: slot!(CoreSettings, client_body_min_rate) },
     },
     Directive {
         name: "client_body_temp_path",
@@ -325,6 +335,33 @@ const DIRECTIVES: &[Directive] = &[
         default: "",
         about: "Only redirects of the server's own reach the location.",
         store: &Custom(internal),
+    },
+    Directive {
+        name: "satisfy",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "all",
+        about: "Whether all modules of the access phase have to let a client in, or any.",
+        store: &One { parse: satisfy, slot: slot!(CoreSettings, satisfy) },
+    },
+    Directive {
+        name: "auth_delay",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0s",
+        about: "How long a client without the right password waits for the answer.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, auth_delay) },
+    },
+    Directive {
+        name: "limit_except",
+        place: Place::LOCATION,
+        takes: Takes::AtLeast(1),
+        body: Body::Block,
+        default: "",
+        about: "Who may use methods other than these.",
+        store: &Custom(|_: &mut (), builder, statement| builder::limit_except(builder, statement)),
     },
     Directive {
         name: "default_type",
@@ -517,6 +554,29 @@ fn size(statement: &Statement) -> Result<usize, Diagnostic> {
 
 /// Buffers larger than this are a slip of the pen.
 const SIZE_MAX: usize = 1 << 30;
+
+/// `RATE [after=TIME]`
+fn min_rate(statement: &Statement) -> Result<Option<MinRate>, Diagnostic> {
+    let bytes_per_second = values::size(statement)?;
+    let grace = match statement.args.get(1) {
+        None => MIN_RATE_GRACE,
+        Some(word) => {
+            let time = word.text.strip_prefix(b"after=").and_then(units::parse_time);
+            time.ok_or_else(|| {
+                let error = Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span);
+                error.hint("the second argument is after=TIME")
+            })?
+        }
+    };
+    Ok((bytes_per_second > 0).then_some(MinRate { bytes_per_second, grace }))
+}
+
+/// A slow start is no attack.
+const MIN_RATE_GRACE: Duration = Duration::from_secs(10);
+
+fn satisfy(statement: &Statement) -> Result<Satisfy, Diagnostic> {
+    values::enumeration(statement, &[("all", Satisfy::All), ("any", Satisfy::Any)])
+}
 
 fn count(statement: &Statement) -> Result<usize, Diagnostic> {
     let number = values::number(statement)?;

@@ -23,6 +23,8 @@ use gale_protocol::http1::{KnownHeader, Method, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::SocketAddress;
 
+use super::auth_basic::append_user;
+
 pub(crate) const VARIABLES: &[Variable] = &[
     // The request.
     Variable::named("request", |request, _, out| append_present(out, request_line(request))),
@@ -44,7 +46,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("scheme", |_, _, out| append(out, b"http")),
     Variable::named("https", |_, _, out| append(out, b"")),
     Variable::named("remote_user", |request, _, out| {
-        request.header(KnownHeader::Authorization).is_some_and(|value| append_basic_user(value, out))
+        request.header(KnownHeader::Authorization).is_some_and(|value| append_user(value, out))
     }),
     Variable::named("request_id", |request, _, out| append_hex(out, &request.id())),
     Variable::named("request_length", |request, _, out| append_number(out, request_length(request))),
@@ -69,9 +71,9 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     Variable::named("request_filename", |request, _, out| files::path_for(request, out)),
     // The connection.
-    Variable::named("remote_addr", |request, _, out| append(out, request.connection().remote_text().as_bytes())),
-    Variable::named("remote_port", |request, _, out| append_port(out, port(&request.connection().remote))),
-    Variable::named("binary_remote_addr", |request, _, out| append_binary_address(out, &request.connection().remote)),
+    Variable::named("remote_addr", |request, _, out| append(out, request.remote_text().as_bytes())),
+    Variable::named("remote_port", |request, _, out| append_port(out, port(request.remote()))),
+    Variable::named("binary_remote_addr", |request, _, out| append_binary_address(out, request.remote())),
     Variable::named("server_addr", |request, _, out| {
         request.exchange().local_address().is_some_and(|address| append_address(out, address))
     }),
@@ -189,7 +191,7 @@ fn request_port(request: &Request) -> Option<u16> {
 }
 
 /// The port, where there is one that nginx would show.
-fn port(address: &SocketAddress) -> Option<u16> {
+pub(super) fn port(address: &SocketAddress) -> Option<u16> {
     address.inet().map(|address| address.port()).filter(|&port| port != 0)
 }
 
@@ -271,49 +273,6 @@ fn is_folded(field: &[u8], folded: &[u8]) -> bool {
     field.len() == folded.len() && field.iter().map(fold).eq(folded.iter().copied())
 }
 
-/// Appends the user's name of `Basic` credentials (RFC 7617); `false`, with nothing
-/// appended, when there is none.
-fn append_basic_user(credentials: &[u8], out: &mut Vec<u8>) -> bool {
-    let Some((scheme, encoded)) = credentials.split_at_checked(b"Basic ".len()) else { return false };
-    if !scheme.eq_ignore_ascii_case(b"Basic ") {
-        return false;
-    }
-    let encoded = skip_spaces(encoded);
-    let end = encoded.iter().position(|&byte| byte == b'=').unwrap_or(encoded.len());
-    let encoded = &encoded[..end];
-    if encoded.len() % 4 == 1 || !encoded.iter().all(|&byte| sextet(byte).is_some()) {
-        return false;
-    }
-    let start = out.len();
-    // Bits that do not make a byte yet. The password behind the colon is not decoded.
-    let (mut bits, mut count) = (0_u32, 0);
-    for value in encoded.iter().filter_map(|&byte| sextet(byte)) {
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            match (bits >> count) as u8 {
-                b':' => return out.len() > start,
-                byte => out.push(byte),
-            }
-        }
-    }
-    out.truncate(start);
-    false
-}
-
-/// The value of a character of base64 (RFC 4648 §4).
-fn sextet(byte: u8) -> Option<u8> {
-    match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    }
-}
-
 fn append(out: &mut Vec<u8>, text: &[u8]) -> bool {
     out.extend_from_slice(text);
     true
@@ -388,12 +347,12 @@ fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
 }
 
 /// Without a port the value is empty, but there.
-fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
+pub(super) fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
     port.is_none_or(|port| append_number(out, port.into()))
 }
 
 /// The address without its port.
-fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
+pub(super) fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
     match address {
         SocketAddress::Inet(address) => append_text(out, address.ip()),
         SocketAddress::Unix(_) => append_text(out, address),
@@ -510,18 +469,6 @@ mod tests {
         assert_eq!(find("ab=1; a=2", "a"), Some(&b"2"[..]));
         assert_eq!(find("a; b=2", "a"), None);
         assert_eq!(find("a=1", ""), None);
-    }
-
-    #[test]
-    fn the_user_is_what_precedes_the_colon() {
-        let user = |value: &str| text(|out| append_basic_user(value.as_bytes(), out));
-        assert_eq!(user("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), Some("Aladdin".to_owned()));
-        assert_eq!(user("basic   QWxhZGRpbjo="), Some("Aladdin".to_owned()));
-        // No colon, an empty name, no base64, a length that cannot be, another scheme.
-        for refused in ["Basic QWxhZGRpbg==", "Basic OnBhc3M=", "Basic QWx-", "Basic QWxhZ", "Bearer QTpC", "Basic", ""]
-        {
-            assert_eq!(user(refused), None, "{refused}");
-        }
     }
 
     #[test]

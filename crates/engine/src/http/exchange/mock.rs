@@ -27,7 +27,7 @@ use crate::http::connection::ConnectionInfo;
 use crate::http::location::Locations;
 use crate::http::request::Request;
 use crate::http::response::ResponseHead;
-use crate::http::settings::{CoreSettings, KeepaliveTimeout, LingeringClose, ServerTokens};
+use crate::http::settings::{CoreSettings, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
 use crate::process::{ListenAddress, ProcessSettings};
@@ -274,6 +274,9 @@ pub(crate) fn settings() -> CoreSettings {
     core.internal.set(false, None);
     core.recursive_error_pages.set(false, None);
     core.error_page.set(Vec::new(), None);
+    core.client_body_min_rate.set(None, None);
+    core.satisfy.set(Satisfy::All, None);
+    core.auth_delay.set(Duration::ZERO, None);
     core
 }
 
@@ -288,6 +291,7 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
         kind: ScopeKind::Server,
         name: Box::default(),
         core,
+        limit_except: None,
         error_log: ErrorLog::new(Vec::new()),
         confs: Vec::new(),
         handlers: Default::default(),

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
-use gale_runtime::{Buffer, Lease, Stream, Timer};
+use gale_runtime::{Buffer, Lease, Moment, Stream, Timer};
 
 use crate::http::body::BodyItem;
 use crate::http::exchange::{BodyError, BodyLimits};
@@ -20,8 +21,10 @@ pub(super) struct RequestBody {
     received: u64,
     /// The client waits for `100 Continue` before it sends.
     wants_continue: bool,
-    /// The deadline of the silence is running.
-    is_waiting: bool,
+    /// Since when the client is waited for: its deadline is running.
+    waiting_since: Option<Moment>,
+    /// How long the client has been waited for before that.
+    waited: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -49,7 +52,7 @@ impl RequestBody {
         let expects =
             || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
         let wants_continue = !matches!(framing, Coding::Read) && head.version == Version::Http11 && expects();
-        *self = RequestBody { framing, received: 0, wants_continue, is_waiting: false };
+        *self = RequestBody { framing, received: 0, wants_continue, waiting_since: None, waited: Duration::ZERO };
     }
 
     pub(super) fn is_read(&self) -> bool {
@@ -124,7 +127,6 @@ impl RequestBody {
             if !input.is_empty()
                 && let Some(piece) = self.take_piece(input, limits)?
             {
-                self.is_waiting = false;
                 return Poll::Ready(Ok(Some(piece)));
             }
             if self.is_read() {
@@ -143,18 +145,38 @@ impl RequestBody {
                     return Poll::Ready(Err(BodyError::NotStored));
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
-                Poll::Ready(Ok(_)) => self.is_waiting = false,
+                Poll::Ready(Ok(_)) => self.stop_waiting(),
                 Poll::Pending => {
                     if matches!(self.framing, Coding::Tunnel) {
                         return Poll::Pending;
                     }
-                    if !std::mem::replace(&mut self.is_waiting, true) {
-                        timer.set_after(limits.silence_max);
-                    }
-                    return timer.poll_expired(context).map(|()| Err(BodyError::TimedOut));
+                    let since = self.waiting_since.unwrap_or_else(|| {
+                        let now = gale_runtime::now();
+                        timer.set(now + limits.silence_max.min(self.time_left(limits)));
+                        now
+                    });
+                    self.waiting_since = Some(since);
+                    return timer.poll_expired(context).map(|()| {
+                        let is_silent = gale_runtime::now().since(since) >= limits.silence_max;
+                        Err(if is_silent { BodyError::TimedOut } else { BodyError::TooSlow })
+                    });
                 }
             }
         }
+    }
+
+    fn stop_waiting(&mut self) {
+        if let Some(since) = self.waiting_since.take() {
+            self.waited += gale_runtime::now().since(since);
+        }
+    }
+
+    /// How much longer a client may be waited for that has sent so much. Only waiting counts: a client that we are too
+    /// slow for is none that is slow.
+    fn time_left(&self, limits: &BodyLimits) -> Duration {
+        let Some(rate) = limits.min_rate else { return Duration::MAX };
+        let milliseconds = self.received.saturating_mul(1000) / rate.bytes_per_second;
+        (rate.grace + Duration::from_millis(milliseconds)).saturating_sub(self.waited)
     }
 
     /// What `input` holds of the body; `None` when that was framing alone.

@@ -346,7 +346,7 @@ impl Http1 {
     /// be found behind it.
     async fn drain_body(&self, request: &Request) -> Afterwards {
         let core = &request.scope().core;
-        let limits = BodyLimits { length_max: 0, silence_max: *core.lingering_timeout.get() };
+        let limits = BodyLimits { length_max: 0, silence_max: *core.lingering_timeout.get(), min_rate: None };
         let everything = async {
             loop {
                 match poll_fn(|context| self.poll_body(context, &limits)).await {

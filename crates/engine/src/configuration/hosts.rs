@@ -1,0 +1,55 @@
+//! Host names in a configuration whose addresses are looked up once, when all of the text is known.
+
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+
+use gale_config::{Diagnostic, Word};
+
+use crate::process::Resources;
+
+/// The addresses of a host name: none before the configuration is complete.
+#[derive(Clone, Debug, Default)]
+pub struct HostAddresses(Arc<OnceLock<Vec<IpAddr>>>);
+
+impl HostAddresses {
+    /// What the name stood for when the configuration was built.
+    pub fn get(&self) -> &[IpAddr] {
+        self.0.get().map_or(&[], |addresses| addresses)
+    }
+}
+
+/// The names asked for so far.
+#[derive(Default)]
+pub(super) struct Hosts(Vec<Wanted>);
+
+struct Wanted {
+    host: Word,
+    directive: &'static str,
+    addresses: HostAddresses,
+}
+
+impl Hosts {
+    /// The addresses of a name that stands in `directive`.
+    pub fn want(&mut self, host: &Word, directive: &'static str) -> HostAddresses {
+        let addresses = HostAddresses::default();
+        self.0.push(Wanted { host: host.clone(), directive, addresses: addresses.clone() });
+        addresses
+    }
+
+    /// Looks all of them up; what is not found is an error each.
+    pub fn resolve(&self, resources: &mut dyn Resources) -> Vec<Diagnostic> {
+        let mut missing = Vec::new();
+        for Wanted { host, directive, addresses } in &self.0 {
+            let found = std::str::from_utf8(&host.text).ok().and_then(|name| resources.resolve(name).ok());
+            match found.filter(|found| !found.is_empty()) {
+                // Nobody else knows it yet.
+                Some(found) => drop(addresses.0.set(found)),
+                None => {
+                    let message = format!("host not found in {directive} \"{}\"", host.text);
+                    missing.push(Diagnostic::emerg(message).at(host.span));
+                }
+            }
+        }
+        missing
+    }
+}

@@ -1,0 +1,175 @@
+//! The zones of a configuration: a directive declares one, others mention it, before or after.
+//!
+//! Where names are resolved, and nothing else: what a zone holds is its module's. Every mention of a name gets the same
+//! [`ZoneRef`]; that each has been declared is checked when all of the text is known.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use bstr::{BString, ByteSlice};
+use gale_base::units;
+use gale_config::{Diagnostic, Span, Word};
+
+use crate::zone::{self, Zone, ZoneError};
+
+/// A zone of a configuration, which may be declared further down. `Z` is what its module knows of it.
+pub struct ZoneRef<Z>(Arc<OnceLock<Z>>);
+
+impl<Z> ZoneRef<Z> {
+    /// What was declared, if it has been.
+    pub fn declared(&self) -> Option<&Z> {
+        self.0.get()
+    }
+
+    /// Says what the zone is, unless somebody has.
+    pub fn declare(&self, zone: Z) {
+        let _ = self.0.set(zone);
+    }
+
+    /// Whether both are one zone.
+    pub fn is(&self, other: &ZoneRef<Z>) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<Z> Clone for ZoneRef<Z> {
+    fn clone(&self) -> Self {
+        ZoneRef(Arc::clone(&self.0))
+    }
+}
+
+impl<Z> Deref for ZoneRef<Z> {
+    type Target = Z;
+
+    /// # Panics
+    /// Before the configuration is complete, if the zone is declared further down.
+    fn deref(&self) -> &Z {
+        self.0.get().expect("a configuration declares every zone that it mentions")
+    }
+}
+
+impl<Z> fmt::Debug for ZoneRef<Z> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("ZoneRef")
+    }
+}
+
+/// `NAME:SIZE`, as the directives that declare a zone have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneSize {
+    /// The name.
+    pub name: BString,
+    /// How much memory it may take.
+    pub bytes: usize,
+}
+
+/// Eight pages: nginx's least.
+const ZONE_BYTES_MIN: usize = 8 * 4096;
+
+impl ZoneSize {
+    /// Parses what follows `zone=` in `word`.
+    ///
+    /// # Errors
+    /// In nginx's words: no size, or one that is too small.
+    pub fn parse(word: &Word, text: &[u8]) -> Result<ZoneSize, Diagnostic> {
+        let invalid = || {
+            let hint = "a zone is written zone=NAME:SIZE, for example zone=one:10m";
+            Diagnostic::emerg(format!("invalid zone size \"{}\"", word.text)).at(word.span).hint(hint)
+        };
+        let (name, size) = text.split_once_str(":").ok_or_else(invalid)?;
+        let bytes = units::parse_size(size).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(invalid)?;
+        if bytes < ZONE_BYTES_MIN {
+            let error = Diagnostic::emerg(format!("zone \"{}\" is too small", word.text)).at(word.span);
+            return Err(error.hint("a zone has 32k at least"));
+        }
+        Ok(ZoneSize { name: name.into(), bytes })
+    }
+}
+
+impl ZoneSize {
+    /// The state behind the zone: that of before, if it goes on over a reload. `subject` begins the message about keys that
+    /// have changed.
+    ///
+    /// # Errors
+    /// In nginx's words: the keys are made of something else now, or there is not so much memory.
+    pub fn state<V: Send + 'static>(
+        &self,
+        kind: &'static str,
+        subject: &str,
+        key: &Word,
+        span: Span,
+    ) -> Result<Arc<Zone<V>>, Diagnostic> {
+        zone::named(kind, &self.name, self.bytes, &key.text).map_err(|error| match error {
+            ZoneError::OtherKey(earlier) => {
+                let (name, now, earlier) = (&self.name, &key.text, earlier.as_bstr());
+                let message = format!(
+                    "{subject} \"{name}\" uses the \"{now}\" key while previously it used the \"{earlier}\" key"
+                );
+                Diagnostic::emerg(message).at(key.span).hint("give the zone another name, or restart")
+            }
+            ZoneError::NoMemory => {
+                let bytes = self.bytes;
+                let message = format!("mmap(MAP_ANON|MAP_SHARED, {bytes}) failed (12: Cannot allocate memory)");
+                Diagnostic::emerg(message).at(span)
+            }
+        })
+    }
+}
+
+/// The zones mentioned so far.
+#[derive(Default)]
+pub(super) struct Zones(Vec<Mentioned>);
+
+struct Mentioned {
+    name: BString,
+    /// The directive that declares such zones.
+    kind: &'static str,
+    bytes: Option<usize>,
+    span: Span,
+    /// A `OnceLock<Z>`.
+    zone: Arc<dyn Any + Send + Sync>,
+}
+
+impl Zones {
+    /// The zone of this name, of the kind that the directive `kind` declares; `bytes` where it is declared.
+    pub fn find<Z: Send + Sync + 'static>(
+        &mut self,
+        kind: &'static str,
+        name: &[u8],
+        bytes: Option<usize>,
+        span: Span,
+    ) -> Result<ZoneRef<Z>, Diagnostic> {
+        let Some(known) = self.0.iter_mut().find(|known| known.name == name) else {
+            let zone = Arc::new(OnceLock::<Z>::new());
+            self.0.push(Mentioned { name: name.into(), kind, bytes, span, zone: zone.clone() });
+            return Ok(ZoneRef(zone));
+        };
+        let name = name.as_bstr();
+        if known.kind != kind {
+            let message = format!("the shared memory zone \"{name}\" is already declared for a different use");
+            return Err(Diagnostic::emerg(message).at(span).related("first mentioned", known.span));
+        }
+        match (known.bytes, bytes) {
+            (Some(first), Some(bytes)) if first != bytes => {
+                let message = format!(
+                    "the size {bytes} of shared memory zone \"{name}\" conflicts with already declared size {first}"
+                );
+                return Err(Diagnostic::emerg(message).at(span).related("first declared", known.span));
+            }
+            (None, Some(_)) => (known.bytes, known.span) = (bytes, span),
+            _ => {}
+        }
+        let zone = Arc::clone(&known.zone).downcast().expect("zones of a kind are of one type");
+        Ok(ZoneRef(zone))
+    }
+
+    /// Those that nobody has declared.
+    pub fn undeclared(&self) -> impl Iterator<Item = Diagnostic> {
+        self.0.iter().filter(|zone| zone.bytes.is_none()).map(|zone| {
+            let hint = format!("a zone is declared by the \"{}\" directive", zone.kind);
+            Diagnostic::emerg(format!("zero size shared memory zone \"{}\"", zone.name)).at(zone.span).hint(hint)
+        })
+    }
+}

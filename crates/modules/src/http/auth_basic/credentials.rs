@@ -1,0 +1,115 @@
+//! `Basic` credentials (RFC 7617), read as nginx reads them: base64 may end early, bits that are too many are dropped.
+
+/// A user and a password.
+pub(super) struct Credentials {
+    text: Vec<u8>,
+    /// Where the user ends.
+    colon: usize,
+}
+
+impl Credentials {
+    /// Reads the value of an `Authorization` field; none if it is of another scheme, broken, or names no user.
+    pub fn parse(value: &[u8]) -> Option<Credentials> {
+        let text: Vec<u8> = decoded(value)?.collect();
+        let colon = text.iter().position(|&byte| byte == b':').filter(|&colon| colon > 0)?;
+        Some(Credentials { text, colon })
+    }
+
+    /// Who it is.
+    pub fn user(&self) -> &[u8] {
+        &self.text[..self.colon]
+    }
+
+    /// The password.
+    pub fn password(&self) -> &[u8] {
+        &self.text[self.colon + 1..]
+    }
+}
+
+/// Appends the user of an `Authorization` field; `false`, with nothing appended, when there is none.
+pub(in crate::http) fn append_user(value: &[u8], out: &mut Vec<u8>) -> bool {
+    let Some(text) = decoded(value) else { return false };
+    let start = out.len();
+    // The password behind the colon is not decoded.
+    for byte in text {
+        match byte {
+            b':' => return out.len() > start,
+            byte => out.push(byte),
+        }
+    }
+    out.truncate(start);
+    false
+}
+
+fn decoded(value: &[u8]) -> Option<impl Iterator<Item = u8>> {
+    const SCHEME: &[u8] = b"Basic ";
+    let (scheme, encoded) = value.split_at_checked(SCHEME.len())?;
+    if !scheme.eq_ignore_ascii_case(SCHEME) {
+        return None;
+    }
+    let spaces = encoded.iter().take_while(|&&byte| byte == b' ').count();
+    decode_base64(&encoded[spaces..])
+}
+
+/// The bytes of a text in base64 (RFC 4648 §4); none if it is no such.
+pub(super) fn decode_base64(encoded: &[u8]) -> Option<impl Iterator<Item = u8>> {
+    let end = encoded.iter().position(|&byte| byte == b'=').unwrap_or(encoded.len());
+    let encoded = &encoded[..end];
+    if encoded.len() % 4 == 1 || !encoded.iter().all(|&byte| sextet(byte).is_some()) {
+        return None;
+    }
+    // Bits that do not make a byte yet.
+    let (mut bits, mut count) = (0_u32, 0);
+    Some(encoded.iter().filter_map(|&byte| sextet(byte)).filter_map(move |value| {
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        (count >= 8).then(|| {
+            count -= 8;
+            (bits >> count) as u8
+        })
+    }))
+}
+
+/// The value of a character of base64.
+fn sextet(byte: u8) -> Option<u8> {
+    match byte {
+        b'A'..=b'Z' => Some(byte - b'A'),
+        b'a'..=b'z' => Some(byte - b'a' + 26),
+        b'0'..=b'9' => Some(byte - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_is_what_precedes_the_colon() {
+        let user = |value: &str| {
+            let mut out = b"-".to_vec();
+            let is_there = append_user(value.as_bytes(), &mut out);
+            let parsed = Credentials::parse(value.as_bytes());
+            assert_eq!(parsed.is_some(), is_there, "{value}");
+            assert_eq!(parsed.map_or(&b""[..], |credentials| &out[1..1 + credentials.user().len()]), &out[1..]);
+            is_there.then(|| String::from_utf8(out[1..].to_vec()).unwrap())
+        };
+        assert_eq!(user("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), Some("Aladdin".to_owned()));
+        assert_eq!(user("basic   QWxhZGRpbjo="), Some("Aladdin".to_owned()));
+        // No colon, an empty name, no base64, a length that cannot be, another scheme.
+        for refused in ["Basic QWxhZGRpbg==", "Basic OnBhc3M=", "Basic QWx-", "Basic QWxhZ", "Bearer QTpC", "Basic", ""]
+        {
+            assert_eq!(user(refused), None, "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_password_is_what_follows_it() {
+        let password = |value: &str| Credentials::parse(value.as_bytes()).unwrap().password().to_vec();
+        assert_eq!(password("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), b"open sesame");
+        assert_eq!(password("Basic QWxhZGRpbjo="), b"");
+        assert_eq!(password("Basic YTpiOmM="), b"b:c");
+    }
+}

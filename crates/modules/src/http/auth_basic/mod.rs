@@ -1,0 +1,251 @@
+//! auth_basic: who may, by name and password (RFC 7617).
+//!   auth_basic REALM | off;                                      http, server, location, limit_except
+//!   auth_basic_user_file FILE;                                   http, server, location, limit_except
+//! (<https://nginx.org/en/docs/http/ngx_http_auth_basic_module.html>)
+//!
+//! The file is opened for every request, so that changes to it count at once. It is read, and the password hashed, in a pool
+//! of its own: a slow hash holds up neither an event loop nor the pools that read files. Who has just shown the right
+//! password need not wait for that again ([`recent`]): the worker remembers a digest of it, of the user and of the file as
+//! it was.
+
+mod credentials;
+mod des_crypt;
+mod md5_crypt;
+mod passwords;
+mod recent;
+mod user_file;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use gale_base::os_error::OsErrorText;
+use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, slot};
+use gale_engine::configuration::Builder;
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::template::Template;
+use gale_engine::http::thread_pool::while_client_stays;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::Level;
+use gale_protocol::http1::{KnownHeader, Method};
+use gale_runtime::ThreadPool;
+use gale_runtime::files::{self, OpenFlags};
+
+use credentials::Credentials;
+pub(super) use credentials::append_user;
+use passwords::Unsupported;
+use recent::Proof;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_auth_basic",
+    directives: &[
+        Directive {
+            name: "auth_basic",
+            place: Place::ANYWHERE.or(Place::LIMIT_EXCEPT),
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "off",
+            about: "Asks for a user and a password, for this realm.",
+            store: &OneWith { parse: realm, slot: slot!(Conf, realm) },
+        },
+        Directive {
+            name: "auth_basic_user_file",
+            place: Place::ANYWHERE.or(Place::LIMIT_EXCEPT),
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "The file with users and their hashed passwords.",
+            store: &OneWith { parse: user_file, slot: slot!(Conf, user_file) },
+        },
+    ],
+    conf: Some(ConfType::of::<Conf>()),
+    handlers: &[(Phase::Access, &Wait { applies, first, then })],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    realm: Setting<Template>,
+    user_file: Setting<UserFile>,
+}
+
+#[derive(Clone)]
+struct UserFile {
+    path: Template,
+    /// What a path is relative to.
+    directory: PathBuf,
+}
+
+fn realm(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagnostic> {
+    builder.http_mut().template(&statement.args[0])
+}
+
+fn user_file(builder: &mut Builder, statement: &Statement) -> Result<UserFile, Diagnostic> {
+    let path = builder.http_mut().template(&statement.args[0])?;
+    // Now, because it asks the system how many cores there are.
+    hashing_pool();
+    Ok(UserFile { path, directory: builder.configuration_directory.clone() })
+}
+
+const OFF: &[u8] = b"off";
+
+fn applies(conf: &Conf) -> bool {
+    conf.user_file.is_set() && conf.realm.get().as_constant() != Some(OFF)
+}
+
+/// The pool that reads password files and hashes: half of the cores, so that whoever tries passwords cannot take them all
+/// from the event loops. More than so many that wait are not worth waiting for.
+fn hashing_pool() -> &'static ThreadPool {
+    const QUEUE_MAX: usize = 1024;
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
+    POOL.get_or_init(|| {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        ThreadPool::new("auth_basic", cores.div_ceil(2), QUEUE_MAX)
+    })
+}
+
+fn first(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    let realm = conf.realm.get().evaluate(request);
+    if realm == OFF {
+        return Some(Flow::Next);
+    }
+    let Some(credentials) = given(request) else {
+        request.log(Level::Info, format_args!("no user/password was provided for basic authentication"));
+        return Some(challenge(request, &realm));
+    };
+    let path = path_of(request, conf);
+    // What a cached path says at once may be all that is needed.
+    let opened = files::try_open(&path, OpenFlags::READ)?.ok()?;
+    recent::knows(&Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
+}
+
+fn then<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
+    Box::pin(async move {
+        match given(request) {
+            Some(credentials) => check(request, conf, credentials).await,
+            None => unreachable!("a request without credentials is not waited for"),
+        }
+    })
+}
+
+/// What the client says who it is.
+fn given(request: &Request) -> Option<Credentials> {
+    let value = match request.method() {
+        Method::Connect => {
+            let mut fields = request.fields();
+            fields.find(|(_, name, _)| name.eq_ignore_ascii_case(b"Proxy-Authorization")).map(|(_, _, value)| value)
+        }
+        _ => request.header(KnownHeader::Authorization),
+    };
+    Credentials::parse(value?)
+}
+
+fn path_of(request: &Request, conf: &Conf) -> PathBuf {
+    let UserFile { path, directory } = conf.user_file.get();
+    directory.join(Path::new(OsStr::from_bytes(&path.evaluate(request))))
+}
+
+async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> Flow {
+    let path = path_of(request, conf);
+    let file = match files::open(&path, OpenFlags::READ).await {
+        Ok(file) => file,
+        Err(error) => {
+            let (level, status) = match error.kind() {
+                io::ErrorKind::NotFound => (Level::Error, 403),
+                _ => (Level::Crit, 500),
+            };
+            request.log(level, format_args!("open() \"{}\" failed {}", path.display(), OsErrorText(&error)));
+            return Flow::Respond(status);
+        }
+    };
+    let proof = Proof::new(file.metadata(), &credentials);
+    let user = credentials.user().to_vec();
+    let task = hashing_pool().run(move || judge(&file, &credentials));
+    let Some(verdict) = while_client_stays(request, task).await else {
+        return Flow::Respond(CLIENT_LEFT);
+    };
+    match verdict {
+        Ok(Ok(Verdict::Right)) => {
+            recent::remember(proof);
+            Flow::Allow
+        }
+        Ok(Ok(Verdict::Wrong)) => {
+            request.log(Level::Error, format_args!("user \"{}\": password mismatch", Printable(&user)));
+            challenge(request, &conf.realm.get().evaluate(request))
+        }
+        Ok(Ok(Verdict::NotFound)) => {
+            let (user, path) = (Printable(&user), path.display());
+            request.log(Level::Error, format_args!("user \"{user}\" was not found in \"{path}\""));
+            challenge(request, &conf.realm.get().evaluate(request))
+        }
+        Ok(Ok(Verdict::Unsupported)) => {
+            request.log(Level::Crit, format_args!("crypt_r() failed (22: Invalid argument)"));
+            Flow::Respond(500)
+        }
+        Ok(Err(error)) => {
+            request.log(Level::Crit, format_args!("pread() \"{}\" failed {}", path.display(), OsErrorText(&error)));
+            Flow::Respond(500)
+        }
+        Err(refused) => {
+            request.log(Level::Error, format_args!("{refused}"));
+            Flow::Respond(503)
+        }
+    }
+}
+
+/// What a file says about credentials.
+enum Verdict {
+    Right,
+    Wrong,
+    NotFound,
+    /// The password is hashed in a way that is not known.
+    Unsupported,
+}
+
+/// Blocks, and computes for long.
+fn judge(file: &files::File, credentials: &Credentials) -> io::Result<Verdict> {
+    Ok(match user_file::find(file, credentials.user())? {
+        None => Verdict::NotFound,
+        Some(stored) => match passwords::is_right(credentials.password(), &stored) {
+            Ok(true) => Verdict::Right,
+            Ok(false) => Verdict::Wrong,
+            Err(Unsupported) => Verdict::Unsupported,
+        },
+    })
+}
+
+/// Asks for a user and a password.
+fn challenge(request: &mut Request, realm: &[u8]) -> Flow {
+    let (field, status): (&[u8], u16) = match request.method() {
+        Method::Connect => (b"Proxy-Authenticate", 407),
+        _ => (b"WWW-Authenticate", 401),
+    };
+    let value = [b"Basic realm=\"", realm, b"\""].concat();
+    request.response.set(field, &value);
+    Flow::Respond(status)
+}
+
+/// What a client made up, in a line of the log: it must not become several.
+struct Printable<'t>(&'t [u8]);
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for character in chunk.valid().chars() {
+                match character.is_control() {
+                    true => write!(formatter, "\\x{:02X}", u32::from(character))?,
+                    false => write!(formatter, "{character}")?,
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(formatter, "\\x{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}

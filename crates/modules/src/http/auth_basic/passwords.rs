@@ -1,0 +1,169 @@
+//! Passwords as password files keep them: whether a given one is right.
+//!
+//! | begins with | is | made by |
+//! |---|---|---|
+//! | `$apr1$` | Apache's MD5 | htpasswd, `openssl passwd -apr1` |
+//! | `$1$` | MD5 of crypt(3) | `openssl passwd -1` |
+//! | `$5$`, `$6$` | SHA-256 and SHA-512 of crypt(3) | htpasswd, `openssl passwd -5`, `-6` |
+//! | `$2a$`, `$2b$`, `$2x$`, `$2y$` | bcrypt | `htpasswd -B` |
+//! | `$y$` | yescrypt | mkpasswd |
+//! | `{PLAIN}`, `{SHA}`, `{SSHA}` | RFC 2307; the first is the password itself | slappasswd |
+//! | anything else | DES of crypt(3), eight characters of the password | `htpasswd -d` |
+//!
+//! (<https://nginx.org/en/docs/http/ngx_http_auth_basic_module.html#auth_basic_user_file>)
+//! What is compared is compared in a time that does not depend on it.
+
+use md5::Digest;
+use sha_crypt::PasswordVerifier;
+use sha1::Sha1;
+use subtle::ConstantTimeEq;
+
+use super::credentials::decode_base64;
+use super::des_crypt::des_crypt;
+use super::md5_crypt::md5_crypt;
+
+/// A stored password whose form is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unsupported;
+
+/// Whether the password is the stored one. Takes from a microsecond to seconds, as the form wants it.
+pub(super) fn is_right(password: &[u8], stored: &[u8]) -> Result<bool, Unsupported> {
+    // crypt(3) would see no more than what precedes it.
+    if password.contains(&0) {
+        return Ok(false);
+    }
+    let form = FORMS.iter().find_map(|(prefix, verify)| Some((stored.strip_prefix(*prefix)?, verify)));
+    match form {
+        Some((rest, verify)) => Ok(verify(password, rest, stored)),
+        None => is_right_des(password, stored),
+    }
+}
+
+/// Gets the password, what follows the prefix, and all that is stored.
+type Verify = fn(&[u8], &[u8], &[u8]) -> bool;
+
+const FORMS: &[(&[u8], Verify)] = &[
+    (b"$apr1$", |password, rest, stored| is_right_md5(password, b"$apr1$", rest, stored)),
+    (b"$1$", |password, rest, stored| is_right_md5(password, b"$1$", rest, stored)),
+    (b"$5$", is_right_sha_crypt),
+    (b"$6$", is_right_sha_crypt),
+    (b"$2a$", is_right_bcrypt),
+    (b"$2b$", is_right_bcrypt),
+    (b"$2x$", is_right_bcrypt),
+    (b"$2y$", is_right_bcrypt),
+    (b"$y$", is_right_yescrypt),
+    (b"{PLAIN}", |password, rest, _| is_equal(password, rest)),
+    (b"{SHA}", is_right_sha1),
+    (b"{SSHA}", is_right_salted_sha1),
+];
+
+fn is_equal(one: &[u8], other: &[u8]) -> bool {
+    one.ct_eq(other).into()
+}
+
+fn is_right_md5(password: &[u8], magic: &[u8], rest: &[u8], stored: &[u8]) -> bool {
+    is_equal(&md5_crypt(password, magic, rest), stored)
+}
+
+fn is_right_sha_crypt(password: &[u8], _: &[u8], stored: &[u8]) -> bool {
+    str::from_utf8(stored).is_ok_and(|stored| sha_crypt::ShaCrypt::default().verify_password(password, stored).is_ok())
+}
+
+fn is_right_bcrypt(password: &[u8], _: &[u8], stored: &[u8]) -> bool {
+    str::from_utf8(stored).is_ok_and(|stored| bcrypt::verify(password, stored).unwrap_or(false))
+}
+
+fn is_right_yescrypt(password: &[u8], _: &[u8], stored: &[u8]) -> bool {
+    str::from_utf8(stored).is_ok_and(|stored| yescrypt::Yescrypt::default().verify_password(password, stored).is_ok())
+}
+
+fn is_right_sha1(password: &[u8], rest: &[u8], _: &[u8]) -> bool {
+    let Some(stored) = decode_base64(rest) else { return false };
+    is_equal(&Sha1::digest(password), &stored.collect::<Vec<u8>>())
+}
+
+fn is_right_salted_sha1(password: &[u8], rest: &[u8], _: &[u8]) -> bool {
+    let Some(stored) = decode_base64(rest) else { return false };
+    let stored: Vec<u8> = stored.collect();
+    let Some((stored, salt)) = stored.split_at_checked(Sha1::output_size()) else { return false };
+    is_equal(&Sha1::new().chain_update(password).chain_update(salt).finalize(), stored)
+}
+
+fn is_right_des(password: &[u8], stored: &[u8]) -> Result<bool, Unsupported> {
+    let salt = stored.first_chunk().ok_or(Unsupported)?;
+    let made = des_crypt(password, *salt).ok_or(Unsupported)?;
+    Ok(is_equal(&made, stored))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What htpasswd, openssl, mkpasswd, slappasswd and nginx's documentation make of `password`.
+    const STORED: &[&str] = &[
+        "sa3tHJ3/KuYvI",
+        "$1$salt$qJH7.N4xYta3aEG/dfqo/0",
+        "$1$$I2o9Z7NcvQAKp7wyCTlia0",
+        "$apr1$abcdefgh$FBwExRW4dCc8aL.OvjpIE1",
+        "$apr1$salt$Xxd1irWT9ycqoYxGFn4cb.",
+        "$5$saltstring$OH4IDuTlsuTYPdED1gsuiRMyTAwNlRWyA6Xr3I4/dQ5",
+        "$5$rounds=1000$short$G6a7kCgkpoq2XWVJNOVxq6CFUfO7mHOsayZj/hiCfo2",
+        "$6$rounds=1400$anotherlongsalts$PAZqpKUKGek9w8oPgIGPxV0Y72OmDpdCthOX9H9O.5R1UbUeZcZS09hlVOfEnTt.66Pdgt7Jvf5Fcex6JIQox/",
+        "$6$x$.7KcIn5.ZfkbYAJ0eR5aiXX.9cAoOEk.kCx3w6xY1EaxFjgMWuH6WyPufoidBlBiQ9OVWpzaDWwKtTA8cs5FF.",
+        "$2y$05$abcdefghijklmnopqrstuuWG29KuyeAicPCJODk1zjyGvyQUU2awu",
+        "$2a$04$abcdefghijklmnopqrstuughE8Ev8uGFaUgY2cNEySvxngrb/Jzdm",
+        "$2b$04$abcdefghijklmnopqrstuughE8Ev8uGFaUgY2cNEySvxngrb/Jzdm",
+        "$y$j75$abcdefgh$hycRI05iyPwUdPZDaw/SJaABdj2h8B1Bgxi1Z/4Xke0",
+        "{PLAIN}password",
+        "{SHA}W6ph5Mm5Pz8GgiULbPgzG37mj9g=",
+        "{SSHA}yI6cZwQadOA1e+/f+T+H3eCQQhRzYWx0",
+    ];
+
+    #[test]
+    fn the_right_password_is_right_and_no_other() {
+        for stored in STORED {
+            assert_eq!(is_right(b"password", stored.as_bytes()), Ok(true), "{stored}");
+            for wrong in [&b""[..], b"passwor", b"Password", b"password\0"] {
+                assert_eq!(is_right(wrong, stored.as_bytes()), Ok(false), "{stored}");
+            }
+            let mut other = stored.as_bytes().to_vec();
+            *other.last_mut().unwrap() ^= 4;
+            assert_ne!(is_right(b"password", &other), Ok(true), "{stored}");
+        }
+    }
+
+    #[test]
+    fn broken_ones_are_never_right() {
+        let broken = [
+            "$1$",
+            "$apr1$",
+            "$5$",
+            "$6$",
+            "$2y$",
+            "$y$",
+            "{SHA}",
+            "{SSHA}",
+            "{SHA}Zm9vCg==",
+            "{SSHA}Zm9vCg==",
+            "{SHA}_____Mm5Pz8GgiULbPgzG37mj9g=",
+            "$2y$99$",
+            "$5$rounds=1$a$b",
+            "$2y$05$é",
+            "$6$\u{e9}$",
+            "$y$j9T$$",
+        ];
+        for stored in broken {
+            for password in [&b""[..], b"1", b"\xff"] {
+                assert_eq!(is_right(password, stored.as_bytes()), Ok(false), "{stored}");
+            }
+        }
+        assert_eq!(is_right(b"", b"{PLAIN}"), Ok(true));
+    }
+
+    #[test]
+    fn other_forms_are_told() {
+        for stored in ["", "a", "$9$unknown", "*", "!!", "é"] {
+            assert_eq!(is_right(b"password", stored.as_bytes()), Err(Unsupported), "{stored}");
+        }
+    }
+}

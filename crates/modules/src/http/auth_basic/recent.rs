@@ -1,0 +1,141 @@
+//! Who has shown the right password a short time ago: so that not every picture of a page costs a slow hash.
+//!
+//! A worker of its own keeps keyed digests (HMAC-SHA-256, with a key that never leaves the process) of user, password and of
+//! the password file as it was; neither names nor passwords. Another file, or the same one after a change, is another
+//! digest. Only what was right is kept.
+
+use std::cell::RefCell;
+use std::collections::{HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use gale_runtime::{FileMetadata, Moment};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::credentials::Credentials;
+
+/// How long a password need not be hashed again.
+const KEPT_FOR: Duration = Duration::from_secs(300);
+
+/// How many are kept: 40 KiB for each worker.
+const KEPT_MAX: usize = 1024;
+
+/// A file that was changed so recently may change again without showing it.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// Credentials as they were checked against a file.
+pub(super) struct Proof {
+    digest: Digest,
+    is_settled: bool,
+}
+
+type Digest = [u8; 32];
+
+impl Proof {
+    /// What is known when these credentials are right for this file.
+    pub fn new(file: &FileMetadata, credentials: &Credentials) -> Proof {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key()).expect("a key may have any length");
+        let user_bytes = credentials.user().len() as u64;
+        let nanos = u64::from(file.modified_nanos);
+        for number in [file.device, file.inode, file.size, file.modified_seconds as u64, nanos, user_bytes] {
+            mac.update(&number.to_ne_bytes());
+        }
+        mac.update(credentials.user());
+        mac.update(credentials.password());
+        let age = gale_runtime::wall().duration_since(file.modified());
+        Proof { digest: mac.finalize().into_bytes().into(), is_settled: age.is_ok_and(|age| age >= SETTLED_AFTER) }
+    }
+}
+
+/// Whether the credentials were right a short time ago.
+pub(super) fn knows(proof: &Proof) -> bool {
+    RECENT.with_borrow_mut(|recent| recent.knows(&proof.digest, gale_runtime::now()))
+}
+
+/// The credentials were right now.
+pub(super) fn remember(proof: Proof) {
+    if proof.is_settled {
+        RECENT.with_borrow_mut(|recent| recent.remember(proof.digest, gale_runtime::now()));
+    }
+}
+
+thread_local! {
+    static RECENT: RefCell<Recent> = RefCell::default();
+}
+
+#[derive(Default)]
+struct Recent {
+    known: HashSet<Digest>,
+    /// The same, in the order in which they are forgotten.
+    ends: VecDeque<(Moment, Digest)>,
+}
+
+impl Recent {
+    fn knows(&mut self, digest: &Digest, now: Moment) -> bool {
+        while self.ends.front().is_some_and(|(end, _)| *end <= now) {
+            self.forget_first();
+        }
+        self.known.contains(digest)
+    }
+
+    fn remember(&mut self, digest: Digest, now: Moment) {
+        if self.ends.len() == KEPT_MAX {
+            self.forget_first();
+        }
+        if self.known.insert(digest) {
+            self.ends.push_back((now + KEPT_FOR, digest));
+        }
+    }
+
+    fn forget_first(&mut self) {
+        if let Some((_, digest)) = self.ends.pop_front() {
+            self.known.remove(&digest);
+        }
+    }
+}
+
+/// The process's key: what the system's generator gave the standard library for its keyed hash, stretched.
+fn key() -> &'static [u8; 32] {
+    static KEY: OnceLock<[u8; 32]> = OnceLock::new();
+    KEY.get_or_init(|| {
+        let (one, other) = (RandomState::new(), RandomState::new());
+        let words = [one.hash_one(0), one.hash_one(1), other.hash_one(2), other.hash_one(3)];
+        let mut key = [0; 32];
+        for (place, word) in key.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        key
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_right_ones_are_known_for_a_while() {
+        let mut recent = Recent::default();
+        let start = Moment::from_nanos(5);
+        recent.remember([1; 32], start);
+        assert!(recent.knows(&[1; 32], start) && !recent.knows(&[2; 32], start));
+        assert!(recent.knows(&[1; 32], start + (KEPT_FOR - Duration::from_nanos(1))));
+        assert!(!recent.knows(&[1; 32], start + KEPT_FOR));
+        assert!(recent.known.is_empty() && recent.ends.is_empty());
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_kept() {
+        let mut recent = Recent::default();
+        let digest = |number: u16| {
+            let mut digest = [0; 32];
+            digest[..2].copy_from_slice(&number.to_ne_bytes());
+            digest
+        };
+        let now = Moment::from_nanos(0);
+        (0..KEPT_MAX as u16 + 1).for_each(|number| recent.remember(digest(number), now));
+        assert_eq!((recent.known.len(), recent.ends.len()), (KEPT_MAX, KEPT_MAX));
+        assert!(!recent.knows(&digest(0), now) && recent.knows(&digest(1), now));
+    }
+}
