@@ -12,6 +12,7 @@ const WITH: &[&str] = &[
     "http_auth_request_module",
     "http_gunzip_module",
     "http_gzip_static_module",
+    "http_realip_module",
     "http_sub_module",
     "threads",
 ];
@@ -20,8 +21,6 @@ const WITH: &[&str] = &[
 const WITHOUT: &[&str] = &[
     "http_charset_module",
     "http_userid_module",
-    "http_access_module",
-    "http_auth_basic_module",
     "http_autoindex_module",
     "http_geo_module",
     "http_map_module",
@@ -33,8 +32,6 @@ const WITHOUT: &[&str] = &[
     "http_scgi_module",
     "http_grpc_module",
     "http_memcached_module",
-    "http_limit_conn_module",
-    "http_limit_req_module",
     "http_empty_gif_module",
     "http_browser_module",
     "http_upstream_hash_module",

@@ -79,9 +79,18 @@ fn shown_status(status: u16) -> u16 {
     }
 }
 
+/// nginx's pages do not always say what its status lines say.
+fn heading(status: u16) -> &'static str {
+    match status {
+        302 => "Found",
+        401 => "Authorization Required",
+        other => reason(other),
+    }
+}
+
 fn page(status: u16, signature: &[u8]) -> Bytes {
     let shown = shown_status(status);
-    let title = format!("{shown} {}", reason(shown));
+    let title = format!("{shown} {}", heading(shown));
     let explanation = match status {
         494 => "Request Header Or Cookie Too Large",
         495 => "The SSL certificate error",

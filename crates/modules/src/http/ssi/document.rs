@@ -342,8 +342,14 @@ impl Document {
             return complain(too_much());
         }
         if let Some(name) = set {
+            let name = name.to_ascii_lowercase();
+            if !self.page.append_variable(&name, &mut Vec::new()) {
+                // It is there, if empty, whatever becomes of the subrequest.
+                let made = self.page.set_variable(&name, Bytes::new());
+                made.map_err(|TooMuch| self.complain(request, too_much()))?;
+            }
             let subrequest = InMemorySubrequest::start(request, target).ok_or(Failed)?;
-            self.waits_for = Waiting::Value(name.to_ascii_lowercase(), subrequest);
+            self.waits_for = Waiting::Value(name, subrequest);
             return Ok(None);
         }
         let fallback = match stub {
