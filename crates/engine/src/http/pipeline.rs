@@ -408,13 +408,14 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     let core = &scope.core;
     let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
+    let keeps_alive = request.keeps_alive();
     let options = ResponseOptions {
         length,
         server_line: &server_line,
-        keep_alive: request.keeps_alive(),
+        keep_alive: keeps_alive,
         keep_alive_idle: keep_alive.idle,
         keep_alive_advertised: keep_alive.advertised,
-        lingering_close: request.lingering_close(),
+        lingering_close: if keeps_alive { *core.lingering_close.get() } else { request.lingering_close() },
         chunked: *core.chunked_transfer_encoding.get(),
         files: FileOptions {
             sendfile: *core.sendfile.get(),
