@@ -50,10 +50,12 @@ pub fn configuration() -> String {
     CONFIGURATION.replace("%HOOKS%", if cfg!(debug_assertions) { HOOKS } else { "" })
 }
 
-const SSI_PAGE: &[u8] = b"1<!--#include virtual='/ssi/nested.html?a=b' -->2<!--#include virtual='/ssi/small.txt' wait='yes' -->\
+const SSI_PAGE: &[u8] =
+    b"1<!--#include virtual='/ssi/nested.html?a=b' -->2<!--#include virtual='/ssi/small.txt' wait='yes' -->\
     3<!--#include virtual='/hello' set='x' --><!--#echo var='x' -->4<!--#include virtual='/large.bin' -->5\
     <!--#include virtual='/missing' -->";
-const NESTED_PAGE: &[u8] = b"(<!--#echo var='arg_a' --><!--#include virtual='/ssi/small.txt' --><!--#include virtual='/page.html' -->)";
+const NESTED_PAGE: &[u8] =
+    b"(<!--#echo var='arg_a' --><!--#include virtual='/ssi/small.txt' --><!--#include virtual='/page.html' -->)";
 const LARGE: usize = 200_000;
 /// Where broken files break.
 const BROKEN_AT: usize = 100_000;

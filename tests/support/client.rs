@@ -214,6 +214,13 @@ impl Client {
         Some(data)
     }
 
+    /// The head of the next response, and the first chunk of its body.
+    #[track_caller]
+    pub fn chunk_after_head(&mut self) -> Option<Vec<u8>> {
+        self.head();
+        self.chunk()
+    }
+
     /// The next line, without its CR LF.
     #[track_caller]
     fn take_line(&mut self) -> String {

@@ -18,8 +18,8 @@ const SHARE_NANOS: u64 = 1_000_000;
 /// How long a piece should take: several fit into a turn.
 const PIECE_NANOS: u64 = 500_000;
 
-/// How long one may take at worst: less than half of a stall.
-const PIECE_NANOS_WORST: u64 = 4_000_000;
+/// How long one may take at worst: a stall is far, even on a machine that is busy.
+const PIECE_NANOS_WORST: u64 = 2_000_000;
 
 /// Of fewer units than this, what a piece takes says nothing about what a unit takes.
 const UNITS_KNOWN_MIN: usize = 256;
@@ -74,6 +74,13 @@ impl TurnShare {
                     place.waker.borrow_mut().clone_from(context.waker());
                     return Poll::Pending;
                 }
+                // Somebody before it has taken longer than expected: it comes first in the next turn.
+                Some(place) if line.has_overrun.get() => {
+                    place.has_come.set(false);
+                    place.waker.borrow_mut().clone_from(context.waker());
+                    line.waiting.borrow_mut().push_front(Rc::clone(place));
+                    return Poll::Pending;
+                }
                 Some(_) => self.place = None,
                 None if line.waiting.borrow().is_empty() && line.try_spend(nanos) => {}
                 None => {
@@ -94,7 +101,7 @@ impl TurnShare {
         Environment::with(|environment| {
             let (began, charged) = self.piece;
             let taken = environment.clock.read().saturating_sub(began);
-            environment.computing.spend(taken.saturating_sub(charged));
+            environment.computing.overrun(taken.saturating_sub(charged));
             // Up at once, and slowly down.
             if taken > 0 && units >= UNITS_KNOWN_MIN {
                 let decayed = self.unit_nanos - self.unit_nanos / 8;
@@ -108,6 +115,8 @@ impl TurnShare {
 #[derive(Default)]
 pub(crate) struct Line {
     spent_nanos: Cell<u64>,
+    /// The share has been used up by pieces that took longer than expected.
+    has_overrun: Cell<bool>,
     waiting: RefCell<VecDeque<Rc<Place>>>,
 }
 
@@ -115,6 +124,7 @@ impl Line {
     /// Hands out the share of the turn that begins.
     pub fn begin_turn(&self) {
         self.spent_nanos.set(0);
+        self.has_overrun.set(false);
         while let Some(place) = self.next() {
             place.has_come.set(true);
             place.waker.borrow().wake_by_ref();
@@ -149,6 +159,13 @@ impl Line {
             self.spend(nanos.max(1));
         }
         fits
+    }
+
+    fn overrun(&self, nanos: u64) {
+        self.spend(nanos);
+        if nanos > 0 && self.spent_nanos.get() > SHARE_NANOS {
+            self.has_overrun.set(true);
+        }
     }
 
     fn spend(&self, nanos: u64) {

@@ -10,8 +10,6 @@
 
 use std::any::Any;
 
-use bytes::Bytes;
-
 use super::body::Body;
 use super::request::Request;
 
@@ -23,9 +21,9 @@ pub trait Filter: Sync {
     /// Looks at the head in `request.response` and at the body, changes them or not, and says what
     /// becomes of them.
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered;
-    /// Appends the fields that go out behind the body. Asked when the body has come to its end, if the head said
-    /// `has_trailers`.
-    fn trailers(&self, _request: &Request, _conf: &dyn Any, _out: &mut Vec<(Bytes, Bytes)>) {}
+    /// Adds fields that go out behind the body ([`Request::add_trailer`]). Asked when the body has come to its end, if the
+    /// head said `has_trailers`.
+    fn add_trailers(&self, _request: &Request, _conf: &dyn Any) {}
 }
 
 /// What a filter made of a response.
@@ -84,7 +82,7 @@ pub struct Fields<C: 'static> {
     /// What it does to the head.
     pub run: fn(&mut Request, &C),
     /// What it adds at the end.
-    pub trailers: fn(&Request, &C, &mut Vec<(Bytes, Bytes)>),
+    pub trailers: fn(&Request, &C),
 }
 
 impl<C: 'static> Filter for Fields<C> {
@@ -97,8 +95,8 @@ impl<C: 'static> Filter for Fields<C> {
         Filtered::Goes
     }
 
-    fn trailers(&self, request: &Request, conf: &dyn Any, out: &mut Vec<(Bytes, Bytes)>) {
-        (self.trailers)(request, settings(conf), out);
+    fn add_trailers(&self, request: &Request, conf: &dyn Any) {
+        (self.trailers)(request, settings(conf));
     }
 }
 

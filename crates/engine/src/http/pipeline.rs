@@ -584,20 +584,14 @@ pub async fn send_rest(request: &Request, mut body: Body) {
 fn end_response(request: &Request) {
     let exchange = request.exchange();
     if request.response.has_trailers {
-        exchange.push(BodyItem::Trailers(trailers(request)));
+        let configuration = Rc::clone(request.configuration());
+        let scope = configuration.http().scope(request.scope);
+        for bound in &scope.filters {
+            bound.filter.add_trailers(request, scope.conf(bound.module));
+        }
+        exchange.push(BodyItem::Trailers(request.trailers().clone()));
     }
     exchange.end();
-}
-
-/// The fields that filters add behind the body.
-fn trailers(request: &Request) -> Vec<(Bytes, Bytes)> {
-    let configuration = Rc::clone(request.configuration());
-    let scope = configuration.http().scope(request.scope);
-    let mut fields = Vec::new();
-    for bound in &scope.filters {
-        bound.filter.trailers(request, scope.conf(bound.module), &mut fields);
-    }
-    fields
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@
 //! lives for one exchange and goes back to its worker's store of spare ones, so
 //! that the next request finds its memory ready.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
+use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Moment, SocketAddress};
 
@@ -106,6 +107,7 @@ pub struct Request {
     is_get_forced: bool,
     /// Who the client is, where that is not the other end of the connection.
     client: Option<Rc<Client>>,
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     captures: Captures,
     captured_from: Vec<u8>,
     variable_depth: Cell<u32>,
@@ -168,6 +170,7 @@ impl Request {
             configuration: None,
             is_get_forced: false,
             client: None,
+            trailers: RefCell::default(),
             captures: Captures::default(),
             captured_from: Vec::new(),
             variable_depth: Cell::new(0),
@@ -211,6 +214,7 @@ impl Request {
         self.worker = None;
         self.is_get_forced = false;
         self.client = None;
+        self.trailers.get_mut().clear();
         self.captures.clear();
         self.captured_from.clear();
     }
@@ -482,6 +486,16 @@ impl Request {
     /// How much of the response has been sent.
     pub fn sent(&self) -> Sent {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
+    }
+
+    /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.
+    pub fn add_trailer(&self, name: &[u8], value: Vec<u8>) {
+        self.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
+    }
+
+    /// The fields behind the response's body, when it has ended.
+    pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
+        self.trailers.borrow()
     }
 
     /// Whether the connection may carry another request, as far as the request and

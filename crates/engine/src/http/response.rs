@@ -38,7 +38,7 @@ pub struct ResponseHead {
     pub allows_ranges: bool,
     /// Every other field, in order.
     pub fields: Vec<Field>,
-    /// Whether filters have fields to send behind the body (see `Filter::trailers`), which needs chunks.
+    /// Whether filters have fields to send behind the body (see `Filter::add_trailers`), which needs chunks.
     pub has_trailers: bool,
 }
 

@@ -212,7 +212,6 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
         || head.field(b"content-encoding").is_some_and(|value| !value.is_empty())
         || length.is_some_and(|length| length < *conf.min_length.get())
         || !MediaTypes::contain(conf.types.get(), &head.content_type)
-        || request.is_head()
     {
         return;
     }

@@ -12,7 +12,6 @@
 
 use std::any::Any;
 
-use bytes::Bytes;
 use gale_base::{http_date, units};
 use gale_config::{
     Body as BlockBody, Custom, Diagnostic, One, OneWith, Place, Setting, Statement, Takes, slot, values,
@@ -231,12 +230,12 @@ fn add_field(request: &mut Request, name: &[u8], value: &[u8]) {
     }
 }
 
-fn add_trailers(request: &Request, conf: &Conf, out: &mut Vec<(Bytes, Bytes)>) {
+fn add_trailers(request: &Request, conf: &Conf) {
     let is_usual = is_usual(request.response.status);
     for added in conf.trailers.iter().filter(|added| added.always || is_usual) {
         let value = added.value.evaluate(request);
         if !value.is_empty() {
-            out.push((Bytes::copy_from_slice(&added.name), value.into()));
+            request.add_trailer(&added.name, value);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! so that a configuration that asks for one is refused instead of misled:
 //!   realpath_root                    it would ask the disk, and hold up the event loop
 //!   request_body, request_body_file  no module keeps a body yet
-//!   limit_rate, proxy_protocol_*, sent_trailer_*, tcpinfo_*
+//!   limit_rate, proxy_protocol_*, tcpinfo_*
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -120,6 +120,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     Variable::named("sent_http_transfer_encoding", |request, _, out| is_chunked(request) && append(out, b"chunked")),
     Variable::family("sent_http_", append_sent),
+    Variable::family("sent_trailer_", append_sent_trailer),
     // The time and the place.
     Variable::named("msec", |_, _, out| {
         append_seconds(out, gale_runtime::wall().duration_since(UNIX_EPOCH).unwrap_or_default())
@@ -297,6 +298,11 @@ fn append_known(request: &Request, known: KnownHeader, separator: &[u8], out: &m
 fn append_sent(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let fields = request.response.fields.iter().filter(|field| is_folded(&field.name, name));
     append_joined(out, fields.map(|field| &*field.value), b", ")
+}
+
+fn append_sent_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
+    let trailers = request.trailers();
+    append_joined(out, trailers.iter().filter(|(own, _)| is_folded(own, name)).map(|(_, value)| &**value), b", ")
 }
 
 fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>, separator: &[u8]) -> bool {

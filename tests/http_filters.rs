@@ -1,0 +1,609 @@
+//! Filters over real sockets: fields that are added before and behind the body, and bodies that are compressed, inflated and
+//! changed on their way.
+
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::time::{Duration, UNIX_EPOCH};
+
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use support::{Client, Driver, Response, Setup, with_each_driver};
+
+with_each_driver!(
+    gzip_is_for_those_that_take_it,
+    what_is_compressed_has_no_length_no_ranges_and_a_weak_tag,
+    bodies_of_every_size_are_compressed_whole,
+    gzip_passes_over_what_it_is_not_for,
+    gzip_proxied_tells_answers_to_proxies_apart,
+    gzip_disable_knows_browsers,
+    gzip_vary_tells_caches,
+    every_level_compresses,
+    the_ratio_is_logged,
+    a_client_that_leaves_ends_the_compressing,
+    long_compressions_hold_nobody_up,
+    gunzip_is_for_those_that_do_not_take_gzip,
+    what_cannot_be_inflated_breaks_the_answer_off,
+    a_bomb_is_inflated_as_fast_as_the_client_takes_it,
+    gzip_static_sends_the_file_beside,
+    strings_are_replaced_wherever_they_stand,
+    replacing_changes_what_the_head_says,
+    filters_stack_in_nginx_s_order,
+    headers_are_added_for_the_usual_statuses_or_always,
+    levels_inherit_fields_as_they_are_told,
+    expires_says_how_long_answers_may_be_kept,
+    trailers_follow_the_body,
+);
+
+/// Words, so that there is something to compress.
+fn text(length: usize) -> Vec<u8> {
+    let words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"];
+    let mut number = 12345_u32;
+    let mut text = String::with_capacity(length + 10);
+    while text.len() < length {
+        number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        text.push_str(words[(number >> 24) as usize % words.len()]);
+        text.push(if number >> 31 == 0 { ' ' } else { '\n' });
+    }
+    text.truncate(length);
+    text.into_bytes()
+}
+
+fn gzipped(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn gunzipped(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    MultiGzDecoder::new(bytes).read_to_end(&mut out).expect("gzip");
+    out
+}
+
+fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
+    client.ask(format!("GET {path} HTTP/1.1\r\nHost: h\r\n{fields}\r\n"))
+}
+
+fn is_gzip(response: &Response) -> bool {
+    response.header("Content-Encoding") == Some("gzip")
+}
+
+const ACCEPTED: &str = "Accept-Encoding: gzip\r\n";
+
+fn gzip_is_for_those_that_take_it(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%/files; gzip on;");
+    let server = setup.file("files/page.html", text(5000)).start();
+    let mut client = server.connect();
+    for (accepts, expected) in [
+        ("", false),
+        ("Accept-Encoding: gzip\r\n", true),
+        ("Accept-Encoding: deflate, GZip;q=0.5\r\n", true),
+        ("Accept-Encoding: gzip;q=0\r\n", false),
+        ("Accept-Encoding: *\r\n", false),
+        ("Accept-Encoding: br\r\nAccept-Encoding: gzip\r\n", false),
+    ] {
+        let response = ask(&mut client, "/page.html", accepts);
+        assert_eq!((response.status, is_gzip(&response)), (200, expected), "{accepts}");
+        let body = if expected { gunzipped(&response.body) } else { response.body };
+        assert!(body == text(5000), "{accepts}");
+    }
+    server.stop();
+}
+
+fn what_is_compressed_has_no_length_no_ranges_and_a_weak_tag(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%/files; gzip on;");
+    let server = setup.file("files/page.html", text(5000)).start();
+    let mut client = server.connect();
+    let plain = ask(&mut client, "/page.html", "");
+    let tag = plain.header("ETag").unwrap().to_owned();
+    let response = ask(&mut client, "/page.html", &format!("{ACCEPTED}Range: bytes=0-9\r\n"));
+    assert_eq!(response.status, 200);
+    assert_eq!(response.header("ETag"), Some(&*format!("W/{tag}")));
+    assert_eq!(response.header("Last-Modified"), plain.header("Last-Modified"));
+    assert_eq!((response.header("Content-Length"), response.header("Accept-Ranges")), (None, None));
+    assert!(gunzipped(&response.body) == text(5000));
+    let unchanged = ask(&mut client, "/page.html", &format!("{ACCEPTED}If-None-Match: W/{tag}\r\n"));
+    assert_eq!((unchanged.status, unchanged.header("Content-Encoding")), (304, None));
+    let head = client.ask(format!("HEAD /page.html HTTP/1.1\r\nHost: h\r\n{ACCEPTED}\r\n"));
+    assert!(is_gzip(&head) && head.header("Content-Length").is_none());
+    // Without chunks the end of the connection is the end of the body; and gzip is for HTTP/1.1.
+    let old = server.connect().ask(format!("GET /page.html HTTP/1.0\r\n{ACCEPTED}\r\n"));
+    assert!(!is_gzip(&old) && old.body == text(5000));
+    server.stop();
+}
+
+fn bodies_of_every_size_are_compressed_whole(driver: Driver) {
+    let sizes = [1, 19, 20, 1000, 65_535, 65_536, 65_537, 1 << 20];
+    let locations = "root %DIR%/files; gzip on; gzip_min_length 0; gzip_http_version 1.0;
+        location /sendfile { alias %DIR%/files/; sendfile on; }
+        location = /text { return 200 short; default_type text/html; }";
+    let setup = Setup::server(driver, locations).file("files/0.html", "");
+    let setup = sizes.iter().fold(setup, |setup, &size| setup.file(&format!("files/{size}.html"), text(size)));
+    let server = setup.start();
+    let mut client = server.connect();
+    for size in [0].iter().chain(&sizes) {
+        for prefix in ["", "/sendfile"] {
+            let response = ask(&mut client, &format!("{prefix}/{size}.html"), ACCEPTED);
+            assert!(is_gzip(&response), "{size}");
+            assert!(gunzipped(&response.body) == text(*size), "{size}");
+        }
+    }
+    assert_eq!(gunzipped(&ask(&mut client, "/text", ACCEPTED).body), b"short");
+    let old = server.connect().ask(format!("GET /65537.html HTTP/1.0\r\n{ACCEPTED}\r\n"));
+    assert!(is_gzip(&old) && gunzipped(&old.body) == text(65_537));
+    server.stop();
+}
+
+fn gzip_passes_over_what_it_is_not_for(driver: Driver) {
+    let locations = "default_type text/html; gzip on;
+        location = /short { return 200 nineteen_characters; }
+        location = /twenty { return 200 twenty_characters_in; }
+        location = /type { default_type text/plain; return 200 this_is_another_media_type; }
+        location = /types { default_type Text/CSS; gzip_types text/css; return 200 this_is_another_media_type; }
+        location = /all { default_type image/x-none; gzip_types *; return 200 this_is_another_media_type; }
+        location = /parameter { default_type \"text/html; charset=x\"; return 200 this_is_the_same_media_type; }
+        location = /encoded { add_header Content-Encoding br; return 200 this_is_encoded_already; }
+        location = /403 { return 403; }
+        location = /404 { return 404; }
+        location = /500 { return 500; }
+        location = /created { return 201 this_is_another_status; }
+        location = /off { gzip off; return 200 this_is_not_to_be_compressed; }";
+    let server = Setup::server(driver, locations).start();
+    for (path, expected) in [
+        ("/short", false),
+        ("/twenty", true),
+        ("/type", false),
+        ("/types", true),
+        ("/all", true),
+        ("/parameter", true),
+        ("/encoded", false),
+        ("/403", true),
+        ("/404", true),
+        ("/500", false),
+        ("/created", false),
+        ("/off", false),
+    ] {
+        assert_eq!(is_gzip(&ask(&mut server.connect(), path, ACCEPTED)), expected, "{path}");
+    }
+    server.stop();
+}
+
+fn gzip_proxied_tells_answers_to_proxies_apart(driver: Driver) {
+    let cases = [
+        ("off", "", "", false),
+        ("any", "", "", true),
+        ("any off", "", "", false),
+        ("auth", "", "", true),
+        ("auth no_etag", "add_header ETag '\"x\"';", "", false),
+        ("auth no_etag", "add_header ETag '\"x\"';", "Authorization: Basic eA==\r\n", true),
+        ("no_last_modified", "add_header Last-Modified 'Sun, 09 Sep 2001 01:46:40 GMT';", "", false),
+        ("no_etag", "add_header Last-Modified 'Sun, 09 Sep 2001 01:46:40 GMT';", "", true),
+        ("expired", "expires -1;", "", true),
+        ("expired", "expires 1h;", "", false),
+        ("no-cache", "expires -1;", "", false),
+        ("no-cache", "add_header Cache-Control no-cache;", "", true),
+        ("no-store private", "add_header Cache-Control 'max-age=0, private';", "", true),
+        ("no-store", "add_header Cache-Control private;", "", false),
+        ("no-store", "", "", true),
+    ];
+    let mut locations = "default_type text/html; gzip on;".to_owned();
+    for (number, (when, fields, ..)) in cases.iter().enumerate() {
+        let body = "long_enough_to_be_compressed";
+        locations += &format!("location = /{number} {{ gzip_proxied {when}; {fields} return 200 {body}; }}\n");
+    }
+    let server = Setup::server(driver, &locations).start();
+    let mut client = server.connect();
+    for (number, (when, fields, asked, expected)) in cases.iter().enumerate() {
+        let response = ask(&mut client, &format!("/{number}"), &format!("{ACCEPTED}Via: 1.1 proxy\r\n{asked}"));
+        assert_eq!(is_gzip(&response), *expected, "{when} {fields} {asked}");
+        assert!(is_gzip(&ask(&mut client, &format!("/{number}"), ACCEPTED)), "{when} without a proxy");
+    }
+    server.stop();
+}
+
+fn gzip_disable_knows_browsers(driver: Driver) {
+    let locations = "default_type text/html; gzip on; gzip_disable ^Old/ msie6;
+        location / { return 200 long_enough_to_be_compressed; }
+        location /inner { gzip_disable inner; return 200 long_enough_to_be_compressed; }";
+    let server = Setup::server(driver, locations).start();
+    let mut client = server.connect();
+    for (path, agent, expected) in [
+        ("/", "old/1.0", false),
+        ("/", "Not Old/1.0", true),
+        ("/", "Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)", false),
+        ("/", "Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.1; SV1)", true),
+        // Expressions take the place of the outer ones, and old browsers are inherited apart.
+        ("/inner", "Old/1.0", true),
+        ("/inner", "Inner/1.0", false),
+        ("/inner", "Mozilla/4.0 (compatible; MSIE 5.5)", false),
+    ] {
+        let response = ask(&mut client, path, &format!("{ACCEPTED}User-Agent: {agent}\r\n"));
+        assert_eq!(is_gzip(&response), expected, "{path} {agent}");
+    }
+    server.stop();
+}
+
+fn gzip_vary_tells_caches(driver: Driver) {
+    let locations = "default_type text/html; gzip on; gzip_vary on;
+        location / { return 200 long_enough_to_be_compressed; }
+        location /short { return 200 short; }
+        location /static { alias %DIR%/files/; gzip_static on; }
+        location /silent { gzip_vary off; return 200 long_enough_to_be_compressed; }";
+    let setup = Setup::server(driver, locations);
+    let server = setup.file("files/both.txt", "plain").file("files/both.txt.gz", gzipped(b"packed")).start();
+    let mut client = server.connect();
+    for (path, fields, expected) in [
+        ("/", ACCEPTED, Some("Accept-Encoding")),
+        ("/", "", Some("Accept-Encoding")),
+        ("/short", ACCEPTED, None),
+        ("/static/both.txt", ACCEPTED, Some("Accept-Encoding")),
+        ("/static/both.txt", "", Some("Accept-Encoding")),
+        ("/silent", ACCEPTED, None),
+    ] {
+        assert_eq!(ask(&mut client, path, fields).header("Vary"), expected, "{path} {fields}");
+    }
+    assert_eq!(ask(&mut client, "/static/both.txt", "").body, b"plain");
+    server.stop();
+}
+
+fn every_level_compresses(driver: Driver) {
+    let levels: String = (1..=9)
+        .map(|level| format!("location /{level}/ {{ alias %DIR%/files/; gzip_comp_level {level}; }}\n"))
+        .collect();
+    let setup = Setup::server(driver, &format!("gzip on; {levels}"));
+    let server = setup.file("files/page.html", text(200_000)).start();
+    let mut client = server.connect();
+    let lengths = (1..=9).map(|level| {
+        let response = ask(&mut client, &format!("/{level}/page.html"), ACCEPTED);
+        assert!(gunzipped(&response.body) == text(200_000), "{level}");
+        response.body.len()
+    });
+    let lengths: Vec<usize> = lengths.collect();
+    assert!(lengths[8] < lengths[0], "{lengths:?}");
+    server.stop();
+}
+
+fn the_ratio_is_logged(driver: Driver) {
+    let setup = Setup::http(
+        driver,
+        "log_format ratio 'ratio=$gzip_ratio'; access_log %DIR%/ratio.log ratio;
+         server { listen %UNIX%; root %DIR%/files; gzip on; }",
+    );
+    let server = setup.file("files/page.html", text(5000)).start();
+    let mut client = server.connect();
+    let packed = ask(&mut client, "/page.html", ACCEPTED).body.len() as f64;
+    ask(&mut client, "/page.html", "");
+    let line = server.directory.wait_line("ratio.log", "ratio=");
+    let ratio: f64 = line.trim().trim_start_matches("ratio=").parse().unwrap_or_else(|_| panic!("{line}"));
+    assert!((ratio - 5000.0 / packed).abs() <= 0.005, "{ratio} of {packed}");
+    server.directory.wait_line("ratio.log", "ratio=-");
+    server.stop();
+}
+
+fn a_client_that_leaves_ends_the_compressing(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%/files; gzip on; location /quick { return 200 quick; }");
+    let server = setup.file("files/big.html", text(4 << 20)).start();
+    for _ in 0..4 {
+        let mut client = server.connect();
+        client.send(format!("GET /big.html HTTP/1.1\r\nHost: h\r\n{ACCEPTED}\r\n"));
+        assert!(client.chunk_after_head().is_some());
+        drop(client);
+    }
+    assert_eq!(server.get("/quick").text(), "quick");
+    server.stop();
+}
+
+fn long_compressions_hold_nobody_up(driver: Driver) {
+    let locations = "root %DIR%/files; gzip on; gzip_comp_level 9; location /quick { return 200 quick; }";
+    let configuration = support::http_configuration(driver, &format!("server {{ listen %UNIX%; {locations} }}"));
+    let setup = Setup::configuration(&configuration.replace("worker_processes 2", "worker_processes 1"));
+    // Two letters are what zlib finds hardest: a second for each of these.
+    let mut number = 1_u64;
+    let letters = std::iter::repeat_with(|| {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        b"ab"[(number >> 63) as usize]
+    });
+    let letters: Vec<u8> = letters.take(500_000).collect();
+    let server = setup.file("files/hard.html", &letters).start();
+    let mut slow: Vec<Client> = (0..4).map(|_| server.connect()).collect();
+    for client in &mut slow {
+        client.send(format!("GET /hard.html HTTP/1.1\r\nHost: h\r\n{ACCEPTED}\r\n"));
+    }
+    let mut quick = server.connect();
+    for _ in 0..50 {
+        assert_eq!(quick.get("/quick").text(), "quick");
+    }
+    for client in &mut slow {
+        assert!(gunzipped(&client.response().body) == letters);
+    }
+    // Answers came between the pieces, and so before the compressions had ended.
+    server.directory.wait_until("all logged", |directory| directory.read("access.log").matches("hard").count() == 4);
+    let log = server.directory.read("access.log");
+    let first_hard = log.lines().position(|line| line.contains("hard")).unwrap();
+    assert!(log.lines().take(first_hard).filter(|line| line.contains("quick")).count() == 50, "{log}");
+    server.stop();
+}
+
+fn gunzip_is_for_those_that_do_not_take_gzip(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%/files; gzip_static always; gunzip on; gzip_vary on;");
+    let packed = gzipped(&text(300_000));
+    let twice = [gzipped(b"one"), gzipped(b""), gzipped(b"two")].concat();
+    let server = setup.file("files/page.html.gz", &packed).file("files/twice.html.gz", twice).start();
+    let mut client = server.connect();
+    let response = ask(&mut client, "/page.html", "");
+    assert_eq!((response.status, is_gzip(&response)), (200, false));
+    assert_eq!((response.header("Content-Length"), response.header("Vary")), (None, Some("Accept-Encoding")));
+    assert!(response.header("ETag").unwrap().starts_with("W/"));
+    assert!(response.body == text(300_000));
+    let response = ask(&mut client, "/page.html", ACCEPTED);
+    assert!(is_gzip(&response) && response.body == packed);
+    assert_eq!(response.header("Vary"), Some("Accept-Encoding"));
+    assert_eq!(ask(&mut client, "/twice.html", "").body, b"onetwo");
+    let part = ask(&mut client, "/page.html", &format!("{ACCEPTED}Range: bytes=0-9\r\n"));
+    assert_eq!((part.status, &part.body[..]), (206, &packed[..10]));
+    server.stop();
+}
+
+fn what_cannot_be_inflated_breaks_the_answer_off(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%/files; gzip_static always; gunzip on;");
+    let packed = gzipped(&text(300_000));
+    let mut damaged = packed.clone();
+    let length = damaged.len();
+    damaged[length - 5] ^= 1;
+    let setup = setup.file("files/short.html.gz", &packed[..length / 2]).file("files/other.html.gz", "no gzip at all");
+    let setup = setup.file("files/damaged.html.gz", damaged).file("files/empty.html.gz", "");
+    let server = setup.file("files/behind.html.gz", [&packed[..], b"something else"].concat()).start();
+    for path in ["/short.html", "/other.html", "/damaged.html", "/behind.html", "/empty.html"] {
+        let mut client = server.connect();
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        let rest = client.read_to_end();
+        assert!(!rest.ends_with(b"0\r\n\r\n"), "{path}: the client must see that something is missing");
+    }
+    server.directory.wait_line("error.log", "inflate() ");
+    server.stop();
+}
+
+fn a_bomb_is_inflated_as_fast_as_the_client_takes_it(driver: Driver) {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let megabyte = vec![0; 1 << 20];
+    for _ in 0..1024 {
+        encoder.write_all(&megabyte).unwrap();
+    }
+    let setup =
+        Setup::server(driver, "root %DIR%/files; gzip_static always; gunzip on; location /quick { return 200 quick; }");
+    let server = setup.file("files/bomb.html.gz", encoder.finish().unwrap()).start();
+    let mut clients: Vec<Client> = (0..3).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send("GET /bomb.html HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.chunk_after_head().map(|chunk| chunk.iter().all(|&byte| byte == 0)), Some(true));
+    }
+    assert_eq!(server.get("/quick").text(), "quick");
+    // None of them takes any more: what is made waits in buffers of bounded size.
+    let (held, _) = support::resident_memory(server.worker());
+    assert!(held < 100 << 20, "{held}");
+    drop(clients);
+    server.stop();
+}
+
+fn gzip_static_sends_the_file_beside(driver: Driver) {
+    let locations = "root %DIR%/files; gzip_static on;
+        location /always/ { alias %DIR%/files/; gzip_static always; }
+        location /off/ { alias %DIR%/files/; gzip_static off; }";
+    let packed = gzipped(b"packed");
+    let setup = Setup::server(driver, locations).file("files/page.html", "plain").file("files/page.html.gz", &packed);
+    let setup = setup.file("files/plain.html", "plain").file("files/only.html.gz", &packed);
+    let server = setup.file("files/directory.html.gz/x", "").file("files/directory.html", "plain").start();
+    let mut client = server.connect();
+    for (path, fields, status, body) in [
+        ("/page.html", ACCEPTED, 200, &packed[..]),
+        ("/page.html", "", 200, b"plain"),
+        ("/plain.html", ACCEPTED, 200, b"plain"),
+        ("/directory.html", ACCEPTED, 200, b"plain"),
+        ("/only.html", ACCEPTED, 200, &packed),
+        ("/always/only.html", "", 200, &packed),
+        ("/off/page.html", ACCEPTED, 200, b"plain"),
+    ] {
+        let response = ask(&mut client, path, fields);
+        assert_eq!((response.status, &response.body[..]), (status, body), "{path} {fields}");
+        assert_eq!(is_gzip(&response), body == packed, "{path} {fields}");
+        assert_eq!(response.header("Content-Type"), Some("text/html"), "{path} {fields}");
+        assert_eq!(response.header("Content-Length"), Some(&*body.len().to_string()), "{path} {fields}");
+    }
+    assert_eq!(ask(&mut client, "/only.html", "").status, 404);
+    let post = client.ask("POST /page.html HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n");
+    assert_eq!(post.status, 405);
+    let tag = ask(&mut client, "/page.html", ACCEPTED).header("ETag").unwrap().to_owned();
+    let unchanged = ask(&mut client, "/page.html", &format!("{ACCEPTED}If-None-Match: {tag}\r\n"));
+    assert_eq!((unchanged.status, unchanged.header("Content-Encoding")), (304, None));
+    server.stop();
+}
+
+fn strings_are_replaced_wherever_they_stand(driver: Driver) {
+    let locations = "root %DIR%/files; sub_filter NEEDLE [$arg_by];
+        location /all/ { alias %DIR%/files/; sub_filter_once off; sub_filter needle pin; sub_filter hay ''; }
+        location /variable { default_type text/html; sub_filter $arg_s x; return 200 'a b a'; }
+        location /type { default_type text/plain; return 200 needle; }
+        location /types { default_type text/plain; sub_filter_types text/plain; return 200 needle; }
+        location /long { default_type text/html; sub_filter_once off; sub_filter x %LONG%; return 200 %MANY%; }";
+    // At every place around the ends of the pieces in which a file is read.
+    let mut page = vec![b'.'; 200_000];
+    let places = [0, 65_529, 65_536 + 6, 131_068, 199_994];
+    for place in places {
+        page[place..place + 6].copy_from_slice(b"nEEdle");
+    }
+    let replaced =
+        |by: &str, count: usize| String::from_utf8(page.clone()).unwrap().replacen("nEEdle", by, count).into_bytes();
+    // Makes a thousand times as much of it.
+    let (long, many) = ("y".repeat(3000), "x-".repeat(500));
+    let setup = Setup::server(driver, &locations.replace("%LONG%", &long).replace("%MANY%", &many))
+        .file("files/page.html", &page);
+    let server = setup.file("files/hay.html", "HAYneedleHaY").start();
+    let mut client = server.connect();
+    assert!(ask(&mut client, "/page.html?by=x", "").body == replaced("[x]", 1));
+    assert!(ask(&mut client, "/all/page.html", "").body == replaced("pin", 5));
+    assert_eq!(ask(&mut client, "/all/hay.html", "").body, b"pin");
+    for (path, body) in [
+        ("/variable?s=b", "a x a"),
+        ("/variable?s=A", "x b a"),
+        ("/variable", "a b a"),
+        ("/type", "needle"),
+        ("/types?by=2", "[2]"),
+    ] {
+        assert_eq!(ask(&mut client, path, "").text(), body, "{path}");
+    }
+    assert!(ask(&mut client, "/long", "").text() == many.replace('x', &long));
+    server.stop();
+}
+
+fn replacing_changes_what_the_head_says(driver: Driver) {
+    let locations = "root %DIR%/files; sub_filter a b;
+        location /kept/ { alias %DIR%/files/; sub_filter_last_modified on; }";
+    let setup = Setup::server(driver, locations).file("files/page.html", "aa").file("files/empty.html", "");
+    let server = setup.start();
+    let mut client = server.connect();
+    let plain = ask(&mut client, "/page.html", "Range: bytes=0-0\r\n");
+    assert_eq!((plain.status, plain.text()), (200, "ba"));
+    for name in ["Content-Length", "Last-Modified", "ETag", "Accept-Ranges"] {
+        assert_eq!(plain.header(name), None, "{name}");
+    }
+    let kept = ask(&mut client, "/kept/page.html", "");
+    assert!(kept.header("ETag").unwrap().starts_with("W/\"") && kept.header("Last-Modified").is_some());
+    assert_eq!(ask(&mut client, "/empty.html", "").header("Content-Length"), Some("0"));
+    server.stop();
+}
+
+fn filters_stack_in_nginx_s_order(driver: Driver) {
+    let locations =
+        "root %DIR%/files; gzip_static always; gunzip on; gzip on; sub_filter alpha OMEGA; sub_filter_once off;
+        location /plain/ { alias %DIR%/files/; gzip_static off; add_trailer X-Ratio $gzip_ratio; }";
+    let setup = Setup::server(driver, locations).file("files/packed.html.gz", gzipped(&text(100_000)));
+    let server = setup.file("files/page.html", text(100_000)).start();
+    let replaced = String::from_utf8(text(100_000)).unwrap().replace("alpha", "OMEGA").into_bytes();
+    let mut client = server.connect();
+    // Inflated, and then changed.
+    let response = ask(&mut client, "/packed.html", "");
+    assert!(!is_gzip(&response) && response.body == replaced);
+    // Changed, and then compressed, with what belongs behind it.
+    let response = ask(&mut client, "/plain/page.html", ACCEPTED);
+    assert!(is_gzip(&response) && gunzipped(&response.body) == replaced);
+    assert_eq!(response.trailers.len(), 1);
+    assert!(response.trailers[0].1.parse::<f64>().unwrap() > 1.0);
+    server.stop();
+}
+
+fn headers_are_added_for_the_usual_statuses_or_always(driver: Driver) {
+    let statuses = [200, 201, 204, 301, 302, 303, 307, 308, 400, 404, 500];
+    let locations: String =
+        statuses.iter().map(|status| format!("location = /{status} {{ return {status}; }}\n")).collect();
+    let server = Setup::server(
+        driver,
+        &format!(
+            "add_header X-Usual $status; add_header X-Always $uri always; add_header X-Empty '';
+             add_header ETag '\"tag\"'; add_header Last-Modified 'Sun, 09 Sep 2001 01:46:40 GMT';
+             {locations} location = /odd {{ add_header Last-Modified soon; return 200; }}"
+        ),
+    )
+    .start();
+    for status in statuses {
+        let response = server.get(&format!("/{status}"));
+        let is_usual = status < 400;
+        assert_eq!(response.header("X-Usual"), is_usual.then_some(&*status.to_string()));
+        assert_eq!(response.header("X-Always"), Some(&*format!("/{status}")));
+        assert_eq!(response.header("ETag"), is_usual.then_some("\"tag\""));
+        assert_eq!(response.header("Last-Modified"), is_usual.then_some("Sun, 09 Sep 2001 01:46:40 GMT"));
+        assert_eq!(response.header("X-Empty"), None);
+    }
+    assert_eq!(server.get("/odd").header("Last-Modified"), Some("soon"));
+    server.stop();
+}
+
+fn levels_inherit_fields_as_they_are_told(driver: Driver) {
+    let locations = "add_header X-A server; add_trailer X-T server;
+        location /same { return 200; }
+        location /own { add_header X-B own; return 200; }
+        location /off { add_header_inherit off; return 200; }
+        location /merge { add_header_inherit merge; add_header X-B own; add_trailer_inherit off;
+            location /merge/inner { add_header X-C inner; return 200; } return 200; }";
+    let server = Setup::server(driver, locations).start();
+    for (path, expected, trailers) in [
+        ("/same", "X-A", 1),
+        ("/own", "X-B", 1),
+        ("/off", "", 1),
+        ("/merge", "X-B X-A", 0),
+        ("/merge/inner", "X-C X-B X-A", 0),
+    ] {
+        let response = server.get(path);
+        let names: Vec<&str> =
+            response.headers.iter().map(|(name, _)| &**name).filter(|name| name.starts_with("X-")).collect();
+        assert_eq!(names.join(" "), expected, "{path}");
+        assert_eq!(response.trailers.len(), trailers, "{path}");
+    }
+    server.stop();
+}
+
+fn expires_says_how_long_answers_may_be_kept(driver: Driver) {
+    let locations = "root %DIR%/files; expires 1h;
+        location /past { expires -1; return 200; }
+        location /epoch { expires epoch; return 200; }
+        location /max { expires max; add_header Cache-Control public; return 200; }
+        location /off { expires off; return 200; }
+        location /daily { expires @0h; return 200; }
+        location /modified/ { alias %DIR%/files/; expires modified 1000000000; }
+        location /variable { expires $arg_e; return 200; }
+        location /error { return 500; }";
+    let server = Setup::server(driver, locations).file("files/page.html", "x").start();
+    let page = fs::File::options().write(true).open(server.directory.path().join("files/page.html")).unwrap();
+    page.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+    let both = |path: &str| {
+        let response = server.get(path);
+        let value = |name: &str| {
+            let values = response.headers.iter().filter(|(own, _)| own == name).map(|(_, value)| value.as_str());
+            values.collect::<Vec<_>>().join("; ")
+        };
+        (value("Expires"), value("Cache-Control"))
+    };
+    let texts = |expires: &str, control: &str| (expires.to_owned(), control.to_owned());
+    assert_eq!(both("/page.html").1, "max-age=3600");
+    assert_eq!(both("/past").1, "no-cache");
+    assert_eq!(both("/epoch"), texts("Thu, 01 Jan 1970 00:00:01 GMT", "no-cache"));
+    assert_eq!(both("/max"), texts("Thu, 31 Dec 2037 23:55:55 GMT", "max-age=315360000; public"));
+    assert_eq!(both("/off"), texts("", ""));
+    assert!(both("/daily").1.starts_with("max-age="));
+    assert_eq!(both("/modified/page.html"), texts("Wed, 18 May 2033 03:33:20 GMT", &both("/modified/page.html").1));
+    assert_eq!(both("/variable?e=epoch").1, "no-cache");
+    assert_eq!(both("/variable?e=60").1, "max-age=60");
+    assert_eq!(both("/variable?e=nonsense"), texts("", ""));
+    assert_eq!(both("/error"), texts("", ""));
+    server.stop();
+}
+
+fn trailers_follow_the_body(driver: Driver) {
+    let locations = "root %DIR%/files;
+        add_trailer X-First $host; add_trailer X-Second $sent_trailer_x_first-$sent_http_etag always; add_trailer X-Empty '';
+        location /plain { chunked_transfer_encoding off; return 200 plain; }
+        location /range { alias %DIR%/files/page.html; }";
+    let setup = Setup::server(driver, locations).file("files/page.html", text(100_000)).file("files/empty.html", "");
+    let server = setup.start();
+    let mut client = server.connect();
+    for path in ["/page.html", "/empty.html"] {
+        let response = ask(&mut client, path, "");
+        assert_eq!((response.status, response.header("Content-Length")), (200, None), "{path}");
+        let tag = response.header("ETag").unwrap();
+        let expected = [("X-First".to_owned(), "h".to_owned()), ("X-Second".to_owned(), format!("h-{tag}"))];
+        assert_eq!(response.trailers, expected, "{path}");
+    }
+    let missing = ask(&mut client, "/missing", "");
+    assert_eq!(missing.trailers, [("X-Second".to_owned(), "-".to_owned())]);
+    // A part has trailers, too, and what has no chunks has none.
+    let part = ask(&mut client, "/range", "Range: bytes=5-9\r\n");
+    assert_eq!((part.status, &part.body[..], part.trailers.len()), (206, &text(10)[5..], 2));
+    assert_eq!(ask(&mut client, "/plain", "").header("Content-Length"), Some("5"));
+    let head = client.ask("HEAD /page.html HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(head.header("Content-Length"), Some("100000"));
+    let old = server.connect().ask("GET /page.html HTTP/1.0\r\n\r\n");
+    assert!(old.body == text(100_000));
+    server.stop();
+}
