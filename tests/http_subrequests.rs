@@ -28,7 +28,10 @@ with_each_driver!(
     additions_come_before_and_after,
     another_location_decides,
     answers_of_the_deciding_location_become_variables,
+    deciding_is_one_of_several_conditions,
     a_slow_decision_holds_up_nobody_else,
+    other_filters_see_what_they_see_in_nginx,
+    what_is_known_of_the_client_is_known_in_subrequests,
     copies_are_made_in_the_background,
     the_body_of_a_copied_request_is_read_once,
     a_stop_waits_for_what_runs_in_the_background,
@@ -644,5 +647,83 @@ fn a_stop_waits_for_what_runs_in_the_background(driver: Driver) {
     server.wait_logged("gracefully shutting down");
     drop(task);
     server.directory.wait_line("access.log", "200 4");
+    server.stop();
+}
+
+/// Whether the client is refused by its address, asked for a password, or let in there; then what the deciding location says.
+fn deciding_is_one_of_several_conditions(driver: Driver) {
+    let mut locations = DECISIONS.to_owned();
+    let cases = [
+        ("all", "allow all", "open", 200),
+        ("all", "allow all", "challenge", 401),
+        ("all", "allow all", "forbidden", 403),
+        ("all", "deny all", "open", 403),
+        ("all", "deny all", "challenge", 403),
+        ("all", "auth_basic closed", "open", 401),
+        ("all", "auth_basic closed", "forbidden", 401),
+        ("any", "allow all", "open", 200),
+        ("any", "allow all", "forbidden", 200),
+        ("any", "deny all", "open", 200),
+        ("any", "deny all", "challenge", 401),
+        ("any", "deny all", "forbidden", 403),
+        ("any", "auth_basic closed", "open", 200),
+        ("any", "auth_basic closed", "challenge", 401),
+        // A password could still be shown.
+        ("any", "auth_basic closed", "forbidden", 401),
+    ];
+    for (index, (satisfy, other, decision, _)) in cases.iter().enumerate() {
+        locations.push_str(&format!(
+            "location = /{index} {{ satisfy {satisfy}; {other}; auth_basic_user_file %DIR%/passwords;
+                auth_request /auth/{decision}; alias %DIR%/www/page.html; }}"
+        ));
+    }
+    let server =
+        setup(driver, &locations).file("www/page.html", "page").file("passwords", "me:{PLAIN}secret\n").start();
+    for (index, (satisfy, other, decision, status)) in cases.iter().enumerate() {
+        let response = server.get(&format!("/{index}"));
+        assert_eq!(response.status, *status, "{satisfy} of {other} and {decision}");
+        assert_eq!(response.header("WWW-Authenticate").is_some(), *status == 401 && other.starts_with("auth"));
+    }
+    server.stop();
+}
+
+fn other_filters_see_what_they_see_in_nginx(driver: Driver) {
+    let locations = "types { text/html html; text/plain txt; } gzip_min_length 1;
+         location = /page.html { ssi on; gzip on; sub_filter text TEXT; sub_filter_once off; add_after_body /after.txt; }
+         location = /part.txt { gzip on; gzip_types *; }
+         location = /marked.txt { sub_filter_types *; sub_filter text marked; }
+         location = /after.txt { ssi on; ssi_types *; }";
+    let page = "text <!--#include virtual=\"/part.txt\" --> te<!--#include virtual=\"/marked.txt\" -->xt ";
+    let server = setup(driver, locations)
+        .file("www/page.html", page)
+        .file("www/part.txt", "text")
+        .file("www/marked.txt", "text")
+        .file("www/after.txt", "text <!--#echo var=\"uri\" -->")
+        .start();
+    let mut client = server.connect();
+    // What is included passed the filters of its own location, and none of the page's but those behind `postpone`.
+    let all = "TEXT text temarkedxt text /after.txt";
+    assert_answer(&client.get("/page.html"), 200, all);
+    let zipped = client.ask("GET /page.html HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
+    assert_eq!((zipped.status, zipped.header("Content-Encoding")), (200, Some("gzip")));
+    assert!(zipped.body.starts_with(b"\x1f\x8b") && zipped.body != all.as_bytes(), "{zipped:?}");
+    server.stop();
+}
+
+fn what_is_known_of_the_client_is_known_in_subrequests(driver: Driver) {
+    let locations = "set_real_ip_from unix:; real_ip_header X-Real-IP;
+         location / { ssi on; limit_req zone=one; }
+         location = /address { return 200 $remote_addr; }
+         location = /again.html { ssi on; limit_req zone=one; }";
+    let server = setup(driver, locations)
+        .replace("http {", "http { limit_req_zone $remote_addr zone=one:1m rate=1r/m;")
+        .file("www/page.html", "<!--#echo var=\"remote_addr\" -->,<!--#include virtual=\"/again.html\" -->")
+        .file("www/again.html", "<!--#include virtual=\"/address\" --> <!--#echo var=\"limit_req_status\" -->")
+        .start();
+    let mut client = server.connect();
+    let request = "GET /page.html HTTP/1.1\r\nHost: h\r\nX-Real-IP: 192.0.2.7\r\n\r\n";
+    // The request is judged once, whatever it includes.
+    assert_answer(&client.ask(request), 200, "192.0.2.7,192.0.2.7 PASSED");
+    assert_eq!(client.ask(request).status, 503);
     server.stop();
 }
