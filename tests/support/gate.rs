@@ -57,6 +57,13 @@ impl Task {
         let length = self.stream.read(&mut text).expect("it speaks");
         String::from_utf8_lossy(&text[..length]).into_owned()
     }
+
+    /// Waits until the thread is gone: its process has ended.
+    #[track_caller]
+    pub fn wait_closed(&mut self) {
+        wait_readable(&self.stream);
+        assert_eq!(self.stream.read(&mut [0]).expect("closed by the kernel"), 0);
+    }
 }
 
 #[track_caller]
