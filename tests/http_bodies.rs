@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{Client, Driver, Response, Server, Setup, with_each_driver};
+use support::{Client, Driver, Response, Server, Setup, is_root, with_each_driver};
 
 with_each_driver!(
     bodies_are_stored_in_memory_or_in_a_file,
@@ -22,6 +22,11 @@ with_each_driver!(
     early_hints_come_before_the_answer,
     early_hints_do_not_stand_in_for_100,
     a_body_that_cannot_be_kept_gets_500,
+    a_body_that_the_disk_has_no_room_for_gets_500_and_leaves_nothing,
+    bodies_may_be_kept_in_files_with_names,
+    a_body_may_be_read_before_anything_else,
+    a_body_that_was_read_is_there_for_variables,
+    levels_of_directories_hold_the_files_of_bodies,
     behind_a_broken_head_is_no_body,
 );
 
@@ -286,7 +291,8 @@ fn assert_hints(response: &Response) {
 fn early_hints_come_before_the_answer(driver: Driver) {
     let setup = Setup::server(
         driver,
-        "root %DIR%/files; location /file { test_early_hints; } location /echo { test_early_hints; test_echo; }",
+        "root %DIR%/files; early_hints $arg_none 0 $http_host; location /file { test_early_hints; }
+         location /echo { test_early_hints; test_echo; } location /off { early_hints 0 $arg_none; test_early_hints; }",
     );
     let server = setup.file("files/file", "contents").start();
     let mut client = server.connect();
@@ -296,13 +302,14 @@ fn early_hints_come_before_the_answer(driver: Driver) {
     client.send(counted("/echo", b"hello"));
     assert_hints(&client.response());
     assert_eq!(client.response().text(), "hello");
+    assert_eq!(client.get("/off").status, 404);
     // HTTP/1.0 knows no interim responses.
     assert_eq!(server.connect().ask("GET /file HTTP/1.0\r\n\r\n").text(), "contents");
     server.stop();
 }
 
 fn early_hints_do_not_stand_in_for_100(driver: Driver) {
-    let server = Server::start(driver, "location / { test_early_hints; test_store_body; }");
+    let server = Server::start(driver, "early_hints 1; location / { test_early_hints; test_store_body; }");
     let mut client = server.connect();
     client.send(post("/", "Content-Length: 5\r\nExpect: 100-continue\r\n"));
     assert_hints(&client.response());
@@ -326,6 +333,152 @@ fn a_body_that_cannot_be_kept_gets_500(driver: Driver) {
     client.assert_closed();
     server.wait_logged("[crit]");
     assert_eq!(server.connect().ask(counted("/", b"small")).status, 200);
+    server.stop();
+}
+
+/// A file system of 256 KiB; none where that is not allowed.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn mount(at: std::path::PathBuf) -> Option<SmallDisk> {
+        std::fs::create_dir_all(&at).expect("a directory of the test's own");
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=256k,mode=777", "tmpfs"]).arg(&at).stderr(std::process::Stdio::null());
+        let is_mounted = is_root() && mount.status().is_ok_and(|status| status.success());
+        is_mounted.then_some(SmallDisk(at))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: what the server still has open does not matter.
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn a_body_that_the_disk_has_no_room_for_gets_500_and_leaves_nothing(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "client_max_body_size 0; client_body_buffer_size 1k; client_body_temp_path %DIR%/bodies;
+         location / { test_store_body; } location /named { client_body_in_file_only on; test_store_body; }",
+    );
+    let path = server.directory.path().join("bodies");
+    let Some(disk) = SmallDisk::mount(path.clone()) else { return server.stop() };
+    for location in ["/", "/named"] {
+        let mut client = server.connect();
+        let mut sender = client.sender();
+        // The server may close before it has all of it.
+        let sending = std::thread::spawn(move || sender.try_send(counted(location, &pattern(1 << 20))));
+        let response = client.response();
+        assert_eq!((response.status, response.header("Connection")), (500, Some("close")), "{location}");
+        client.read_to_end();
+        let _ = sending.join().expect("no panic");
+    }
+    server.wait_logged_times("failed (28: No space left on device)", 2);
+    let files = || std::fs::read_dir(&path).expect("still mounted").count();
+    server.directory.wait_until("the files are removed", |_| files() == 0);
+    // There is room again.
+    assert_eq!(server.connect().ask(counted("/", &pattern(100_000))).status, 200);
+    drop(disk);
+    server.stop();
+}
+
+fn bodies_may_be_kept_in_files_with_names(driver: Driver) {
+    let server = Setup::server(
+        driver,
+        "location / { client_body_in_file_only on; test_store_body; }
+         location /clean { client_body_in_file_only clean; test_store_body; }",
+    )
+    .replace(
+        "client_body_temp_path",
+        "log_format file $request_body_file; access_log %DIR%/files file; client_body_temp_path",
+    )
+    .start();
+    let mut client = server.connect();
+    let expected = |body: &[u8]| format!("{} file {:016x}", body.len(), checksum(body));
+    for body in [&b"hello"[..], &pattern(100_000), b""] {
+        for path in ["/", "/clean"] {
+            assert_eq!(client.ask(counted(path, body)).text(), expected(body));
+        }
+    }
+    assert_eq!(client.ask(chunked("/", b"chunks", 2)).text(), expected(b"chunks"));
+    // Without a body there is no file.
+    assert_eq!(client.get("/").text(), format!("0 memory {:016x}", checksum(b"")));
+    server.directory.wait_line("files", "-");
+    let log = server.directory.read("files");
+    let names: Vec<&str> = log.lines().collect();
+    assert_eq!((names.len(), names[7]), (8, "-"));
+    for (name, body) in
+        [(names[0], &b"hello"[..]), (names[2], &pattern(100_000)), (names[4], b""), (names[6], b"chunks")]
+    {
+        assert!(std::fs::read(name).expect("it stays") == body, "{name}");
+    }
+    let is_gone = |name: &str| !std::path::Path::new(name).exists();
+    server.directory.wait_until("the others are removed", |_| [1, 3, 5].iter().all(|&index| is_gone(names[index])));
+    assert!(server.log().contains("[notice]") && !server.log().contains("[warn]"));
+    server.stop();
+}
+
+fn a_body_may_be_read_before_anything_else(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "log_format body '$uri <$request_body>';
+         server { listen %UNIX%; access_log %DIR%/bodies.log body; client_body_early_read 0 $arg_early;
+                  client_max_body_size 100; client_body_buffer_size 10; root %DIR%;
+                  location /file { } location /answer { return 200 ok; } location /stored { test_store_body; } }",
+    )
+    .start();
+    let mut client = server.connect();
+    assert_eq!(client.ask(counted("/answer?early=1", b"hello")).text(), "ok");
+    assert_eq!(
+        client.ask(counted("/stored?early=1", b"stored")).text(),
+        format!("6 memory {:016x}", checksum(b"stored"))
+    );
+    assert_eq!(client.ask(counted("/answer?early=0", b"unread")).text(), "ok");
+    assert_eq!(client.ask(counted("/answer?early=1", &pattern(50))).text(), "ok");
+    let log = |number: usize| server.directory.read("bodies.log").lines().nth(number).unwrap_or_default().to_owned();
+    server.directory.wait_until("four lines", |_| !log(3).is_empty());
+    let expected = ["/answer <hello>", "/stored <stored>", "/answer <->", "/answer <->"];
+    assert_eq!([log(0), log(1), log(2), log(3)], expected);
+    // The first is refused by its length, the other when it has come.
+    for request in [counted("/answer?early=1", &pattern(101)), chunked("/answer?early=1", &pattern(101), 50)] {
+        assert_eq!(server.connect().ask(request).status, 413);
+    }
+    server.wait_logged("client intended to send too large body: 101 bytes");
+    server.wait_logged("client intended to send too large chunked body");
+    server.stop();
+}
+
+fn a_body_that_was_read_is_there_for_variables(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "client_body_early_read 1; client_body_buffer_size 64k; error_page 404 =200 /page;
+         location = /page { return 200 <$request_body>; } location /single { client_body_in_single_buffer on; return 404; }",
+    );
+    let mut client = server.connect();
+    let body = vec![b'x'; 40_000];
+    let expected = [b"<", &body[..], b">"].concat();
+    for request in [counted("/missing", &body), chunked("/missing", &body, 1000), counted("/single", &body)] {
+        assert!(client.ask(request).body == expected);
+    }
+    assert_eq!(client.get("/missing").text(), "<>");
+    server.stop();
+}
+
+fn levels_of_directories_hold_the_files_of_bodies(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "client_body_temp_path %DIR%/levels 1 2; client_body_in_file_only on; location / { test_store_body; }",
+    );
+    assert_eq!(server.connect().ask(counted("/", b"hello")).status, 200);
+    let log = server.wait_logged("a client request body is buffered to a temporary file");
+    let path = log.split("temporary file ").nth(1).and_then(|rest| rest.split(',').next()).expect("a path");
+    let root = server.directory.path().join("levels");
+    let digits = path.rsplit('/').next().expect("a name");
+    assert_eq!(digits.len(), 10, "{path}");
+    let expected = root.join(&digits[9..]).join(&digits[7..9]).join(digits);
+    assert_eq!(std::path::Path::new(path), expected);
+    assert_eq!(std::fs::read(path).expect("it is kept"), b"hello");
     server.stop();
 }
 

@@ -2,7 +2,11 @@
 
 mod support;
 
-use support::{Driver, Setup, with_each_driver};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+
+use support::{DEADLINE, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     a_line_says_what_happened,
@@ -13,6 +17,12 @@ with_each_driver!(
     offences_and_broken_connections_are_logged,
     errors_go_where_the_location_says,
     hostile_text_stays_on_its_line,
+    a_compressed_log_is_what_zcat_reads,
+    the_request_may_decide_which_file_it_is_logged_to,
+    files_of_requests_may_stay_open,
+    a_log_that_the_request_names_is_only_made_below_an_existing_root,
+    syslog_gets_each_line_as_a_datagram,
+    a_syslog_server_that_is_not_there_holds_nobody_up,
 );
 
 fn a_line_says_what_happened(driver: Driver) {
@@ -191,4 +201,166 @@ fn hostile_text_stays_on_its_line(driver: Driver) {
     assert!(server.wait_logged("/offence").contains("\"X: \\x1b...\""));
     assert!(!server.log().lines().any(|line| line.starts_with("1999")), "{}", server.log());
     server.stop();
+}
+
+fn a_compressed_log_is_what_zcat_reads(driver: Driver) {
+    let mut server = Setup::http(
+        driver,
+        "log_format uri '$uri';
+         server { listen %UNIX%; access_log %DIR%/lines.gz uri gzip=9 buffer=1m flush=1m; return 200 hello; }
+         server { listen %TCP%; access_log %DIR%/lines.gz uri; access_log %DIR%/own.gz uri gzip flush=10ms; return 200 hello; }",
+    )
+    .start();
+    for number in 0..100 {
+        server.get(&format!("/buffered/{number}"));
+    }
+    // Without a buffer of its own it shares the file, and so its form.
+    server.connect_tcp(1).get("/at/once");
+    server.directory.wait_until("a compressed file", |directory| {
+        std::fs::read(directory.path().join("own.gz")).is_ok_and(|bytes| bytes.starts_with(&[0x1f, 0x8b]))
+    });
+    server.end(rustix::process::Signal::QUIT);
+    let read = |name: &str| {
+        let output = Command::new("zcat").arg(server.directory.path().join(name)).output().expect("zcat is there");
+        assert!(output.status.success(), "{output:?}");
+        let mut lines: Vec<String> =
+            String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let mut expected: Vec<String> = (0..100).map(|number| format!("/buffered/{number}")).collect();
+    expected.push("/at/once".to_owned());
+    expected.sort();
+    assert_eq!(read("lines.gz"), expected);
+    assert_eq!(read("own.gz"), ["/at/once"]);
+}
+
+fn the_request_may_decide_which_file_it_is_logged_to(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "log_format uri '$uri'; server { listen %UNIX%; root %DIR%; access_log %DIR%/to-$arg_name.log uri;
+             access_log logs-below-the-prefix/$arg_name uri if=$arg_prefix; return 200 hello; }",
+    )
+    .start();
+    let mut client = server.connect();
+    for (path, name) in [("/1", "a"), ("/2", "b"), ("/3", "a"), ("/4", "a%2Fb")] {
+        client.get(&format!("{path}?name={name}"));
+    }
+    server.directory.wait_line("to-a.log", "/3");
+    server.directory.wait_line("to-a%2Fb.log", "/4");
+    assert_eq!(server.directory.read("to-a.log"), "/1\n/3\n");
+    assert_eq!(server.directory.read("to-b.log"), "/2\n");
+    client.get("/5?name=missing/directory");
+    server.wait_logged("/to-missing/directory.log\" failed (2: No such file or directory) while logging request");
+    server.stop();
+}
+
+fn files_of_requests_may_stay_open(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "log_format uri '$uri'; open_log_file_cache max=2 inactive=1m min_uses=2 valid=1m;
+         server { listen %UNIX%; root %DIR%; access_log %DIR%/to-$arg_name.log uri; return 200 hello; }",
+    )
+    .start();
+    let path = |name: &str| server.directory.path().join(name);
+    let mut client = server.connect();
+    let mut log = |uri: &str, name: &str, file: &str| {
+        client.get(&format!("{uri}?name={name}"));
+        server.directory.wait_line(file, uri);
+    };
+    log("/1", "a", "to-a.log");
+    log("/2", "a", "to-a.log");
+    // It is open now, and found by no name.
+    std::fs::rename(path("to-a.log"), path("moved")).expect("it is there");
+    log("/3", "a", "moved");
+    // Others take its place.
+    log("/4", "b", "to-b.log");
+    log("/5", "c", "to-c.log");
+    log("/6", "a", "to-a.log");
+    assert_eq!(server.directory.read("moved"), "/1\n/2\n/3\n");
+    server.stop();
+}
+
+fn a_log_that_the_request_names_is_only_made_below_an_existing_root(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "server { listen %UNIX%; root %DIR%/sites/$arg_site; access_log %DIR%/site-$arg_site.log; return 200 hello; }",
+    )
+    .file("sites/real/index.html", "")
+    .file("sites/file", "")
+    .start();
+    let mut client = server.connect();
+    for site in ["made-up", "file", "real"] {
+        client.get(&format!("/?site={site}"));
+    }
+    server.directory.wait_line("site-real.log", "GET /?site=real");
+    server.wait_logged("sites/made-up\" existence failed (2: No such file or directory)");
+    server.wait_logged("sites/file\" existence failed (20: Not a directory)");
+    for name in ["site-made-up.log", "site-file.log"] {
+        assert!(!server.directory.path().join(name).exists(), "{name}");
+    }
+    server.stop();
+}
+
+/// The next datagram as text.
+#[track_caller]
+fn receive(socket: &UnixDatagram) -> String {
+    let mut bytes = [0; 4096];
+    let length = socket.recv(&mut bytes).expect("a datagram in time");
+    String::from_utf8(bytes[..length].to_vec()).expect("text")
+}
+
+fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
+    let setup = Setup::configuration(
+        &support::http_configuration(
+            driver,
+            "log_format uri '$uri'; server { listen %UNIX%; root %DIR%/nothing; access_log off;
+                 location /a { access_log syslog:server=unix:%DIR%/syslog,facility=user,tag=access,nohostname uri; return 200 ok; }
+                 location /as { access_log syslog:severity=alert,server=unix:%DIR%/syslog uri if=$arg_log; return 200 ok; }
+                 location /e { error_log syslog:server=unix:%DIR%/syslog,severity=debug; } }",
+        )
+        .replace("events {", "error_log syslog:server=unix:%DIR%/main,tag=main notice; events {"),
+    );
+    // The sockets have to be there before the server; its directory is made when it starts.
+    let server = setup.start();
+    let bind = |name: &str| {
+        let socket = UnixDatagram::bind(server.directory.path().join(name)).expect("a free name");
+        socket.set_read_timeout(Some(DEADLINE)).expect("it is a socket");
+        // The worker process may be another user.
+        std::fs::set_permissions(server.directory.path().join(name), std::fs::Permissions::from_mode(0o777))
+            .expect("own");
+        socket
+    };
+    let (main, socket) = (bind("main"), bind("syslog"));
+    server.get("/a/one");
+    let line = receive(&socket);
+    assert!(line.starts_with("<14>") && line.ends_with(" access: /a/one"), "{line}");
+    assert_eq!(line.len(), "<14>Nov 21 20:00:00 access: /a/one".len());
+    let mut client = server.connect();
+    client.get("/as");
+    client.get("/as?log=1");
+    let line = receive(&socket);
+    assert!(line.starts_with("<185>") && line.ends_with(" gale: /as"), "{line}");
+    assert_eq!(client.get("/e").status, 404);
+    // Its own level is the severity of an error.
+    let line = receive(&socket);
+    assert!(line.starts_with("<187>") && line.contains(" gale: 20") && line.contains(" [error] "), "{line}");
+    assert!(line.contains("/nothing/e\" failed (2: No such file or directory)") && !line.ends_with('\n'), "{line}");
+    // The master logs there, too.
+    server.signal(rustix::process::Signal::USR1);
+    let line = receive(&main);
+    assert!(line.starts_with("<189>") && line.contains(" main: ") && line.contains("[notice]"), "{line}");
+    server.stop();
+}
+
+fn a_syslog_server_that_is_not_there_holds_nobody_up(driver: Driver) {
+    let server = Server::start(driver, "access_log syslog:server=unix:%DIR%/nobody; return 200 ok;");
+    let mut client = server.connect();
+    for _ in 0..1000 {
+        assert_eq!(client.get("/").status, 200);
+    }
+    // Without the [alert] that ends other tests: it is what is wanted here.
+    server.wait_logged("write() to \"syslog:server=unix:");
+    let mut server = server;
+    server.end(rustix::process::Signal::TERM);
 }

@@ -18,6 +18,9 @@ use crate::servers::{Accepting, FILE_BYTES, Kind, Program, Running, SMALL_BODY, 
 /// A run that fills caches and is not counted.
 pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
 
+/// What the floor of io_uring sends in one piece.
+const FLOOR_RING_BODY_MAX: usize = 16 * 1024;
+
 /// What is asked for, and how.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -62,6 +65,25 @@ impl Case {
         Case { name: "file", path: "/file", body_bytes: FILE_BYTES, ..case }
     }
 
+    /// A file of some size. Short connections are wrk's alone.
+    pub fn sized_file(
+        options: &Options,
+        client: ClientKind,
+        name: &'static str,
+        path: &'static str,
+        body_bytes: usize,
+        is_short: bool,
+    ) -> Case {
+        let case =
+            if is_short { Case::short(options) } else { Case::keepalive(options, client, options.connections[0]) };
+        let size = if body_bytes < 1 << 20 {
+            format!("{} KiB", body_bytes >> 10)
+        } else {
+            format!("{} MiB", body_bytes >> 20)
+        };
+        Case { name, path, body_bytes, title: case.title.replace("2-byte answer", &format!("{size} file")), ..case }
+    }
+
     /// `return 200`, one request per connection. wrk alone can do that.
     pub fn short(options: &Options) -> Case {
         let connections = options.short_connections;
@@ -96,12 +118,20 @@ impl Case {
             if program.kind == Kind::Floor && self.workers > 1 {
                 continue; // it has one thread
             }
+            let is_ring = program.driver.as_deref() == Some("io_uring");
+            if program.kind == Kind::Floor && is_ring && self.body_bytes > FLOOR_RING_BODY_MAX {
+                continue; // it sends once, and no more fits into a socket
+            }
+            if program.kind == Kind::Haproxy && self.body_bytes > FILE_BYTES {
+                continue; // it has that one file in memory
+            }
             all.push(program.clone());
-            if self.name == "file" && program.kind == Kind::Nginx {
+            if self.path.starts_with("/file") && program.kind == Kind::Nginx {
                 let label = format!("{} + open_file_cache", program.label);
                 all.push(Program { label, open_file_cache: true, ..program.clone() });
             }
-            if self.is_short && matches!(program.kind, Kind::Floor | Kind::Nginx | Kind::Gale) {
+            if self.is_short && self.path == "/return" && matches!(program.kind, Kind::Floor | Kind::Nginx | Kind::Gale)
+            {
                 let label = format!("{} + deferred", program.label);
                 all.push(Program { label, deferred: true, ..program.clone() });
             }

@@ -10,7 +10,7 @@ use crate::case::{self, Case, Row};
 use crate::client::ClientKind;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
-use crate::servers::{Kind, Program};
+use crate::servers::{FILES, Kind, Program};
 
 #[derive(Debug, Serialize)]
 struct Table {
@@ -36,9 +36,23 @@ struct Comparison {
 
 /// Measures every case with every server.
 pub fn measure(options: &Options) -> Measured {
+    measure_cases(options, "cpu", "CPU time per request", cases(options)?)
+}
+
+/// Files of several sizes, all of them in memory.
+pub fn measure_files(options: &Options) -> Measured {
+    let client = options.client.unwrap_or(ClientKind::Wrk);
+    let of = |(name, path, bytes): &(&'static str, &'static str, usize)| {
+        [false, true].map(|is_short| Case::sized_file(options, client, name, path, *bytes, is_short))
+    };
+    let cases = options.chosen_cases(FILES.iter().flat_map(of).collect())?;
+    measure_cases(options, "files", "CPU time per request: files in memory", cases)
+}
+
+fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<Case>) -> Measured {
     let programs = options.servers(None)?;
     let mut tables = Vec::new();
-    for case in cases(options)? {
+    for case in cases {
         let setting = case.setting();
         let servers: Vec<_> = case.programs(&programs).into_iter().map(|program| (program, setting.clone())).collect();
         let rows = case::measure_in_turn(options, &case, &servers)?;
@@ -52,7 +66,7 @@ pub fn measure(options: &Options) -> Measured {
     }
     let body: String = tables.iter().map(|table| table.markdown(options)).collect();
     let holds = tables.iter().all(|table| table.rows.iter().all(|row| row.errors() == 0));
-    Ok((Document::new("cpu", "CPU time per request", &programs, &(body + NOTES), &tables)?, holds))
+    Ok((Document::new(name, title, &programs, &(body + NOTES), &tables)?, holds))
 }
 
 const NOTES: &str = "\

@@ -23,6 +23,7 @@ mod ring;
 mod scaling;
 mod servers;
 mod syscalls;
+mod thread_pools;
 mod under_load;
 
 use std::process::ExitCode;
@@ -60,6 +61,11 @@ const MEASUREMENTS: &[Entry] = &[
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
     ("profile", profile::measure, false),
+    ("files", cpu::measure_files, false),
+    // They write gigabytes.
+    ("thread-pools", thread_pools::measure, false),
+    ("slow-ranges", thread_pools::files::measure_slow_ranges, false),
+    ("cold-tree", thread_pools::files::measure_cold_tree, false),
 ];
 
 fn run(args: &[String]) -> Result<bool, String> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::case::Case;
 use crate::client::ClientKind;
 use crate::servers::{Kind, Program};
+use crate::thread_pools::Experiment;
 
 pub const USAGE: &str = "\
 usage: cargo xtask bench MEASUREMENT [OPTION…]
@@ -21,7 +22,11 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   profile       where the user-space time goes (perf record)
   reload        many reloads in a row under load, every answer checked; memory before and after
   respawn       the worker process killed under load; time until served again
-  all           everything except instructions and profile
+  files         CPU time per request of files of 1 KiB, 10 KiB, 64 KiB, 4 MiB: keep-alive and short connections
+  thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
+  slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
+  cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
+  all           everything except instructions, profile, files and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
@@ -46,6 +51,15 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --reloads N            default: 1000
   --keepalive-clients N, --short-clients N
                          threads of the load under reload and respawn (default: 8 and 4)
+  --directory DIR        thread-pools, slow-ranges, cold-tree: where the files are written (default: the temporary one)
+  --data-mib N           thread-pools: 4096
+  --memory-mib N         of server and page cache (default: three eighths of the data)
+  --disk-mib-s N         what the disk is held to (default: 100)
+  --disk own|small       own: the directory's; small: one behind a queue of 4 requests (default: own)
+  --workers N            of the server there (default: 2)
+  --tree-files N         cold-tree: 200000
+  --slow-clients N       slow-ranges: 1000
+  --range-file-mib N     slow-ranges: 2048
   --results DIR          Markdown and JSON go there (default: bench/results)
 ";
 
@@ -73,6 +87,7 @@ pub struct Options {
     pub keepalive_clients: usize,
     pub short_clients: usize,
     pub results: PathBuf,
+    pub experiment: Experiment,
 }
 
 impl Options {
@@ -98,6 +113,7 @@ impl Options {
             keepalive_clients: 8,
             short_clients: 4,
             results: bench.join("results"),
+            experiment: Experiment::default(),
         };
         let mut nginx = PathBuf::from("nginx");
         let mut gale = bench.join("../target/release/gale");
@@ -139,6 +155,15 @@ impl Options {
                 "--reloads" => options.reloads = number(option, value)?,
                 "--keepalive-clients" => options.keepalive_clients = count()?,
                 "--short-clients" => options.short_clients = count()?,
+                "--directory" => options.experiment.directory = PathBuf::from(value),
+                "--data-mib" => options.experiment.data_mib = number(option, value)?.into(),
+                "--memory-mib" => options.experiment.memory_mib = Some(number(option, value)?.into()),
+                "--disk-mib-s" => options.experiment.disk_mib_per_second = number(option, value)?.into(),
+                "--disk" => options.experiment.on_small_disk = is_small(value)?,
+                "--workers" => options.experiment.workers = count()?,
+                "--tree-files" => options.experiment.tree_files = count()?,
+                "--slow-clients" => options.experiment.slow_clients = count()?,
+                "--range-file-mib" => options.experiment.range_file_mib = number(option, value)?.into(),
                 "--results" => options.results = PathBuf::from(value),
                 other => return Err(format!("there is no option {other}\n\n{USAGE}")),
             }
@@ -198,6 +223,14 @@ fn client(text: &str) -> Result<ClientKind, String> {
         "wrk" => Ok(ClientKind::Wrk),
         "lean" => Ok(ClientKind::Lean),
         _ => Err(format!("--client needs wrk or lean, not \"{text}\"")),
+    }
+}
+
+fn is_small(text: &str) -> Result<bool, String> {
+    match text {
+        "own" => Ok(false),
+        "small" => Ok(true),
+        _ => Err(format!("--disk needs own or small, not \"{text}\"")),
     }
 }
 

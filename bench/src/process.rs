@@ -52,6 +52,18 @@ impl Process {
             .collect()
     }
 
+    /// Name and state of each of its threads.
+    pub fn thread_states(self) -> Vec<(String, char)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id)).into_iter().flatten().flatten();
+        let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+        stats
+            .filter_map(|stat| {
+                let name = stat.split_once('(')?.1.rsplit_once(')')?.0.to_owned();
+                Some((name, fields_after_name(&stat).first()?.chars().next()?))
+            })
+            .collect()
+    }
+
     /// The children, in the order of their numbers.
     pub fn children(self) -> Vec<Process> {
         all().into_iter().filter(|stat| stat.parent == self.id).map(|stat| stat.process).collect()

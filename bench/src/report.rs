@@ -18,6 +18,8 @@ pub struct Document {
     name: &'static str,
     markdown: String,
     data: Value,
+    /// SVG, beside the others.
+    chart: Option<String>,
 }
 
 impl Document {
@@ -41,15 +43,23 @@ impl Document {
         let data = json!({ "measurement": name, "machine": machine, "servers": servers, "data": data });
         markdown.push('\n');
         markdown.push_str(body);
-        Ok(Document { name, markdown, data })
+        Ok(Document { name, markdown, data, chart: None })
     }
 
-    /// Prints the Markdown and writes both forms into `directory`.
+    /// The same with a chart in SVG.
+    pub fn with_chart(self, svg: String) -> Document {
+        Document { chart: Some(svg), ..self }
+    }
+
+    /// Prints the Markdown and writes all forms into `directory`.
     pub fn publish(&self, directory: &Path) -> Result<(), String> {
         println!("{}", self.markdown);
         let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
         fs::create_dir_all(directory).map_err(fault)?;
         fs::write(directory.join(format!("{}.md", self.name)), &self.markdown).map_err(fault)?;
+        if let Some(svg) = &self.chart {
+            fs::write(directory.join(format!("{}.svg", self.name)), svg).map_err(fault)?;
+        }
         let json = serde_json::to_string_pretty(&self.data).map_err(|error| error.to_string())?;
         fs::write(directory.join(format!("{}.json", self.name)), json + "\n").map_err(fault)
     }

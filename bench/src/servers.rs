@@ -18,6 +18,13 @@ use crate::process::{self, Process};
 pub const SMALL_BODY: &[u8] = b"ok";
 /// Length of the file at `/file`.
 pub const FILE_BYTES: usize = 1024;
+/// The files of `files`: what the case is called, where each is, and its length.
+pub const FILES: [(&str, &str, usize); 4] = [
+    ("1k", "/file", FILE_BYTES),
+    ("10k", "/file-10k", 10 << 10),
+    ("64k", "/file-64k", 64 << 10),
+    ("4m", "/file-4m", 4 << 20),
+];
 
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -86,6 +93,11 @@ pub struct Setting {
     pub connections_max: usize,
     /// As one process, and perhaps under another program, whose words these are.
     pub alone_under: Option<Vec<String>>,
+    /// Started by another program, whose words these are, and which becomes the server.
+    pub under: Option<Vec<String>>,
+    /// More for the http block and for the server's block of nginx and Gale.
+    pub http: String,
+    pub server: String,
 }
 
 impl Default for Setting {
@@ -98,6 +110,9 @@ impl Default for Setting {
             accepting: Accepting::Shared,
             connections_max: 4096,
             alone_under: None,
+            under: None,
+            http: String::new(),
+            server: String::new(),
         }
     }
 }
@@ -167,7 +182,9 @@ impl Program {
         let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
         fs::create_dir(directory.join("html")).map_err(fault)?;
         fs::write(directory.join("html/return"), SMALL_BODY).map_err(fault)?;
-        fs::write(directory.join("html/file"), file_body()).map_err(fault)?;
+        for (_, path, bytes) in FILES {
+            fs::write(directory.join("html").join(&path[1..]), letters(bytes)).map_err(fault)?;
+        }
         self.write_configuration(&directory, port, 0, &setting)?;
         let output = fs::File::create(directory.join("output")).map_err(fault)?;
         let mut command = self.command(&directory, port, &setting);
@@ -191,7 +208,7 @@ impl Program {
     }
 
     fn command(&self, directory: &Path, port: u16, setting: &Setting) -> Command {
-        let mut command = match &setting.alone_under {
+        let mut command = match setting.alone_under.as_ref().or(setting.under.as_ref()) {
             None => Command::new(&self.binary),
             Some(words) => {
                 let mut command = Command::new(&words[0]);
@@ -241,7 +258,7 @@ impl Program {
     fn configuration(&self, directory: &Path, port: u16, generation: u32, setting: &Setting) -> String {
         let directory = directory.display();
         let is_root = rustix::process::geteuid().is_root();
-        let Setting { workers, connections_max, .. } = setting;
+        let Setting { workers, connections_max, http, server, .. } = setting;
         match self.kind {
             Kind::Floor => String::new(),
             Kind::Nginx | Kind::Gale => {
@@ -261,7 +278,9 @@ impl Program {
                      events {{ {driver}{mutex}worker_connections {connections_max}; }}\n\
                      http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
                      \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
+                     \x20   {http}\n\
                      \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n\
+                     \x20       {server}\n\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
                      \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n"
                 )
@@ -294,6 +313,16 @@ impl Running {
     pub fn reload(&self, generation: u32) -> Result<(), String> {
         self.program.write_configuration(&self.directory, self.port, generation, &self.setting)?;
         send_signal(self.root, Signal::HUP)
+    }
+
+    /// What the next reload puts into the http block.
+    pub fn set_http(&mut self, http: String) {
+        self.setting.http = http;
+    }
+
+    /// The error log as far as it has been written.
+    pub fn error_log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.directory.join("error.log")).unwrap_or_default()).into_owned()
     }
 
     /// The last lines of the error log, for a report of a failure.
@@ -388,9 +417,14 @@ pub fn send_signal(process: Process, signal: Signal) -> Result<(), String> {
     kill_process(id, signal).map_err(|error| fault(&error.to_string()))
 }
 
-/// The content of `/file`: letters, so that a shifted or cut body is noticed.
+/// The content of `/file`.
 pub fn file_body() -> Vec<u8> {
-    (0..FILE_BYTES).map(|index| b'a' + (index % 23) as u8).collect()
+    letters(FILE_BYTES)
+}
+
+/// Letters, so that a shifted or cut body is noticed.
+fn letters(length: usize) -> Vec<u8> {
+    (0..length).map(|index| b'a' + (index % 23) as u8).collect()
 }
 
 fn fresh_directory(label: &str) -> Result<PathBuf, String> {

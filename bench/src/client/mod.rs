@@ -8,6 +8,7 @@
 pub mod idle;
 pub mod lean;
 pub mod load;
+pub mod swarm;
 mod wrk;
 
 use std::process::{Child, Command, Stdio};

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 
@@ -79,9 +79,25 @@ fn exchange(connection: &OwnedFd, mode: Mode, answer: &[u8]) -> Next {
         Err(Errno::AGAIN | Errno::INTR) => return Next::Wait,
         Ok(_) | Err(_) => return Next::Close,
     }
-    // An answer of a few hundred bytes fits into an empty socket buffer; a peer for whom it does not is dropped.
-    let sent = send(connection, answer, SendFlags::NOSIGNAL);
-    if sent == Ok(answer.len()) && mode == Mode::KeepAlive { Next::Wait } else { Next::Close }
+    let sent = send_all(connection, answer);
+    if sent.is_ok() && mode == Mode::KeepAlive { Next::Wait } else { Next::Close }
+}
+
+/// An answer of some kilobytes fits into an empty socket buffer. Of a larger one the rest is waited for on the spot: no
+/// server spends less on that, and other connections lose nothing, since the client is as busy with this one.
+fn send_all(connection: &OwnedFd, answer: &[u8]) -> rustix::io::Result<()> {
+    let mut rest = answer;
+    while !rest.is_empty() {
+        match send(connection, rest, SendFlags::NOSIGNAL) {
+            Ok(sent) => rest = &rest[sent..],
+            Err(Errno::AGAIN) => {
+                rustix::event::poll(&mut [PollFd::new(connection, PollFlags::OUT)], None)?;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn key(descriptor: i32) -> epoll::EventData {

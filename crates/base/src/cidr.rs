@@ -42,6 +42,16 @@ impl Cidr {
         Cidr { address, length }
     }
 
+    /// Its first address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits its addresses share.
+    pub fn length(&self) -> u8 {
+        self.length
+    }
+
     /// Whether it is a network of IPv4.
     pub fn is_v4(&self) -> bool {
         self.address.is_ipv4()

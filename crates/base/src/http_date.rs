@@ -48,14 +48,19 @@ pub fn parse(text: &[u8]) -> Option<u64> {
 }
 
 const WEEKDAYS_FROM_THURSDAY: [&[u8; 3]; 7] = [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"];
-const MONTHS: [&[u8; 3]; 12] =
+/// The names of the months, January first.
+pub const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
-/// A day of the proleptic Gregorian calendar; month and day count from 1.
-struct Date {
-    year: u64,
-    month: u64,
-    day: u64,
+/// A day of the proleptic Gregorian calendar.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Date {
+    /// The year.
+    pub year: u64,
+    /// From 1 to 12.
+    pub month: u64,
+    /// From 1 to 31.
+    pub day: u64,
 }
 
 struct Cursor<'t> {
@@ -150,8 +155,8 @@ fn days_until(date: &Date) -> Option<u64> {
     Some(year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - DAYS_BEFORE_1970)
 }
 
-/// The inverse of [`days_until`].
-fn date_of(days: u64) -> Date {
+/// The date so many days after 1970-01-01.
+pub fn date_of(days: u64) -> Date {
     const DAYS_IN_400_YEARS: u64 = 146_097;
     let days = days + DAYS_BEFORE_1970;
     let (era, day) = (days / DAYS_IN_400_YEARS, days % DAYS_IN_400_YEARS);

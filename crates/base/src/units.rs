@@ -17,6 +17,18 @@ pub fn parse_number(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0, |value, &byte| push_digit(value, byte))
 }
 
+/// Parses a number with at most `places` digits behind a dot, of which one may be missing; the result counts the
+/// smallest unit: `33.3` with two places is 3330.
+pub fn parse_fixed_point(text: &[u8], places: usize) -> Option<u64> {
+    let dot = text.iter().position(|&byte| byte == b'.').unwrap_or(text.len());
+    let (whole, behind) = (&text[..dot], text.get(dot + 1..).unwrap_or_default());
+    if text.is_empty() || behind.len() > places {
+        return None;
+    }
+    let zeros = std::iter::repeat_n(&b'0', places - behind.len());
+    whole.iter().chain(behind).chain(zeros).try_fold(0, |value, &byte| push_digit(value, byte))
+}
+
 /// Parses decimal digits with an optional leading `-`.
 pub fn parse_signed_number(text: &[u8]) -> Option<i64> {
     let (digits, sign) = match text.strip_prefix(b"-") {
@@ -171,6 +183,19 @@ mod tests {
 
     fn seconds(text: &str) -> Option<u64> {
         parse_time_seconds(text.as_bytes()).map(|time| time.as_secs())
+    }
+
+    #[test]
+    fn fixed_points_have_places() {
+        let parse = |text: &str| parse_fixed_point(text.as_bytes(), 2);
+        assert_eq!(
+            (parse("33.3"), parse("0.01"), parse("100"), parse(".5")),
+            (Some(3330), Some(1), Some(10000), Some(50))
+        );
+        for wrong in ["", "0.001", "1.2.3", "-1", "a", "1 ", "92233720368547758.08"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(parse("1."), Some(100));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::configuration::{self, Configuration, Texts};
 use crate::http::accepting::{QUEUED_WAIT_MAX, accept_options, leave_accept_mutex};
 use crate::http::worker::{Configured, HttpWorker};
-use crate::log::{self, DeferredLog, ErrorLog, Target, Writers};
+use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
 use crate::process::{
     self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LoopMain, ProcessSettings, Program, Quiet, Report,
@@ -86,8 +86,12 @@ impl Program for Server {
                 deferred.set(Writers::of_process().writer(file));
                 Some((*level, Target::File(deferred)))
             }
-            // Refused when the configuration was read.
-            ErrorLogTarget::Syslog(..) => None,
+            // With the tag and the address that the configuration was read with.
+            ErrorLogTarget::Syslog(level, text) => {
+                let settings = SyslogSettings::parse(text.as_bytes(), "gale").ok()?;
+                let is_known = !matches!(settings.server, SyslogServer::Host(..));
+                is_known.then(|| (*level, Target::Syslog(DeferredSyslog::new(settings))))
+            }
         };
         Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
     }

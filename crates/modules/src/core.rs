@@ -229,7 +229,7 @@ fn full_path(builder: &mut Builder, statement: &Statement) -> Result<PathBuf, Di
     Ok(builder.full_path(&statement.args[0].text))
 }
 
-/// `error_log FILE|stderr [LEVEL]`, in every context that nginx allows.
+/// `error_log FILE|stderr|syslog:… [LEVEL]`, in every context that nginx allows.
 pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<(Level, Target), Diagnostic> {
     let word = &statement.args[0];
     let level = match statement.args.get(1) {
@@ -240,11 +240,13 @@ pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<(Level,
     if text == b"stderr" {
         return Ok((level, Target::Stderr));
     }
-    for unsupported in ["syslog:", "memory:"] {
-        if text.starts_with(unsupported.as_bytes()) {
-            let message = format!("\"{}\" is not supported in \"error_log\" directive", BStr::new(text));
-            return Err(Diagnostic::emerg(message).at(word.span).hint("nginx has this, Gale does not have it yet"));
-        }
+    if text.starts_with(b"syslog:") {
+        return Ok((level, Target::Syslog(builder.syslog(word)?)));
+    }
+    if text.starts_with(b"memory:") {
+        // nginx has it in debug builds alone.
+        let message = format!("\"{}\" is not supported in \"error_log\" directive", BStr::new(text));
+        return Err(Diagnostic::emerg(message).at(word.span).hint("a log in memory is for debuggers of nginx"));
     }
     Ok((level, Target::File(builder.log_file(text, Some(word.span)))))
 }

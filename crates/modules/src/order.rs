@@ -6,9 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, core as http_core, gunzip, gzip, gzip_static, headers, index,
-    limit_conn, limit_req, log, mirror, not_modified, postpone, range, realip, rewrite, ssi, static_files, sub,
-    try_files,
+    access, addition, auth_basic, auth_request, autoindex, client_body, core as http_core, empty_gif, geo, gunzip,
+    gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone, random_index,
+    range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -20,6 +20,8 @@ const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &client_body::MODULE,
+    &realpath_root::MODULE,
     &log::MODULE,
     &headers::MODULE,
     &not_modified::MODULE,
@@ -32,7 +34,11 @@ const MODULES: &[&Module] = &[
     &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
+    &autoindex::MODULE,
     &index::MODULE,
+    &random_index::MODULE,
+    &empty_gif::MODULE,
+    &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
     &auth_request::MODULE,
@@ -42,6 +48,9 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &rewrite::MODULE,
+    &map::MODULE,
+    &geo::MODULE,
+    &split_clients::MODULE,
     &inert::MODULE,
     #[cfg(debug_assertions)]
     &test_hooks::MODULE,
@@ -49,7 +58,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&realip::MODULE]),
+    (Phase::PostRead, &[&realip::MODULE, &client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (
@@ -60,6 +69,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &realip::MODULE,
             &limit_req::MODULE,
             &limit_conn::MODULE,
+            &realpath_root::MODULE,
         ],
     ),
     (Phase::Access, &[&access::MODULE, &auth_basic::MODULE, &auth_request::MODULE]),
@@ -69,7 +79,11 @@ const PHASES: &[(Phase, &[&Module])] = &[
         &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
+            &empty_gif::MODULE,
+            &stub_status::MODULE,
+            &random_index::MODULE,
             &index::MODULE,
+            &autoindex::MODULE,
             &gzip_static::MODULE,
             &static_files::MODULE,
         ],

@@ -8,6 +8,7 @@
 pub mod host;
 pub mod http1;
 mod offence;
+pub mod proxy_protocol;
 mod range;
 pub mod ssi;
 pub mod uri;

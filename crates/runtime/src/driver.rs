@@ -6,7 +6,7 @@
 //! One reader, one writer, and one waiter for the peer's leaving at a time per socket; the last to poll is woken.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -195,6 +195,12 @@ pub(crate) trait Driver {
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;
 
+    /// What the kernel knows of a TCP connection.
+    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
+        let _ = key;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// A socket that is connected or connecting, to be attached.
     fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
         connect(address, local)
@@ -249,6 +255,47 @@ pub(crate) trait Driver {
 
     /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
+}
+
+/// What the kernel knows of a TCP connection (tcp(7), `TCP_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// The smoothed round trip time, in microseconds.
+    pub rtt: u32,
+    /// How much it varies, in microseconds.
+    pub rtt_variance: u32,
+    /// The congestion window, in segments.
+    pub congestion_window: u32,
+    /// Room for what comes, in bytes.
+    pub receive_space: u32,
+}
+
+impl TcpInfo {
+    /// A system call. Errors: getsockopt(2)'s; the socket may be no TCP socket.
+    fn of(socket: &OwnedFd) -> io::Result<TcpInfo> {
+        // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of `info`.
+        let code = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        if code < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(TcpInfo {
+            rtt: info.tcpi_rtt,
+            rtt_variance: info.tcpi_rttvar,
+            congestion_window: info.tcpi_snd_cwnd,
+            receive_space: info.tcpi_rcv_space,
+        })
+    }
 }
 
 fn connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {

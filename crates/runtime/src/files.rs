@@ -13,9 +13,11 @@
 //! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
 //! take the pool from the others.
 
+mod links;
+
 use std::fmt;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +30,10 @@ use crate::buffer::Lease;
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
 use crate::simulation::{FileFaults, World};
+
+pub use links::{
+    LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
+};
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
 /// handing over costs more.
@@ -114,6 +120,10 @@ pub struct FileMetadata {
     pub modified_seconds: i64,
     /// And nanoseconds.
     pub modified_nanos: u32,
+    /// Last change of its content or of anything else that is known of it.
+    pub changed_seconds: i64,
+    /// And nanoseconds.
+    pub changed_nanos: u32,
     /// The device that it lies on.
     pub device: u64,
     /// Its number there.
@@ -157,6 +167,8 @@ impl FileMetadata {
             size: u64::try_from(stat.st_size).unwrap_or(0),
             modified_seconds: stat.st_mtime as i64,
             modified_nanos: stat.st_mtime_nsec as u32,
+            changed_seconds: stat.st_ctime as i64,
+            changed_nanos: stat.st_ctime_nsec as u32,
             device: stat.st_dev as u64,
             inode: stat.st_ino as u64,
             mode: stat.st_mode as u32,
@@ -196,6 +208,28 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
         Ok(result) => result,
         Err(device) => stat_in_pool(pool, device, path).await,
     }
+}
+
+/// The path without symbolic links that a path leads to, if the kernel can tell from memory; `None` = not without waiting.
+pub fn try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
+    if World::current().is_some() {
+        return Some(std::fs::canonicalize(path));
+    }
+    check_nothing_waits(path, false).ok()?;
+    match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC)? {
+        // Where /proc is not mounted, a pool walks along the path.
+        Ok(descriptor) => std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok().map(Ok),
+        Err(errno) => Some(Err(errno.into())),
+    }
+}
+
+/// As [`try_real_path`], in the pool `default` if that cannot be done at once.
+pub async fn real_path(path: &Path) -> io::Result<PathBuf> {
+    if let Some(found) = try_real_path(path) {
+        return found;
+    }
+    let own = PathBuf::from(path);
+    default_pool().run_for(likely_device(path), move || std::fs::canonicalize(own)).await?
 }
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
@@ -388,6 +422,14 @@ impl File {
     /// What was known when it was opened.
     pub fn metadata(&self) -> &FileMetadata {
         &self.shared.metadata
+    }
+
+    /// Looks at it again. For files that wait for others this may block; see [`File::waits_for_others`]. Errors: fstat(2)'s.
+    pub fn look_again(&self) -> io::Result<FileMetadata> {
+        match self.shared.access {
+            Access::Simulated(_) => Ok(self.shared.metadata),
+            Access::Local | Access::Waits => Ok(FileMetadata::from_kernel(&rustix::fs::fstat(self.as_fd())?)),
+        }
     }
 
     /// The device that operations on it wait for.

@@ -61,6 +61,7 @@ pub mod stall;
 mod stream;
 mod timer;
 mod turn_share;
+pub mod watch;
 mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
@@ -69,7 +70,7 @@ pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
 pub use clock::{ClockChoice, Moment};
-pub use driver::{RingCounters, RingOptions};
+pub use driver::{RingCounters, RingOptions, TcpInfo};
 pub use environment::{now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::driver::{Control, End, Fresh, Released};
+use crate::driver::{Control, End, Fresh, Released, TcpInfo};
 use crate::environment::Environment;
 use crate::files::File;
 use crate::output::Output;
@@ -243,6 +243,11 @@ impl Stream {
     /// Closing resets the connection and drops what is queued (`reset_timedout_connection`).
     pub fn set_linger_reset(&self) -> io::Result<()> {
         self.environment.driver.control(self.key, Control::LingerReset)
+    }
+
+    /// What the kernel knows of the connection; a system call. Errors: that it is no TCP connection.
+    pub fn tcp_info(&self) -> io::Result<TcpInfo> {
+        self.environment.driver.tcp_info(self.key)
     }
 
     /// Our address; a system call.

@@ -12,7 +12,9 @@ const WITH: &[&str] = &[
     "http_auth_request_module",
     "http_gunzip_module",
     "http_gzip_static_module",
+    "http_random_index_module",
     "http_realip_module",
+    "http_stub_status_module",
     "http_sub_module",
     "threads",
 ];
@@ -21,10 +23,6 @@ const WITH: &[&str] = &[
 const WITHOUT: &[&str] = &[
     "http_charset_module",
     "http_userid_module",
-    "http_autoindex_module",
-    "http_geo_module",
-    "http_map_module",
-    "http_split_clients_module",
     "http_referer_module",
     "http_proxy_module",
     "http_fastcgi_module",
@@ -32,7 +30,6 @@ const WITHOUT: &[&str] = &[
     "http_scgi_module",
     "http_grpc_module",
     "http_memcached_module",
-    "http_empty_gif_module",
     "http_browser_module",
     "http_upstream_hash_module",
     "http_upstream_ip_hash_module",

@@ -19,7 +19,7 @@ use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::http;
 use crate::http::builder::HttpBuilder;
 use crate::http::configuration::ScopeId;
-use crate::log::{DeferredLog, ErrorLog, Writers};
+use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
 use crate::process::{self, Account, BuildRequest, ProcessSettings, ResourceError, Resources};
@@ -60,6 +60,8 @@ pub struct Builder {
     pub http: Option<HttpBuilder>,
     /// The level whose settings are being written.
     pub level: Level,
+    /// The kind of block that is being read.
+    pub place: Place,
     /// The parent of relative paths (`-p`).
     pub prefix: PathBuf,
     /// The parent of relative paths of configuration files.
@@ -76,6 +78,7 @@ pub struct Builder {
     tables: Rc<Tables<Builder>>,
     main_confs: Vec<Option<Conf>>,
     logs: Vec<LogRequest>,
+    syslogs: Vec<(Span, DeferredSyslog)>,
     needed_pools: Vec<(String, Span)>,
     zones: Zones,
     hosts: Hosts,
@@ -101,6 +104,7 @@ impl Builder {
             has_events: false,
             http: None,
             level: Level::Main,
+            place: Place::MAIN,
             prefix: request.prefix.clone(),
             configuration_directory: request.configuration_path.parent().unwrap_or(Path::new("/")).to_owned(),
             program: request.program.clone(),
@@ -110,6 +114,7 @@ impl Builder {
             tables: Rc::new(tables(order)),
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
+            syslogs: Vec::new(),
             needed_pools: Vec::new(),
             zones: Zones::default(),
             hosts: Hosts::default(),
@@ -135,6 +140,7 @@ impl Builder {
     /// one tried.
     pub fn walk(&mut self, statements: &[Statement], place: Place, level: Level) {
         let outer = std::mem::replace(&mut self.level, level);
+        let outer_place = std::mem::replace(&mut self.place, place);
         let tables = self.tables();
         for statement in statements {
             let applied = tables.find(statement, place).and_then(|found| {
@@ -154,6 +160,7 @@ impl Builder {
             }
         }
         self.level = outer;
+        self.place = outer_place;
     }
 
     fn confs(&mut self, level: Level) -> &mut Vec<Option<Conf>> {
@@ -188,6 +195,29 @@ impl Builder {
         let log = DeferredLog::new(path);
         self.logs.push(LogRequest { span, log: log.clone() });
         log
+    }
+
+    /// A syslog server, `syslog:…` as it is written; its name is looked up later.
+    pub fn syslog(&mut self, word: &Word) -> Result<DeferredSyslog, Diagnostic> {
+        let text = word.text.strip_prefix(b"syslog:").unwrap_or(&word.text);
+        let settings = SyslogSettings::parse(text, &self.program);
+        let server = DeferredSyslog::new(settings.map_err(|message| Diagnostic::emerg(message).at(word.span))?);
+        self.syslogs.push((word.span, server.clone()));
+        Ok(server)
+    }
+
+    /// Looks up the names of syslog servers.
+    fn find_syslogs(&mut self, resources: &mut dyn Resources) {
+        for (span, server) in std::mem::take(&mut self.syslogs) {
+            let SyslogServer::Host(host, port) = &server.settings().server else { continue };
+            match resources.resolve(host).ok().and_then(|found| found.first().copied()) {
+                Some(address) => server.set_address((address, *port).into()),
+                None => {
+                    let message = format!("host not found in syslog server \"{host}\"");
+                    self.note([Diagnostic::emerg(message).at(span)]);
+                }
+            }
+        }
     }
 
     /// Notes that a directive names this thread pool, which may be made further down.
@@ -279,6 +309,7 @@ impl Builder {
         resources: &mut dyn Resources,
     ) -> Option<Configuration> {
         self.understand(statements, syntax_errors)?;
+        self.find_syslogs(resources);
         let process = self.process_settings(resources);
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
         let unknown_hosts = self.hosts.resolve(resources);

@@ -81,6 +81,7 @@ fn to_process_log((level, target): &(Level, Target)) -> ErrorLogSetting {
     let destination = match target {
         Target::Stderr => ErrorLogDestination::Stderr,
         Target::File(log) => ErrorLogDestination::File(log.path().to_owned()),
+        Target::Syslog(server) => ErrorLogDestination::Syslog(server.settings().to_string()),
     };
     ErrorLogSetting { level: *level, destination }
 }

@@ -35,6 +35,8 @@ pub struct Address {
     pub servers: VirtualServers,
     /// Other addresses share the socket: look at the connection's local address.
     pub shares_socket: bool,
+    /// Connections begin with a header of the PROXY protocol.
+    pub proxy_protocol: bool,
 }
 
 /// One `listen` of one server, parsed.
@@ -49,6 +51,8 @@ pub struct Listen {
     pub has_options: bool,
     /// `default_server`
     pub is_default: bool,
+    /// `proxy_protocol`
+    pub proxy_protocol: bool,
     /// Where it was written.
     pub span: Span,
     /// As it was written, for messages.
@@ -73,6 +77,7 @@ impl Listen {
             spec: spec(address),
             has_options: false,
             is_default: false,
+            proxy_protocol: false,
             span,
             text: format!("*:{port}"),
         }
@@ -91,6 +96,7 @@ impl Listen {
             spec: spec(address),
             has_options: false,
             is_default: false,
+            proxy_protocol: false,
             span: statement.span,
             text: word.text.to_string(),
         };
@@ -115,6 +121,10 @@ impl Listen {
         match (name, value) {
             (b"default_server" | b"default", None) => {
                 self.is_default = true;
+                return Ok(());
+            }
+            (b"proxy_protocol", None) => {
+                self.proxy_protocol = true;
                 return Ok(());
             }
             (b"bind", None) => {}
@@ -150,7 +160,7 @@ impl Listen {
                 warnings.push(Diagnostic::warn(text).at(option.span));
                 return Ok(());
             }
-            (b"ssl" | b"http2" | b"quic" | b"proxy_protocol" | b"multipath", None) => {
+            (b"ssl" | b"http2" | b"quic" | b"multipath", None) => {
                 let hint = format!("nginx has \"{}\" here, Gale does not have it yet", option.text);
                 return Err(invalid("parameter").hint(hint));
             }
@@ -272,6 +282,8 @@ pub struct AddressDraft {
     pub spec: ListenSpec,
     /// Whether the address asked for a socket of its own.
     pub has_options: bool,
+    /// Whether any of its servers wants the PROXY protocol: then all of them get it.
+    pub proxy_protocol: bool,
     /// Where the options were written.
     pub options_span: Option<Span>,
     /// The server that `default_server` named, and where.

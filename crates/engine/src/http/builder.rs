@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bstr::{BStr, BString, ByteSlice};
+use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
 use gale_protocol::http1::Method;
 
@@ -94,6 +94,11 @@ impl HttpBuilder {
         }
     }
 
+    /// The settings of this type in a scope.
+    pub fn conf_mut<C: 'static>(&mut self, scope: ScopeId) -> Option<&mut C> {
+        self.confs(scope).iter_mut().flatten().find_map(|conf| conf.downcast_mut())
+    }
+
     /// The variable of this name.
     pub fn variable(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
         self.variables.mention(name, span)
@@ -109,7 +114,7 @@ impl HttpBuilder {
     /// Compiles a regular expression whose named groups become variables.
     pub fn regex(&mut self, word: &Word, expression: &[u8], caseless: bool) -> Result<Regex, Diagnostic> {
         let mut regex = Regex::compile(expression, caseless).map_err(|error| Diagnostic::emerg(error).at(word.span))?;
-        regex.bind(|name| self.variables.stored(name));
+        regex.bind(|name| self.variables.stored(name, Some(word.span)));
         Ok(regex)
     }
 }
@@ -225,6 +230,30 @@ fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
     }
 }
 
+/// A block without a name that a request may come into while it is in the one around it: `if`. Returns its scope.
+///
+/// It has all settings of the block around it but those that are for a location alone, and the content of the
+/// location stays what it is unless the block has content of its own.
+pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Place) -> ScopeId {
+    let confs = builder.fresh_confs();
+    let parent = current_scope(builder);
+    let http = builder.http_mut();
+    let outer = http.scope(parent);
+    let draft = ScopeDraft {
+        kind: ScopeKind::Nameless,
+        parent: Some(parent),
+        server: outer.server,
+        name: outer.name.clone(),
+        shape: outer.shape,
+        confs,
+        locations: Vec::new(),
+        limit_except: None,
+    };
+    let scope = http.add_scope(draft);
+    builder.walk(statement.body(), place, Level::Scope(scope));
+    scope
+}
+
 /// The location's name without the modifier that may be written together with it.
 fn stored_name(pattern: &Pattern, written: &BString) -> BString {
     match pattern {
@@ -260,7 +289,7 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
         }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         if let ServerName::Regex(regex) = &mut name {
-            regex.bind(|group| builder.http_mut().variables.stored(group));
+            regex.bind(|group| builder.http_mut().variables.stored(group, Some(word.span)));
         }
         current_server(builder).names.push((word, name));
     }
@@ -362,12 +391,10 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
     let addresses = gather_addresses(&mut servers, builder, resources)?;
     let mut variables = std::mem::take(&mut builder.http_mut().variables);
     let definitions = builder.order.modules.iter().flat_map(|module| module.variables);
-    variables.resolve(definitions).map_err(|unknown| {
-        Diagnostic::emerg(format!("unknown \"{}\" variable", BStr::new(&unknown.name))).at_opt(unknown.span)
-    })?;
+    variables.resolve(definitions).map_err(|error| Diagnostic::emerg(error.message).at_opt(error.span))?;
     variables.keep_definitions(builder.order.modules.iter().flat_map(|module| module.variables));
     let servers = finish_servers(&mut scopes, servers);
-    let scopes = scopes.into_iter().map(|draft| finish_scope(draft, builder)).collect();
+    let scopes = finish_scopes(scopes, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, generation };
@@ -404,6 +431,7 @@ impl HttpDraft {
                 address: draft.spec.address,
                 listener: Arc::clone(&listeners[holder]),
                 servers,
+                proxy_protocol: draft.proxy_protocol,
                 shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
             });
         }
@@ -518,12 +546,14 @@ fn add_listen(
         drafts.push(AddressDraft {
             spec,
             has_options: listen.has_options,
+            proxy_protocol: listen.proxy_protocol,
             options_span: listen.has_options.then_some(listen.span),
             default: listen.is_default.then_some((server, listen.span)),
             servers: vec![server],
         });
         return Ok(());
     };
+    draft.proxy_protocol |= listen.proxy_protocol;
     if listen.has_options {
         if let Some(first) = draft.options_span {
             if draft.spec != spec {
@@ -563,7 +593,7 @@ fn names_of(draft: &AddressDraft, servers: &mut [ServerDraft], builder: &mut Bui
             // address, because expressions are not shared.
             let Ok(mut name) = ServerName::parse(&word.text) else { continue };
             if let ServerName::Regex(regex) = &mut name {
-                regex.bind(|group| builder.http_mut().variables.stored(group));
+                regex.bind(|group| builder.http_mut().variables.stored(group, Some(word.span)));
             }
             if names.insert(name, id).is_err() {
                 let message = format!("conflicting server name \"{}\" on {}, ignored", word.text, draft.spec.address);
@@ -600,6 +630,34 @@ fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap
     locations
 }
 
+fn finish_scopes(drafts: Vec<ScopeDraft>, builder: &Builder) -> Vec<Scope> {
+    let mut scopes: Vec<Scope> = Vec::with_capacity(drafts.len());
+    for draft in drafts {
+        let location = draft.parent.filter(|_| draft.kind == ScopeKind::Nameless);
+        let mut scope = finish_scope(draft, builder);
+        if let Some(location) = location {
+            keep_content(&mut scope, &scopes[location.0 as usize], location);
+        }
+        scopes.push(scope);
+    }
+    scopes
+}
+
+/// A block without a name keeps the content of the location around it, unless it has some of its own.
+fn keep_content(block: &mut Scope, location: &Scope, id: ScopeId) {
+    const CONTENT: usize = Phase::Content as usize;
+    let outer = &location.handlers[CONTENT];
+    let own = &block.handlers[CONTENT];
+    if own.iter().any(|own| outer.iter().all(|outer| outer.module != own.module)) {
+        return;
+    }
+    let keep = |outer: &BoundHandler| match own.iter().find(|own| own.module == outer.module) {
+        Some(own) => *own,
+        None => BoundHandler { kept_from: outer.kept_from.or(Some(id)), ..*outer },
+    };
+    block.handlers[CONTENT] = outer.iter().map(keep).collect();
+}
+
 fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
     let modules = builder.order.modules;
     let index_of = |module: &'static Module| {
@@ -613,7 +671,7 @@ fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
             let index = index_of(module);
             let of_phase = module.handlers.iter().filter(|(own, _)| own == phase);
             for (_, handler) in of_phase.filter(|(_, handler)| handler.applies(conf_of(index))) {
-                handlers[*phase as usize].push(BoundHandler { handler: *handler, module: index });
+                handlers[*phase as usize].push(BoundHandler { handler: *handler, module: index, kept_from: None });
             }
         }
     }

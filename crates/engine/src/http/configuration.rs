@@ -57,6 +57,11 @@ impl HttpConfiguration {
         }
     }
 
+    /// The settings that a handler is called with, for a request in this scope.
+    pub fn conf(&self, bound: &BoundHandler, scope: ScopeId) -> &dyn Any {
+        self.scope(bound.kept_from.unwrap_or(scope)).conf(bound.module)
+    }
+
     /// The server with this index.
     pub fn server(&self, id: ServerId) -> &Server {
         &self.servers[id.0 as usize]
@@ -91,8 +96,10 @@ pub enum ScopeKind {
     Http,
     /// A server block.
     Server,
-    /// A location, or a block inside one that has settings of its own.
+    /// A location.
     Location,
+    /// A block inside of one of the others that has settings of its own: `if`.
+    Nameless,
 }
 
 /// One level of settings and what follows from them.
@@ -125,7 +132,7 @@ impl Scope {
     }
 
     /// The settings of this type, for modules that decide something together. (A module's own come with the call.)
-    pub fn settings<C: Any>(&self) -> Option<&C> {
+    pub fn conf_of<C: 'static>(&self) -> Option<&C> {
         self.confs.iter().flatten().find_map(|conf| conf.downcast_ref())
     }
 }
@@ -146,6 +153,8 @@ pub struct BoundHandler {
     pub handler: &'static dyn Handler,
     /// The index of its module.
     pub module: usize,
+    /// The location whose content a block without a name keeps: the handler is called with the settings of that.
+    pub kept_from: Option<ScopeId>,
 }
 
 /// A filter with the module whose settings it is called with.

@@ -3,6 +3,7 @@
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
+use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::{Moment, SocketAddress};
 
 use crate::process::ListenAddress;
@@ -27,6 +28,7 @@ pub struct ConnectionInfo {
 struct Asked {
     local: OnceCell<SocketAddress>,
     remote_text: OnceCell<Box<str>>,
+    proxied: OnceCell<Box<ProxyHeader>>,
 }
 
 impl ConnectionInfo {
@@ -38,10 +40,23 @@ impl ConnectionInfo {
     /// The same connection, for what may outlive it.
     pub(super) fn copy(&self) -> ConnectionInfo {
         let ConnectionInfo { number, remote, listening, accepted, requests, asked: _ } = self;
-        ConnectionInfo {
-            requests: requests.clone(),
-            ..ConnectionInfo::new(*number, remote.clone(), Rc::clone(listening), *accepted)
+        let copy = ConnectionInfo::new(*number, remote.clone(), Rc::clone(listening), *accepted);
+        copy.requests.set(requests.get());
+        if let Some(header) = self.proxied() {
+            copy.set_proxied(Box::new(header.clone()));
         }
+        copy
+    }
+
+    /// What a proxy told of the connection by the PROXY protocol, if it told anything.
+    pub fn proxied(&self) -> Option<&ProxyHeader> {
+        self.asked.get()?.proxied.get().map(|header| &**header)
+    }
+
+    /// A proxy has told this.
+    pub(crate) fn set_proxied(&self, header: Box<ProxyHeader>) {
+        // It is told once.
+        let _ = self.asked().proxied.set(header);
     }
 
     /// The client's address without its port, as `$remote_addr` has it.

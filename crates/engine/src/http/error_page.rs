@@ -66,6 +66,9 @@ pub fn plain(request: &mut Request, status: u16) -> Body {
     if matches!(status, 204 | 304) || status < 200 {
         return Body::Empty;
     }
+    if !has_page(status) {
+        return Body::Empty;
+    }
     request.response.content_type = b"text/html".as_slice().into();
     let signature = server_field(request, &request.scope().core);
     Body::Bytes(page(status, &signature))
@@ -79,18 +82,23 @@ fn shown_status(status: u16) -> u16 {
     }
 }
 
-/// nginx's pages do not always say what its status lines say.
-fn heading(status: u16) -> &'static str {
+/// The statuses that nginx has a page for; others have no body.
+fn has_page(status: u16) -> bool {
+    matches!(status, 301..=303 | 307 | 308 | 400..=416 | 421 | 429 | 494..=497 | 500..=505 | 507)
+}
+
+/// What a page calls its status. The status line of two of them says something else.
+fn page_reason(status: u16) -> &'static str {
     match status {
         302 => "Found",
         401 => "Authorization Required",
-        other => reason(other),
+        _ => reason(status),
     }
 }
 
 fn page(status: u16, signature: &[u8]) -> Bytes {
     let shown = shown_status(status);
-    let title = format!("{shown} {}", heading(shown));
+    let heading = format!("{shown} {}", page_reason(shown));
     let explanation = match status {
         494 => "Request Header Or Cookie Too Large",
         495 => "The SSL certificate error",
@@ -98,8 +106,9 @@ fn page(status: u16, signature: &[u8]) -> Bytes {
         497 => "The plain HTTP request was sent to HTTPS port",
         _ => "",
     };
+    let title = if explanation.is_empty() { heading.clone() } else { format!("{shown} {explanation}") };
     let mut text =
-        format!("<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1></center>\r\n");
+        format!("<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{heading}</h1></center>\r\n");
     if !explanation.is_empty() {
         text.push_str(&format!("<center>{explanation}</center>\r\n"));
     }
@@ -137,7 +146,7 @@ mod tests {
     fn nginx_s_own_codes_are_400_with_an_explanation() {
         let page = page(494, b"gale");
         let text = std::str::from_utf8(&page).unwrap();
-        assert!(text.contains("400 Bad Request"));
-        assert!(text.contains("Request Header Or Cookie Too Large"));
+        assert!(text.contains("<h1>400 Bad Request</h1>"));
+        assert!(text.contains("<title>400 Request Header Or Cookie Too Large</title>"));
     }
 }

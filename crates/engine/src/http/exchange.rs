@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gale_runtime::SocketAddress;
+use gale_runtime::{SocketAddress, TcpInfo};
 
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;
@@ -136,6 +136,10 @@ pub trait Exchange {
     fn connection(&self) -> &ConnectionInfo;
     /// Our address on it; looked up when first asked for.
     fn local_address(&self) -> Option<&SocketAddress>;
+    /// What the kernel knows of the TCP connection, if it is one.
+    fn tcp_info(&self) -> Option<TcpInfo> {
+        None
+    }
     /// Sends an interim response (100, 103) before the final one.
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]);
     /// Gives the final head. Nothing need be written before the first item, so

@@ -7,6 +7,8 @@ use std::rc::Rc;
 
 use bstr::BStr;
 
+use gale_runtime::files::LinkCheck;
+
 use super::request::Request;
 use super::settings::{Alias, Root};
 use crate::process::Level;
@@ -20,7 +22,11 @@ use crate::process::Level;
 pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
-    let tail = if is_below_alias { Some(&request.uri[..]) } else { tail(root, &request.uri) };
+    let tail = match &root.alias {
+        Some(_) if request.has_left_location => None,
+        _ if is_below_alias => Some(&request.uri[..]),
+        _ => tail(root, &request.uri),
+    };
     let Some(tail) = tail else {
         let name = BStr::new(&request.scope().name);
         let message = format_args!("\"alias\" cannot be used in location \"{name}\" where URI was rewritten");
@@ -53,6 +59,20 @@ pub fn directory_of(request: &Request, out: &mut Vec<u8>) {
         out.extend_from_slice(base);
         out.push(b'/');
         out.extend_from_slice(&relative);
+    }
+}
+
+/// What `disable_symlinks` checks on the way to a file of this request, if anything.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#disable_symlinks>)
+pub fn link_check(request: &Request, path: &[u8]) -> Option<LinkCheck> {
+    let setting = request.scope().core.disable_symlinks.get();
+    let refused = setting.refused?;
+    let from = setting.from.as_ref().map(|from| from.evaluate(request)).unwrap_or_default();
+    match path.strip_prefix(&*from) {
+        Some([]) => None,
+        Some([b'/', ..]) => Some(LinkCheck { refused, from: from.len() }),
+        Some(_) if from.ends_with(b"/") => Some(LinkCheck { refused, from: from.len() - 1 }),
+        _ => Some(LinkCheck { refused, from: 0 }),
     }
 }
 

@@ -22,8 +22,10 @@ use super::error_page;
 use super::exchange::{BodyLength, FileOptions, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
+use super::limit_rate::{self, Rate};
 use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
+use super::request_body;
 use super::settings::{CoreSettings, Satisfy, ServerTokens};
 use crate::process::Level;
 
@@ -64,7 +66,7 @@ pub fn advance(request: &mut Request) -> Step {
     loop {
         let flow = match next_handler(configuration.http(), request) {
             Next::Handler(bound) => {
-                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                let conf = configuration.http().conf(&bound, request.scope);
                 match bound.handler.decide(request, conf) {
                     Decision::Flow(flow) => flow,
                     Decision::MustWait => return Step::Wait(Waiting(bound)),
@@ -101,7 +103,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
             },
             Step::Wait(Waiting(bound)) => {
                 let configuration = Rc::clone(request.configuration());
-                let conf = configuration.http().scope(request.scope).conf(bound.module);
+                let conf = configuration.http().conf(&bound, request.scope);
                 let flow = bound.handler.wait(request, conf).await;
                 perform(request, flow)
             }
@@ -204,9 +206,10 @@ fn no_content(request: &Request) -> Flow {
 /// Puts the request into the location for its URI.
 fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
     request.uri_was_changed = false;
+    request.has_left_location = false;
     let server = http.server(request.server);
     let found = server.locations.find(&request.uri).map_err(|error| {
-        request.log(Level::Alert, format_args!("regular expression failed: {}", error.0));
+        request.log(Level::Alert, format_args!("{}", error.0));
         500_u16
     })?;
     if let Some(found) = found {
@@ -221,16 +224,7 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
     if *core.internal.get() && !request.is_internal {
         return Err(404);
     }
-    let body_max = *core.client_max_body_size.get();
-    let is_too_large = || request.declared_body_length().is_some_and(|length| length > body_max);
-    // Said once: the page for it is not refused again.
-    if body_max != 0 && !request.body_was_refused && is_too_large() {
-        request.body_was_refused = true;
-        let length = request.declared_body_length().unwrap_or_default();
-        request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
-        return Err(413);
-    }
-    Ok(())
+    if request_body::is_refused(request) { Err(413) } else { Ok(()) }
 }
 
 fn spend_redirect(request: &mut Request) -> bool {
@@ -424,9 +418,10 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         },
         send_timeout: *core.send_timeout.get(),
     };
+    let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
     let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
     match body {
-        body if has_trailers => {
+        body if is_limited || has_trailers => {
             exchange.start(&request.response, &options);
             return Some(body);
         }
@@ -553,6 +548,7 @@ pub fn log(request: &mut Request) {
 /// Sends a body that comes in several items, waiting for the client between them.
 pub async fn send_rest(request: &Request, mut body: Body) {
     let exchange = request.exchange();
+    let mut rate = Rate::of(request).map(Box::new);
     loop {
         let next = poll_fn(|context| match body.poll_next(request, context) {
             Poll::Ready(item) => Poll::Ready(Ok(item)),
@@ -564,7 +560,14 @@ pub async fn send_rest(request: &Request, mut body: Body) {
         });
         let Ok(item) = next.await else { return };
         match item {
-            Some(Ok(item)) => exchange.push(item),
+            Some(Ok(item)) => match &mut rate {
+                None => exchange.push(item),
+                Some(rate) => {
+                    if Box::pin(limit_rate::push(&*exchange, rate, item)).await.is_err() {
+                        return;
+                    }
+                }
+            },
             Some(Err(error)) => {
                 request.log(Level::Error, format_args!("the response broke off: {error}"));
                 return exchange.abort();

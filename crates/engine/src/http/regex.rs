@@ -3,6 +3,11 @@
 //!
 //! A pattern is compiled once, when the configuration is read. Named groups
 //! become variables of the same name.
+//!
+//! A search is bounded: an expression that explodes on a text that a client chose
+//! ends with PCRE2's error, after some milliseconds at most.
+
+use std::sync::OnceLock;
 
 use bstr::BStr;
 use pcre2::bytes::{CaptureLocations, Regex as Pcre, RegexBuilder};
@@ -12,10 +17,21 @@ use super::variables::VariableId;
 /// The nine numbered captures `$1` to `$9`, and `$0`.
 pub const CAPTURES_MAX: usize = 10;
 
+/// How many steps a search may take: PCRE2's match limit, written before every pattern. PCRE2's own limit of ten million
+/// would hold a loop for a tenth of a second and more. So many take 2 to 5 ms, and 10 to 13 ms where code could not be
+/// compiled; that is 60 steps for every byte of the longest URI.
+const STEPS_MAX: &str = "(*LIMIT_MATCH=500000)";
+
+/// PCRE2's number for a search that found the stack of compiled code, 32 KiB, too small.
+const JIT_STACK_LIMIT: i32 = -46;
+
 /// A compiled regular expression.
 #[derive(Debug)]
 pub struct Regex {
     compiled: Pcre,
+    /// The same without JIT, which needs no stack: made when a search needs it.
+    interpreted: OnceLock<Pcre>,
+    is_caseless: bool,
     variables: Vec<(usize, VariableId)>,
 }
 
@@ -64,11 +80,13 @@ impl Regex {
         let pattern = std::str::from_utf8(pattern).map_err(|_| {
             format!("pcre2_compile() failed: the expression is not valid UTF-8 in \"{}\"", BStr::new(pattern))
         })?;
-        RegexBuilder::new()
-            .caseless(caseless)
-            .jit_if_available(true)
-            .build(pattern)
-            .map(|compiled| Regex { compiled, variables: Vec::new() })
+        build(pattern, caseless, true)
+            .map(|compiled| Regex {
+                compiled,
+                interpreted: OnceLock::new(),
+                is_caseless: caseless,
+                variables: Vec::new(),
+            })
             .map_err(|error| compilation_failed(pattern, &error))
     }
 
@@ -90,33 +108,59 @@ impl Regex {
         names.filter_map(|(number, name)| Some((number, name.as_deref()?)))
     }
 
-    /// Whether `text` matches. An expression that runs into PCRE2's own limits
-    /// does not match; the caller may log the error.
-    pub fn is_match(&self, text: &[u8]) -> Result<bool, String> {
-        self.compiled.is_match(text).map_err(|error| error.to_string())
+    /// The expression as it was written.
+    pub fn pattern(&self) -> &str {
+        self.compiled.as_str().strip_prefix(STEPS_MAX).unwrap_or_default()
     }
 
-    /// Searches `text` and keeps where the groups stand.
+    /// Searches `text` and keeps where the groups stand. The error, in nginx's words, is that of a search which
+    /// took too many steps.
     pub fn find(&self, text: &[u8]) -> Result<Option<Match<'_>>, String> {
-        let mut locations: CaptureLocations = self.compiled.capture_locations();
-        let found = self.compiled.captures_read(&mut locations, text).map_err(|error| error.to_string())?;
-        if found.is_none() {
-            return Ok(None);
-        }
-        let place = |number| {
-            let (start, end) = locations.get(number)?;
-            Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?))
+        let found = match self.search(&self.compiled, text) {
+            Err(error) if error.code() == JIT_STACK_LIMIT => self.search(self.interpreted(), text),
+            found => found,
         };
-        let groups = (0..locations.len()).map(place).collect();
+        found.map_err(|error| {
+            let (text, pattern) = (BStr::new(text), self.pattern());
+            format!("pcre2_match() failed: {} on \"{text}\" using \"{pattern}\"", error.code())
+        })
+    }
+
+    /// Most searches find nothing (one of many locations is the right one), and only what finds something needs memory
+    /// for groups.
+    fn search(&self, compiled: &Pcre, text: &[u8]) -> Result<Option<Match<'_>>, pcre2::Error> {
+        let place = |(start, end): (usize, usize)| Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?));
+        let groups = if compiled.captures_len() == 1 {
+            let Some(found) = compiled.find(text)? else { return Ok(None) };
+            [place((found.start(), found.end()))].into_iter().collect()
+        } else {
+            if !compiled.is_match(text)? {
+                return Ok(None);
+            }
+            let mut locations: CaptureLocations = compiled.capture_locations();
+            compiled.captures_read(&mut locations, text)?;
+            (0..locations.len()).map(|number| locations.get(number).and_then(place)).collect()
+        };
         Ok(Some(Match { regex: self, captures: Captures { groups } }))
     }
+
+    fn interpreted(&self) -> &Pcre {
+        self.interpreted.get_or_init(|| {
+            build(self.pattern(), self.is_caseless, false).expect("an expression that was compiled before")
+        })
+    }
+}
+
+fn build(pattern: &str, caseless: bool, jit: bool) -> Result<Pcre, pcre2::Error> {
+    RegexBuilder::new().caseless(caseless).jit_if_available(jit).build(&format!("{STEPS_MAX}{pattern}"))
 }
 
 /// `pcre2_compile() failed: WHY in "PATTERN" at "REST"`; without a rest when the error is at the end.
 fn compilation_failed(pattern: &str, error: &pcre2::Error) -> String {
     let text = error.to_string();
-    let offset = error.offset().unwrap_or(pattern.len());
-    let why = text.strip_prefix(&format!("PCRE2: error compiling pattern at offset {offset}: ")).unwrap_or(&text);
+    let written = error.offset().unwrap_or(STEPS_MAX.len() + pattern.len());
+    let offset = written.saturating_sub(STEPS_MAX.len());
+    let why = text.strip_prefix(&format!("PCRE2: error compiling pattern at offset {written}: ")).unwrap_or(&text);
     let rest = pattern.get(offset..).filter(|rest| !rest.is_empty());
     let at = rest.map(|rest| format!(" at \"{rest}\"")).unwrap_or_default();
     format!("pcre2_compile() failed: {why} in \"{pattern}\"{at}")
@@ -140,12 +184,35 @@ mod tests {
 
     #[test]
     fn caseless_and_broken_expressions() {
-        assert!(Regex::compile(b"\\.PHP$", true).unwrap().is_match(b"/a.php").unwrap());
-        assert!(!Regex::compile(b"\\.PHP$", false).unwrap().is_match(b"/a.php").unwrap());
+        assert!(Regex::compile(b"\\.PHP$", true).unwrap().find(b"/a.php").unwrap().is_some());
+        assert!(Regex::compile(b"\\.PHP$", false).unwrap().find(b"/a.php").unwrap().is_none());
         let error = |pattern: &[u8]| Regex::compile(pattern, false).unwrap_err();
         assert_eq!(error(b"(a"), "pcre2_compile() failed: missing closing parenthesis in \"(a\"");
         let message = "pcre2_compile() failed: quantifier does not follow a repeatable item in \"a|*bc\" at \"";
         assert!(error(b"a|*bc").starts_with(message), "{}", error(b"a|*bc"));
         assert!(Regex::compile(b"\xff", false).is_err());
+    }
+
+    #[test]
+    fn an_expression_that_explodes_ends_with_an_error() {
+        let mut text = vec![b'a'; 100];
+        text.push(b'!');
+        for pattern in ["^(a+)+$", "^(a|aa)+$", "(x+x+)+y|(a+a+)+z"] {
+            let regex = Regex::compile(pattern.as_bytes(), false).unwrap();
+            let error = regex.find(&text).unwrap_err();
+            let text = BStr::new(&text);
+            assert_eq!(error, format!("pcre2_match() failed: -47 on \"{text}\" using \"{pattern}\""));
+        }
+        // What does not explode has steps enough for the longest text.
+        assert!(Regex::compile(b"(?:[a-z]+/)*b$", false).unwrap().find(&vec![b'a'; 8192]).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_for_compiled_code_is_searched_without() {
+        let regex = Regex::compile(br"^(?:a|(b))*$", false).unwrap();
+        let text = vec![b'b'; 8000];
+        let found = regex.find(&text).unwrap().unwrap();
+        assert_eq!(found.captures.text(&text, 1), Some(&b"b"[..]));
+        assert!(regex.interpreted.get().is_some());
     }
 }

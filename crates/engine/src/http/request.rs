@@ -23,6 +23,7 @@ use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
 use super::settings::{KeepaliveDisable, LingeringClose};
 use super::subrequest::{Fallback, NESTED_MAX, Target};
+use super::template::any_is_true;
 use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
@@ -32,6 +33,27 @@ pub const REDIRECTS_MAX: u8 = 10;
 
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
+
+/// In place of the depth: it was reached, and the way back is not at its end yet.
+const CYCLE: u32 = u32::MAX;
+
+/// What a request keeps for a variable.
+#[derive(Default)]
+enum Stored {
+    /// Nothing: it is worked out.
+    #[default]
+    Nothing,
+    /// It was worked out, and there is no value.
+    Missing,
+    Value(Box<[u8]>),
+}
+
+/// The last regular expression that matched: where its groups stand, and in what.
+#[derive(Default)]
+struct Captured {
+    groups: Captures,
+    text: Vec<u8>,
+}
 
 /// A client behind a server that is trusted to say who it is.
 struct Client {
@@ -58,10 +80,10 @@ pub struct Request {
     pub host: ShortText,
     /// The response's head.
     pub response: ResponseHead,
+    /// Its body, once somebody has read it as a whole.
+    pub body: Option<StoredBody>,
     /// What modules wrote down. A subrequest has notes of its own.
     pub notes: Notes,
-    /// The request's body, once somebody has read it.
-    pub stored_body: Option<StoredBody>,
     /// A filter has put subrequests into the response's body.
     pub makes_subrequests: bool,
     /// Whether the URI came from a redirect of our own.
@@ -85,6 +107,8 @@ pub struct Request {
     pub(crate) phase: Phase,
     pub(crate) next_handler: usize,
     pub(crate) uri_was_changed: bool,
+    /// The URI was changed and the request stays in its location: `alias` has nothing to replace.
+    pub(crate) has_left_location: bool,
     pub(crate) redirects_left: u8,
     pub(crate) is_tunnel: bool,
     pub(crate) body_was_refused: bool,
@@ -107,16 +131,16 @@ pub struct Request {
     is_get_forced: bool,
     /// Who the client is, where that is not the other end of the connection.
     client: Option<Rc<Client>>,
+    captured: RefCell<Captured>,
+    limit_rate: Cell<Option<u64>>,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
-    captures: Captures,
-    captured_from: Vec<u8>,
     variable_depth: Cell<u32>,
 }
 
 /// What a request shares with its subrequests.
 #[derive(Default)]
 pub(super) struct Shared {
-    stored: RefCell<Vec<Option<Box<[u8]>>>>,
+    stored: RefCell<Vec<Stored>>,
     notes: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
     /// How many subrequests are under way.
@@ -144,7 +168,7 @@ impl Request {
             host: ShortText::new(),
             response: ResponseHead::default(),
             notes: Notes::default(),
-            stored_body: None,
+            body: None,
             makes_subrequests: false,
             is_internal: false,
             is_error_page: false,
@@ -157,6 +181,7 @@ impl Request {
             phase: Phase::PostRead,
             next_handler: 0,
             uri_was_changed: false,
+            has_left_location: false,
             redirects_left: REDIRECTS_MAX,
             is_tunnel: false,
             body_was_refused: false,
@@ -170,10 +195,10 @@ impl Request {
             configuration: None,
             is_get_forced: false,
             client: None,
+            captured: RefCell::default(),
             trailers: RefCell::default(),
-            captures: Captures::default(),
-            captured_from: Vec::new(),
             variable_depth: Cell::new(0),
+            limit_rate: Cell::new(None),
         }
     }
 
@@ -192,7 +217,7 @@ impl Request {
         self.host.clear();
         self.response.clear();
         self.notes.clear();
-        self.stored_body = None;
+        self.body = None;
         self.makes_subrequests = false;
         self.is_internal = false;
         self.is_error_page = false;
@@ -203,6 +228,7 @@ impl Request {
         self.phase = Phase::PostRead;
         self.next_handler = 0;
         self.uri_was_changed = false;
+        self.has_left_location = false;
         self.redirects_left = REDIRECTS_MAX;
         self.is_tunnel = false;
         self.body_was_refused = false;
@@ -215,8 +241,8 @@ impl Request {
         self.is_get_forced = false;
         self.client = None;
         self.trailers.get_mut().clear();
-        self.captures.clear();
-        self.captured_from.clear();
+        self.captured.get_mut().groups.clear();
+        self.limit_rate.set(None);
     }
 
     /// The head that is being read, which nobody else holds yet.
@@ -240,7 +266,7 @@ impl Request {
         request.uri = target.uri;
         request.args = target.args;
         request.host.extend_from_slice(&self.host);
-        request.stored_body = if target.shares_body { self.stored_body.clone() } else { Some(StoredBody::default()) };
+        request.body = if target.shares_body { self.body.clone() } else { Some(StoredBody::default()) };
         request.is_get_forced = self.is_get_forced || !target.keeps_method;
         request.fallback = target.fallback;
         request.client = self.client.clone();
@@ -398,50 +424,76 @@ impl Request {
 
     /// Takes over the groups of a match in `subject`: for `$1` to `$9`, and for
     /// the variables of named groups.
-    pub fn take_match(&mut self, matched: Match<'_>, subject: &[u8]) {
+    pub fn take_match(&self, matched: Match<'_>, subject: &[u8]) {
         for &(group, variable) in matched.regex.variables() {
-            match matched.captures.text(subject, group) {
-                Some(text) => self.store_variable(variable, text),
-                None => self.forget_variable(variable),
-            }
+            self.store_variable(variable, matched.captures.text(subject, group).unwrap_or_default());
         }
-        self.captures = matched.captures;
-        self.captured_from.clear();
-        self.captured_from.extend_from_slice(subject);
+        let mut captured = self.captured.borrow_mut();
+        captured.groups = matched.captures;
+        captured.text.clear();
+        captured.text.extend_from_slice(subject);
     }
 
-    /// The text of a group of the last regular expression that matched.
-    pub fn capture(&self, number: usize) -> &[u8] {
-        if number >= CAPTURES_MAX {
-            return b"";
+    /// From now on `$1` to `$9` are empty.
+    pub fn forget_match(&self) {
+        self.captured.borrow_mut().groups.clear();
+    }
+
+    /// Lets `f` see the text of a group of the last regular expression that matched.
+    pub fn with_capture(&self, number: usize, f: impl FnOnce(&[u8])) {
+        let captured = self.captured.borrow();
+        if number < CAPTURES_MAX {
+            f(captured.groups.text(&captured.text, number).unwrap_or_default());
         }
-        self.captures.text(&self.captured_from, number).unwrap_or(b"")
     }
 
     /// Gives a stored variable its value.
     pub fn store_variable(&self, id: VariableId, value: &[u8]) {
-        let mut stored = self.shared.stored.borrow_mut();
-        if stored.len() <= id.0 as usize {
-            stored.resize(self.http().variables.len(), None);
-        }
-        stored[id.0 as usize] = Some(value.into());
+        self.store(id, Stored::Value(value.into()));
     }
 
-    /// Takes a stored variable's value away.
-    pub fn forget_variable(&self, id: VariableId) {
-        if let Some(value) = self.shared.stored.borrow_mut().get_mut(id.0 as usize) {
-            *value = None;
+    /// Gives a variable the value that `set` says, in the way of whoever defines it.
+    pub fn assign_variable(&mut self, id: VariableId, value: &[u8]) {
+        match self.http().variables.assign(id) {
+            Some(assign) => assign(self, value),
+            None => self.store_variable(id, value),
         }
+    }
+
+    fn store(&self, id: VariableId, value: Stored) {
+        let mut stored = self.shared.stored.borrow_mut();
+        if stored.len() <= id.0 as usize {
+            stored.resize_with(self.http().variables.len(), Stored::default);
+        }
+        stored[id.0 as usize] = value;
     }
 
     /// Appends the value of a variable to `out`; `false` when it has none.
     pub fn append_variable(&self, id: VariableId, out: &mut Vec<u8>) -> bool {
-        if let Some(Some(value)) = self.shared.stored.borrow().get(id.0 as usize) {
-            out.extend_from_slice(value);
-            return true;
+        if self.variable_depth.get() == CYCLE {
+            return false;
+        }
+        match self.shared.stored.borrow().get(id.0 as usize) {
+            Some(Stored::Value(value)) => {
+                out.extend_from_slice(value);
+                return true;
+            }
+            Some(Stored::Missing) => return false,
+            Some(Stored::Nothing) | None => {}
         }
         match self.http().variables.source(id) {
-            Source::Evaluated { value, argument } => self.evaluate(|| value(self, argument, out)),
+            // Deeper by one, so that it is one of the circle that is told of.
+            Source::Evaluated { value, argument } => {
+                self.evaluate(id, VARIABLE_DEPTH_MAX + 1, || value(self, argument, out))
+            }
+            Source::Defined { definition, is_volatile } => {
+                let start = out.len();
+                let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
+                if !is_volatile {
+                    self.store(id, if found { Stored::Value(out[start..].into()) } else { Stored::Missing });
+                }
+                found
+            }
             Source::Stored | Source::Unknown => false,
         }
     }
@@ -450,29 +502,65 @@ impl Request {
     pub fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
         match self.http().variables.find(name) {
             Some(Found::Mentioned(id)) => self.append_variable(id, out),
-            Some(Found::Defined(Source::Evaluated { value, argument })) => {
-                self.evaluate(|| value(self, &argument, out))
-            }
+            // It may refer to others, which are counted.
+            Some(Found::Defined(Source::Evaluated { value, argument })) => value(self, &argument, out),
             Some(Found::Defined(_)) | None => false,
         }
     }
 
-    /// Bounds how deep variables refer to each other.
-    fn evaluate(&self, value: impl FnOnce() -> bool) -> bool {
+    /// Bounds how deep variables refer to each other. Once they went too deep, no variable has a value until the first of
+    /// them has got its own: a circle ends after that many steps, and with little text, even where it branches.
+    fn evaluate(&self, id: VariableId, depth_max: u32, value: impl FnOnce() -> bool) -> bool {
         let depth = self.variable_depth.get();
-        if depth >= VARIABLE_DEPTH_MAX {
-            self.log(Level::Error, format_args!("cycle while evaluating a variable"));
+        if depth >= depth_max {
+            let name = bstr::BStr::new(self.http().variables.name(id));
+            self.log(Level::Error, format_args!("cycle while evaluating variable \"{name}\""));
+            self.variable_depth.set(CYCLE);
             return false;
         }
         self.variable_depth.set(depth + 1);
         let found = value();
-        self.variable_depth.set(depth);
+        if depth == 0 || self.variable_depth.get() != CYCLE {
+            self.variable_depth.set(depth);
+        }
         found
+    }
+
+    /// The URI becomes another one. When the phase of rewrites has ended, the location for it is looked for, unless
+    /// the request [stays](Request::stay_in_location).
+    pub fn rewrite_uri(&mut self, uri: Vec<u8>) {
+        self.uri = uri;
+        self.is_internal = true;
+        self.uri_was_changed = true;
+    }
+
+    /// The request stays in its location although its URI has become another one: the settings that replace the
+    /// location's part of the URI do not fit it any more.
+    pub fn stay_in_location(&mut self) {
+        if std::mem::take(&mut self.uri_was_changed) {
+            self.has_left_location = true;
+        }
+    }
+
+    /// Whether the path came with encoded characters or plus signs: what is taken from it must be encoded again where
+    /// it goes into arguments.
+    pub fn came_encoded(&self) -> bool {
+        let target = self.target();
+        let path = target.split(|&byte| byte == b'?').next().unwrap_or_default();
+        path.iter().any(|byte| matches!(byte, b'%' | b'+'))
     }
 
     /// The way to the client: for modules that read the body or send by themselves.
     pub fn exchange(&self) -> Rc<dyn Exchange> {
         Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
+    }
+
+    /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.
+    /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#early_hints>)
+    pub fn send_early_hints(&self, fields: &[(Bytes, Bytes)]) {
+        if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
+            self.exchange().interim(103, fields);
+        }
     }
 
     /// From now on bytes pass unframed in both directions: the handler answers
@@ -508,6 +596,23 @@ impl Request {
             && self.number_on_connection < *core.keepalive_requests.get()
             && age <= *core.keepalive_time.get()
             && !self.is_old_browser(core.keepalive_disable.get())
+    }
+
+    /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
+    pub fn limit_rate(&self) -> u64 {
+        let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
+        self.limit_rate.set(Some(rate));
+        rate
+    }
+
+    /// The rate that was set, or asked for: `$limit_rate`.
+    pub fn known_limit_rate(&self) -> u64 {
+        self.limit_rate.get().unwrap_or(0)
+    }
+
+    /// From now on the rate is this, whatever the location says.
+    pub fn set_limit_rate(&self, per_second: u64) {
+        self.limit_rate.set(Some(per_second));
     }
 
     /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the

@@ -1,6 +1,7 @@
 //! The whole body of a request, for modules that want it before they go on:
 //! the beginning in memory, the rest in a temporary file.
 //!   client_body_buffer_size SIZE;  client_body_temp_path PATH [LEVEL ...];
+//!   client_body_in_file_only on|clean|off;  client_body_in_single_buffer on|off;
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#client_body_buffer_size>)
 //!
 //! Bounded whatever the client does: a body holds at most
@@ -8,7 +9,8 @@
 //! the exchange. Nothing more is read while a batch is being written. The loop
 //! never touches the file: it is created, written and closed in the thread pool.
 //! It has no name once it is open, so that nothing is left behind however the
-//! request ends.
+//! request ends; unless `client_body_in_file_only` wants one. Then it keeps its name
+//! only if the whole body is in it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,16 +18,18 @@ use std::future::poll_fn;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 use gale_base::os_error::OsErrorText;
+use gale_protocol::http1::KnownHeader::ContentLength;
 use gale_runtime::files::likely_device;
 use gale_runtime::{Device, File, default_pool};
 
 use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
 use super::request::Request;
-use super::settings::TempPath;
+use super::settings::{BodyInFile, TempPath};
 use crate::process::Level;
 
 /// Pieces that come from the client are gathered in memory in chunks of this
@@ -46,9 +50,13 @@ pub struct StoredBody {
     pub length: u64,
     /// Its beginning.
     pub memory: Vec<Bytes>,
-    /// What did not fit into memory: a file of its own that has no name, read
-    /// from its start.
+    /// What did not fit into memory: a file of its own, read from its start.
     pub file: Option<File>,
+    /// The name of the file, which nobody else finds any more unless `client_body_in_file_only` keeps it:
+    /// `$request_body_file`.
+    pub path: Option<PathBuf>,
+    /// What takes the file's name away when the last copy of this goes.
+    name: Option<Rc<TempName>>,
 }
 
 impl StoredBody {
@@ -72,18 +80,30 @@ impl StoredBody {
     }
 }
 
-/// Reads the request's body to its end, waiting for the client. A body that has been read is gone from
-/// the exchange, and stays with the request: it is there when somebody asks again, and for subrequests.
+/// Reads the request's body to its end, waiting for the client, and keeps it with the
+/// request: whoever asks again gets the same, and so do subrequests.
 ///
 /// Errors: those of the client, and [`BodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
 pub async fn read_body(request: &mut Request) -> Result<StoredBody, BodyError> {
-    if let Some(stored) = &request.stored_body {
+    if let Some(stored) = &request.body {
         return Ok(stored.clone());
     }
     let stored = store_body(request).await?;
-    request.stored_body = Some(stored.clone());
+    request.body = Some(stored.clone());
     Ok(stored)
+}
+
+/// Whether the head announces a longer body than the location takes. Said once: the page for it is not refused again.
+pub fn is_refused(request: &mut Request) -> bool {
+    let length_max = request.body_limits().length_max;
+    let length = request.declared_body_length().unwrap_or(0);
+    if length_max == 0 || length <= length_max || request.body_was_refused {
+        return false;
+    }
+    request.body_was_refused = true;
+    request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
+    true
 }
 
 async fn store_body(request: &Request) -> Result<StoredBody, BodyError> {
@@ -137,14 +157,17 @@ struct Store<'r> {
     file: Option<TempFile>,
     /// What has not been written to the file yet.
     batch: Vec<u8>,
+    in_file: BodyInFile,
 }
 
 impl Store<'_> {
     fn new(request: &Request) -> Store<'_> {
-        let room = *request.scope().core.client_body_buffer_size.get();
+        let core = &request.scope().core;
+        let in_file = *core.client_body_in_file_only.get();
+        let room = if in_file == BodyInFile::Off { *core.client_body_buffer_size.get() } else { 0 };
         let declared = request.declared_body_length().and_then(|length| usize::try_from(length).ok());
         let chunk = BytesMut::with_capacity(declared.unwrap_or(CHUNK_BYTES).min(room).min(CHUNK_BYTES));
-        Store { request, length: 0, room, memory: Vec::new(), chunk, file: None, batch: Vec::new() }
+        Store { request, length: 0, room, memory: Vec::new(), chunk, file: None, batch: Vec::new(), in_file }
     }
 
     async fn take(&mut self, item: &BodyItem) -> Result<(), Failure> {
@@ -194,10 +217,13 @@ impl Store<'_> {
         let file = match &mut self.file {
             Some(file) => file,
             place => {
-                let file = TempFile::create(self.request.scope().core.client_body_temp_path.get()).await?;
+                let temp_path = self.request.scope().core.client_body_temp_path.get();
+                let file = TempFile::create(temp_path, self.in_file != BodyInFile::Off).await?;
                 let path = file.path.display();
                 let message = format_args!("a client request body is buffered to a temporary file {path}");
-                self.request.log(Level::Warn, message);
+                // Nobody need be warned of what was asked for.
+                let level = if self.in_file == BodyInFile::Off { Level::Warn } else { Level::Notice };
+                self.request.log(level, message);
                 place.insert(file)
             }
         };
@@ -207,14 +233,23 @@ impl Store<'_> {
 
     async fn finish(mut self) -> Result<StoredBody, Failure> {
         self.close_chunk();
-        if !self.batch.is_empty() {
+        let has_body = self.request.declared_body_length() != Some(0) || self.request.header(ContentLength).is_some();
+        let wants_empty_file = self.in_file != BodyInFile::Off && self.file.is_none() && has_body;
+        if !self.batch.is_empty() || wants_empty_file {
             self.write_batch().await?;
         }
-        let file = match self.file {
-            Some(file) => Some(file.finish().await?),
-            None => None,
-        };
-        Ok(StoredBody { length: self.length, memory: self.memory, file })
+        if self.memory.len() > 1 && *self.request.scope().core.client_body_in_single_buffer.get() {
+            self.memory = vec![self.memory.concat().into()];
+        }
+        let mut stored = StoredBody { length: self.length, memory: self.memory, ..StoredBody::default() };
+        if let Some(mut file) = self.file {
+            stored.path = Some(file.path.clone());
+            // A file that is to stay stays from now on.
+            stored.name = file.name.take_if(|_| self.in_file == BodyInFile::Clean).map(Rc::new);
+            file.name.take().into_iter().for_each(TempName::keep);
+            stored.file = Some(file.finish().await?);
+        }
+        Ok(stored)
     }
 }
 
@@ -222,11 +257,36 @@ impl Store<'_> {
 struct TempFile {
     /// `None` while the pool has it, and after a failure.
     file: Option<std::fs::File>,
-    /// The name that it had, for messages.
+    /// The name that it has or had.
     path: PathBuf,
+    /// There while the name is.
+    name: Option<TempName>,
     /// What writing waits for.
     device: Device,
     written: u64,
+}
+
+/// The name of a temporary file, which is taken away with this.
+#[derive(Debug)]
+struct TempName {
+    path: PathBuf,
+    is_kept: bool,
+}
+
+impl TempName {
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for TempName {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            let path = std::mem::take(&mut self.path);
+            // Refused, the file stays behind: nothing else is left to try.
+            let _ = default_pool().detach(likely_device(&path), move || drop(std::fs::remove_file(&path)));
+        }
+    }
 }
 
 /// Something that could not be done with a temporary file, in nginx's words.
@@ -244,16 +304,17 @@ impl fmt::Display for Failure {
 }
 
 impl TempFile {
-    async fn create(temp_path: &TempPath) -> Result<TempFile, Failure> {
+    async fn create(temp_path: &TempPath, has_name: bool) -> Result<TempFile, Failure> {
         // No more than 32 bits: the name has ten digits, as nginx's.
         let number = gale_runtime::random_u64() as u32;
         let root = temp_path.path.clone();
         let temp_path = temp_path.clone();
         let device = likely_device(&root);
-        let created = default_pool().run_for(device, move || create_blocking(&temp_path, number)).await;
+        let created = default_pool().run_for(device, move || create_blocking(&temp_path, number, has_name)).await;
         let refused = |error: gale_runtime::PoolError| Failure { call: "open", path: root, error: error.into() };
         let (file, path) = created.map_err(refused)??;
-        Ok(TempFile { file: Some(file), path, device, written: 0 })
+        let name = has_name.then(|| TempName { path: path.clone(), is_kept: false });
+        Ok(TempFile { file: Some(file), path, name, device, written: 0 })
     }
 
     /// Appends a batch and gives its memory back, empty.
@@ -294,8 +355,8 @@ impl Drop for TempFile {
     }
 }
 
-/// Creates a file that nobody else can open, and takes its name away.
-fn create_blocking(temp_path: &TempPath, number: u32) -> Result<(std::fs::File, PathBuf), Failure> {
+/// Creates a file that nobody else can open, and takes its name away unless that is wanted.
+fn create_blocking(temp_path: &TempPath, number: u32, has_name: bool) -> Result<(std::fs::File, PathBuf), Failure> {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).write(true).create_new(true).mode(0o600);
     let mut attempts = 0;
@@ -303,6 +364,7 @@ fn create_blocking(temp_path: &TempPath, number: u32) -> Result<(std::fs::File, 
     loop {
         let path = name(temp_path, number.wrapping_add(attempts));
         match options.open(&path) {
+            Ok(file) if has_name => return Ok((file, path)),
             Ok(file) => {
                 let unlinked = std::fs::remove_file(&path);
                 return match unlinked {
@@ -344,7 +406,6 @@ fn name(temp_path: &TempPath, number: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::rc::Rc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use gale_runtime::{EventLoop, LoopOptions};
@@ -520,8 +581,8 @@ mod tests {
     fn a_full_disk_is_told_in_nginx_s_words() {
         on_a_loop(async {
             let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-            let mut file =
-                TempFile { file: Some(full), path: "/tmp/5/34/0000012345".into(), device: Device::NONE, written: 0 };
+            let path = PathBuf::from("/tmp/5/34/0000012345");
+            let mut file = TempFile { file: Some(full), path, name: None, device: Device::NONE, written: 0 };
             let failure = file.write(sample(100)).await.unwrap_err();
             let expected = "pwrite() \"/tmp/5/34/0000012345\" failed (28: No space left on device)";
             assert_eq!(failure.to_string(), expected);
@@ -542,7 +603,7 @@ mod tests {
         let temp_path = TempPath { path: directory.0.clone(), levels: smallvec![] };
         let taken = name(&temp_path, 7);
         std::fs::write(&taken, "precious").unwrap();
-        let (_, path) = create_blocking(&temp_path, 7).unwrap();
+        let (_, path) = create_blocking(&temp_path, 7, false).unwrap();
         assert_eq!(path, name(&temp_path, 8));
         assert_eq!(std::fs::read(&taken).unwrap(), b"precious");
     }
@@ -551,7 +612,7 @@ mod tests {
     fn directories_are_for_the_worker_alone() {
         let directory = Directory::new();
         let temp_path = TempPath { path: directory.0.clone(), levels: smallvec![1, 2] };
-        create_blocking(&temp_path, 12345).unwrap();
+        create_blocking(&temp_path, 12345, false).unwrap();
         let made = std::fs::metadata(directory.0.join("5")).unwrap();
         assert_eq!(made.permissions().mode() & 0o777, 0o700);
     }

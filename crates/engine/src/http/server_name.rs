@@ -1,11 +1,11 @@
-//! Which server answers for a host name.
+//! Which server answers for a host name; and names of hosts with wildcards for whoever else has some (`map`).
 //!
 //! The order is nginx's: the exact name, the longest wildcard that begins with
 //! an asterisk, the longest that ends with one, the first regular expression
 //! that matches, and at last the default server of the address.
 //! (<https://nginx.org/en/docs/http/server_names.html>)
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::configuration::ServerId;
 use super::regex::{Match, Regex};
@@ -67,13 +67,20 @@ fn has_empty_label(name: &[u8]) -> bool {
     name.starts_with(b".") || name.windows(2).any(|pair| pair == b"..")
 }
 
-/// The names of all servers of one address.
-#[derive(Debug, Default)]
-pub struct ServerNames {
-    exact: HashMap<Box<[u8]>, ServerId>,
-    heads: HashMap<Box<[u8]>, ServerId>,
-    tails: HashMap<Box<[u8]>, ServerId>,
-    regexes: Vec<(Regex, ServerId)>,
+/// The names of all servers of one address; or names of other things.
+#[derive(Debug)]
+pub struct ServerNames<T = ServerId> {
+    exact: HashMap<Box<[u8]>, T>,
+    heads: HashMap<Box<[u8]>, T>,
+    tails: HashMap<Box<[u8]>, T>,
+    regexes: Vec<(Regex, T)>,
+}
+
+impl<T> Default for ServerNames<T> {
+    fn default() -> ServerNames<T> {
+        let (exact, heads, tails) = (HashMap::new(), HashMap::new(), HashMap::new());
+        ServerNames { exact, heads, tails, regexes: Vec::new() }
+    }
 }
 
 /// A name was given twice for the same address: the later one is ignored, with
@@ -81,10 +88,10 @@ pub struct ServerNames {
 #[derive(Debug)]
 pub struct Conflict;
 
-impl ServerNames {
+impl<T: Copy + PartialEq> ServerNames<T> {
     /// Adds a name of `server`.
-    pub fn insert(&mut self, name: ServerName, server: ServerId) -> Result<(), Conflict> {
-        let put = |table: &mut HashMap<Box<[u8]>, ServerId>, key: Box<[u8]>| {
+    pub fn insert(&mut self, name: ServerName, server: T) -> Result<(), Conflict> {
+        let put = |table: &mut HashMap<Box<[u8]>, T>, key: Box<[u8]>| {
             let holder = *table.entry(key).or_insert(server);
             if holder == server { Ok(()) } else { Err(Conflict) }
         };
@@ -110,22 +117,32 @@ impl ServerNames {
 
     /// The server for `host` (in lower case, without port and trailing dot).
     /// The error is PCRE2's message when an expression could not be run.
-    pub fn find(&self, host: &[u8]) -> Result<Option<(ServerId, Option<Match<'_>>)>, String> {
-        if let Some(&server) = self.exact.get(host) {
-            return Ok(Some((server, None)));
+    pub fn find(&self, host: &[u8]) -> Result<Option<(T, Option<Match<'_>>)>, String> {
+        match self.find_name(host) {
+            Some(server) => Ok(Some((server, None))),
+            None => Ok(self.find_regex(host)?.map(|(server, matched)| (server, Some(matched)))),
         }
-        if let Some(server) = self.find_wildcard(host) {
-            return Ok(Some((server, None)));
+    }
+
+    /// What is found without regular expressions.
+    pub fn find_name(&self, host: &[u8]) -> Option<T> {
+        self.exact.get(host).copied().or_else(|| self.find_wildcard(host))
+    }
+
+    /// The first regular expression that matches. None is asked about nothing.
+    pub fn find_regex(&self, text: &[u8]) -> Result<Option<(T, Match<'_>)>, String> {
+        if text.is_empty() {
+            return Ok(None);
         }
         for (regex, server) in &self.regexes {
-            if let Some(matched) = regex.find(host)? {
-                return Ok(Some((*server, Some(matched))));
+            if let Some(matched) = regex.find(text)? {
+                return Ok(Some((*server, matched)));
             }
         }
         Ok(None)
     }
 
-    fn find_wildcard(&self, host: &[u8]) -> Option<ServerId> {
+    fn find_wildcard(&self, host: &[u8]) -> Option<T> {
         let dots = || memchr::memchr_iter(b'.', host);
         if !self.heads.is_empty() {
             // The first dot leaves the longest suffix.

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::Setting;
+use gale_runtime::files::RefusedLinks;
 use smallvec::SmallVec;
 
-use super::template::Template;
+use super::open_files::OpenFileCache;
+use super::template::{SizeTemplate, Template};
 use crate::log::Target;
 use crate::process::Level;
 
@@ -35,6 +37,8 @@ pub struct CoreSettings {
     pub client_body_timeout: Setting<Duration>,
     pub client_body_min_rate: Setting<Option<MinRate>>,
     pub client_body_temp_path: Setting<TempPath>,
+    pub client_body_in_file_only: Setting<BodyInFile>,
+    pub client_body_in_single_buffer: Setting<bool>,
 
     // The connection.
     pub send_timeout: Setting<Duration>,
@@ -43,6 +47,8 @@ pub struct CoreSettings {
     pub keepalive_requests: Setting<u64>,
     pub keepalive_time: Setting<Duration>,
     pub keepalive_min_timeout: Setting<Duration>,
+    pub limit_rate: Setting<SizeTemplate>,
+    pub limit_rate_after: Setting<SizeTemplate>,
     pub lingering_close: Setting<LingeringClose>,
     pub lingering_time: Setting<Duration>,
     pub lingering_timeout: Setting<Duration>,
@@ -52,8 +58,14 @@ pub struct CoreSettings {
 
     // Files.
     pub root: Setting<Root>,
+    pub disable_symlinks: Setting<DisableSymlinks>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
+    pub open_file_cache: Setting<OpenFileCache>,
+    pub open_file_cache_valid: Setting<Duration>,
+    pub open_file_cache_min_uses: Setting<u64>,
+    pub open_file_cache_errors: Setting<bool>,
+    pub open_file_cache_events: Setting<bool>,
 
     // Who may.
     pub satisfy: Setting<Satisfy>,
@@ -63,6 +75,7 @@ pub struct CoreSettings {
     pub internal: Setting<bool>,
     pub default_type: Setting<Box<[u8]>>,
     pub types: Setting<Arc<Types>>,
+    pub early_hints: Setting<Vec<Template>>,
     pub error_page: Setting<Vec<ErrorPage>>,
     pub recursive_error_pages: Setting<bool>,
     pub server_tokens: Setting<ServerTokens>,
@@ -183,6 +196,15 @@ pub enum Alias {
     Whole,
 }
 
+/// `disable_symlinks off | on [from=PART] | if_not_owner [from=PART]`
+#[derive(Clone, Debug, Default)]
+pub struct DisableSymlinks {
+    /// What is refused, if anything.
+    pub refused: Option<RefusedLinks>,
+    /// The beginning of paths that is not checked.
+    pub from: Option<Template>,
+}
+
 /// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TempPath {
@@ -190,6 +212,17 @@ pub struct TempPath {
     pub path: std::path::PathBuf,
     /// How many characters of the file's number name each level of directories.
     pub levels: SmallVec<[u8; 3]>,
+}
+
+/// `client_body_in_file_only on|clean|off`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyInFile {
+    /// Only what memory has no room for; the file has no name.
+    Off,
+    /// All of it, in a file that stays.
+    On,
+    /// All of it, in a file that goes with the request.
+    Clean,
 }
 
 /// `types { }`: from a file name's extension, in lower case, to a media type.

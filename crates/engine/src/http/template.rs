@@ -2,8 +2,12 @@
 //!
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
+use gale_base::units;
+use gale_protocol::uri::escape::{Class, escape};
+
 use super::request::Request;
 use super::variables::{VariableId, is_name_byte};
+use crate::process::Level;
 
 /// A compiled text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,27 +67,30 @@ impl Template {
         self.segments.is_empty()
     }
 
+    /// Whether groups of a regular expression are part of it.
+    pub fn has_captures(&self) -> bool {
+        self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
+    }
+
     /// Appends the text for this request to `out`; a variable without a value
     /// adds nothing.
     pub fn append(&self, request: &Request, out: &mut Vec<u8>) {
-        self.append_values(request, out, |request, id, out| {
-            request.append_variable(id, out);
-        });
+        self.append_with(request, out, |text, out| out.extend_from_slice(text));
     }
 
-    /// Like [`Template::append`], with `value` deciding how the value of a
-    /// variable is written: for logs, which escape it.
-    pub fn append_values(
-        &self,
-        request: &Request,
-        out: &mut Vec<u8>,
-        mut value: impl FnMut(&Request, VariableId, &mut Vec<u8>),
-    ) {
+    /// Like [`Template::append`], with the groups of a regular expression encoded as arguments are.
+    pub fn append_encoded(&self, request: &Request, out: &mut Vec<u8>) {
+        self.append_with(request, out, |text, out| escape(Class::Args, text, out));
+    }
+
+    fn append_with(&self, request: &Request, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
         for segment in &self.segments {
             match segment {
                 Segment::Literal(text) => out.extend_from_slice(text),
-                Segment::Variable(id) => value(request, *id, out),
-                Segment::Capture(number) => out.extend_from_slice(request.capture(*number)),
+                Segment::Variable(id) => {
+                    request.append_variable(*id, out);
+                }
+                Segment::Capture(number) => request.with_capture(*number, |text| append_capture(text, out)),
             }
         }
     }
@@ -93,6 +100,45 @@ impl Template {
         let mut out = Vec::with_capacity(64);
         self.append(request, &mut out);
         out
+    }
+}
+
+/// Whether any of these texts is neither empty nor `0`: nginx's predicates.
+pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
+    texts.iter().any(|text| !matches!(&*text.evaluate(request), b"" | b"0"))
+}
+
+/// A size in bytes that may depend on the request: `4k`, `$arg_rate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SizeTemplate {
+    /// Known.
+    Constant(u64),
+    /// A text that becomes a size.
+    Text(Template),
+}
+
+impl SizeTemplate {
+    /// What a compiled text says; `None` when it says no size, and never will.
+    pub fn new(text: Template) -> Option<SizeTemplate> {
+        match text.as_constant() {
+            Some(constant) => units::parse_size(constant).map(SizeTemplate::Constant),
+            None => Some(SizeTemplate::Text(text)),
+        }
+    }
+
+    /// The size for this request. Zero for an empty text, and for one that is no size, of which the error log is told.
+    pub fn evaluate(&self, request: &Request) -> u64 {
+        let text = match self {
+            SizeTemplate::Constant(size) => return *size,
+            SizeTemplate::Text(text) => text.evaluate(request),
+        };
+        if text.is_empty() {
+            return 0;
+        }
+        units::parse_size(&text).unwrap_or_else(|| {
+            request.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
+            0
+        })
     }
 }
 

@@ -3,9 +3,19 @@
 //! A name that the configuration mentions gets an index when it is read. The
 //! value is worked out when it is first needed, appended straight to where it
 //! goes, and kept only where working it out again could give another answer.
+//!
+//! | of | value | kept |
+//! |---|---|---|
+//! | a module ([`Variable`]) | worked out | never: it is cheap, or changes |
+//! | a directive such as `map` ([`Definition`]) | worked out | for the request, unless volatile |
+//! | a named group, `set` | what was stored last | for the request |
+//!
+//! What is stored comes before what can be worked out.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use bstr::BStr;
 use gale_config::Span;
 
 use super::request::Request;
@@ -18,6 +28,15 @@ pub struct VariableId(pub u32);
 /// argument is the rest of the name of a variable such as `http_NAME`.
 pub type Evaluate = fn(&Request, &[u8], &mut Vec<u8>) -> bool;
 
+/// What becomes of a value that `set` gives to a variable that a module defines.
+pub type Assign = fn(&mut Request, &[u8]);
+
+/// What a directive makes of a variable: `map`, `geo`.
+pub trait Definition: Send + Sync {
+    /// Appends the value to the output and says whether there is one.
+    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool;
+}
+
 /// A variable that a module defines.
 pub struct Variable {
     /// The name without its dollar sign; for a family (`http_`), the prefix.
@@ -26,17 +45,24 @@ pub struct Variable {
     pub is_prefix: bool,
     /// What its value is.
     pub value: Evaluate,
+    /// For a variable that the configuration may change: what `set` does.
+    pub assign: Option<Assign>,
 }
 
 impl Variable {
     /// A variable of this very name.
     pub const fn named(name: &'static str, value: Evaluate) -> Variable {
-        Variable { name, is_prefix: false, value }
+        Variable { name, is_prefix: false, value, assign: None }
     }
 
     /// All variables whose names begin with `prefix`.
     pub const fn family(prefix: &'static str, value: Evaluate) -> Variable {
-        Variable { name: prefix, is_prefix: true, value }
+        Variable { name: prefix, is_prefix: true, value, assign: None }
+    }
+
+    /// The same variable, which the configuration may change.
+    pub const fn assigned_by(self, assign: Assign) -> Variable {
+        Variable { assign: Some(assign), ..self }
     }
 }
 
@@ -58,14 +84,20 @@ struct Slot {
     name: Box<[u8]>,
     source: Source,
     mentioned_at: Option<Span>,
+    /// Where the configuration makes it or gives it a value.
+    made_at: Option<Span>,
+    /// Until `set` has given it a value; everything else that defines it comes first.
+    unset: Option<Arc<dyn Definition>>,
+    assign: Option<Assign>,
 }
 
-#[derive(Clone)]
 pub(crate) enum Source {
     /// Mentioned, and nobody has defined it yet.
     Unknown,
     /// Worked out by a module.
     Evaluated { value: Evaluate, argument: Box<[u8]> },
+    /// Worked out by a directive.
+    Defined { definition: Arc<dyn Definition>, is_volatile: bool },
     /// Set by the request's course, for example by a named group: without a
     /// value until then.
     Stored,
@@ -79,12 +111,12 @@ pub(crate) enum Found {
     Defined(Source),
 }
 
-/// A variable that the configuration mentions and nobody defines.
+/// What is wrong with a variable.
 #[derive(Debug)]
-pub struct UnknownVariable {
-    /// Its name.
-    pub name: Box<[u8]>,
-    /// Where it was first mentioned.
+pub struct VariableError {
+    /// In nginx's words.
+    pub message: String,
+    /// Where it was first mentioned, or made.
     pub span: Option<Span>,
 }
 
@@ -100,14 +132,48 @@ impl VariableTable {
         let id = VariableId(u32::try_from(self.slots.len()).expect("fewer variables than 2^32"));
         let name: Box<[u8]> = name.into();
         self.by_name.insert(name.clone(), id);
-        self.slots.push(Slot { name, source: Source::Unknown, mentioned_at: span });
+        let (source, unset, assign) = (Source::Unknown, None, None);
+        self.slots.push(Slot { name, source, mentioned_at: span, made_at: None, unset, assign });
         id
     }
 
-    /// The index for a variable that the request's course sets.
-    pub fn stored(&mut self, name: &[u8]) -> VariableId {
-        let id = self.mention(name, None);
+    /// The index for a variable that a named group sets.
+    pub fn stored(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
+        let id = self.make(name, span);
         self.slots[id.0 as usize].source = Source::Stored;
+        id
+    }
+
+    /// Whether the configuration mentions a variable of this name, in lower case.
+    pub fn is_mentioned(&self, name: &[u8]) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// The index for a variable that a directive defines; the last definition counts.
+    /// Unless it is volatile, its value is worked out once for a request.
+    pub fn define(
+        &mut self,
+        name: &[u8],
+        span: Option<Span>,
+        definition: Arc<dyn Definition>,
+        is_volatile: bool,
+    ) -> VariableId {
+        let id = self.make(name, span);
+        self.slots[id.0 as usize].source = Source::Defined { definition, is_volatile };
+        id
+    }
+
+    /// The index for a variable that `set` gives a value. Before that the value is that of another definition, or
+    /// else what `unset` says.
+    pub fn assigned(&mut self, name: &[u8], span: Option<Span>, unset: Arc<dyn Definition>) -> VariableId {
+        let id = self.make(name, span);
+        self.slots[id.0 as usize].unset = Some(unset);
+        id
+    }
+
+    fn make(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
+        let id = self.mention(name, span);
+        self.slots[id.0 as usize].made_at = span;
         id
     }
 
@@ -115,13 +181,26 @@ impl VariableTable {
     pub fn resolve<'d>(
         &mut self,
         definitions: impl Iterator<Item = &'d Variable> + Clone,
-    ) -> Result<(), UnknownVariable> {
+    ) -> Result<(), VariableError> {
         for slot in &mut self.slots {
+            let is_made = slot.unset.is_some() || !matches!(slot.source, Source::Unknown);
+            let own = definitions.clone().find(|own| !own.is_prefix && own.name.as_bytes() == &*slot.name);
+            if let Some(own) = own.filter(|_| is_made) {
+                if own.assign.is_none() {
+                    let message = format!("the duplicate \"{}\" variable", BStr::new(&slot.name));
+                    return Err(VariableError { message, span: slot.made_at });
+                }
+                slot.assign = own.assign;
+            }
             if !matches!(slot.source, Source::Unknown) {
                 continue;
             }
-            slot.source = define(&slot.name, definitions.clone())
-                .ok_or_else(|| UnknownVariable { name: slot.name.clone(), span: slot.mentioned_at })?;
+            let unset = slot.unset.clone();
+            let unset = unset.map(|definition| Source::Defined { definition, is_volatile: false });
+            slot.source = define(&slot.name, definitions.clone()).or(unset).ok_or_else(|| VariableError {
+                message: format!("unknown \"{}\" variable", BStr::new(&slot.name)),
+                span: slot.mentioned_at,
+            })?;
         }
         Ok(())
     }
@@ -156,6 +235,10 @@ impl VariableTable {
 
     pub(crate) fn source(&self, id: VariableId) -> &Source {
         &self.slots[id.0 as usize].source
+    }
+
+    pub(crate) fn assign(&self, id: VariableId) -> Option<Assign> {
+        self.slots[id.0 as usize].assign
     }
 }
 
@@ -211,14 +294,49 @@ mod tests {
         let mut table = VariableTable::default();
         table.mention(b"nonsense", None);
         let error = table.resolve([].iter()).unwrap_err();
-        assert_eq!(&*error.name, b"nonsense");
+        assert_eq!(error.message, "unknown \"nonsense\" variable");
     }
 
     #[test]
     fn a_stored_variable_needs_no_definition() {
         let mut table = VariableTable::default();
         let id = table.mention(b"group", None);
-        assert_eq!(table.stored(b"group"), id);
+        assert_eq!(table.stored(b"group", None), id);
         table.resolve([].iter()).unwrap();
+    }
+
+    struct Nothing;
+
+    impl Definition for Nothing {
+        fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn only_what_may_be_changed_is_made_anew() {
+        let definitions = [
+            Variable::named("uri", nothing),
+            Variable::named("args", nothing).assigned_by(|_, _| {}),
+            Variable::family("http_", nothing),
+        ];
+        let resolve = |make: &dyn Fn(&mut VariableTable) -> VariableId| {
+            let mut table = VariableTable::default();
+            make(&mut table);
+            table.resolve(definitions.iter()).map_err(|error| error.message).map(|()| table)
+        };
+        let taken = Err("the duplicate \"uri\" variable".to_owned());
+        assert_eq!(resolve(&|table| table.stored(b"URI", None)).map(|_| ()), taken);
+        assert_eq!(resolve(&|table| table.define(b"uri", None, Arc::new(Nothing), false)).map(|_| ()), taken);
+        assert_eq!(resolve(&|table| table.assigned(b"uri", None, Arc::new(Nothing))).map(|_| ()), taken);
+        // A family gives the value until there is another one.
+        let table = resolve(&|table| table.assigned(b"http_x", None, Arc::new(Nothing))).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
+        assert!(table.assign(VariableId(0)).is_none());
+        let table = resolve(&|table| table.assigned(b"args", None, Arc::new(Nothing))).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
+        assert!(table.assign(VariableId(0)).is_some());
+        let table = resolve(&|table| table.assigned(b"own", None, Arc::new(Nothing))).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Defined { .. }));
     }
 }

@@ -18,6 +18,7 @@ use slab::Slab;
 
 use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
+use super::counters::OwnCounters;
 use super::http1::{Http1, Transfer};
 use super::request::Request;
 use crate::configuration::{Configuration, ThreadPools};
@@ -44,7 +45,7 @@ impl Configured {
     }
 
     /// Where messages go that belong to no request.
-    pub fn error_log(&self) -> &ErrorLog {
+    pub fn error_log(&self) -> &Arc<ErrorLog> {
         &self.0.error_log
     }
 
@@ -64,6 +65,8 @@ pub struct HttpWorker {
     configuration: RefCell<Rc<Configured>>,
     /// The access logs' lines on their way.
     pub access: Rc<AccessBuffers>,
+    /// What this worker counts.
+    pub(crate) counters: OwnCounters,
     pub(super) connections: RefCell<Slab<Entry>>,
     pub(super) connections_max: Cell<usize>,
     is_draining: Cell<bool>,
@@ -113,6 +116,7 @@ impl HttpWorker {
         Rc::new(HttpWorker {
             configuration: RefCell::new(configuration),
             access: Rc::default(),
+            counters: OwnCounters::take(),
             connections: RefCell::default(),
             connections_max: Cell::new(connections_max),
             is_draining: Cell::new(false),
@@ -259,6 +263,7 @@ impl HttpWorker {
         first: Option<Rc<Configured>>,
     ) {
         let number = CONNECTION_NUMBERS.fetch_add(1, Ordering::Relaxed);
+        self.counters.count_accepted();
         let info = ConnectionInfo::new(number, remote, Rc::clone(address), gale_runtime::now());
         let connection = Rc::new(Http1::new(info, stream, Rc::clone(self), first));
         let entry = Entry { task: None, connection: Rc::downgrade(&connection) };
@@ -300,6 +305,7 @@ impl HttpWorker {
 
     /// Takes a connection that has ended off the list.
     pub(super) fn forget_connection(&self, number: usize) {
+        self.counters.count_closed();
         let is_empty = {
             let mut connections = self.connections.borrow_mut();
             connections.remove(number);

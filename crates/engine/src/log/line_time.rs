@@ -89,6 +89,11 @@ pub fn format_time(format: &[u8], seconds: u64, zone: Zone) -> Option<Vec<u8>> {
 }
 
 impl LocalTime {
+    /// How far the time zone is from Greenwich, in minutes eastwards.
+    pub fn offset_minutes(self) -> i32 {
+        self.offset_minutes
+    }
+
     /// `2026/11/20 19:00:00`
     pub fn error_log(self) -> impl fmt::Display {
         Form(self, Style::ErrorLog)
@@ -97,6 +102,11 @@ impl LocalTime {
     /// `20/Nov/2026:19:00:00 +0000`: `$time_local`.
     pub fn common_log(self) -> impl fmt::Display {
         Form(self, Style::CommonLog)
+    }
+
+    /// `Nov 20 19:00:00` (RFC 3164 §4.1.2)
+    pub fn syslog(self) -> impl fmt::Display {
+        Form(self, Style::Syslog)
     }
 
     /// How many seconds the day has had.
@@ -115,6 +125,7 @@ struct Form(LocalTime, Style);
 enum Style {
     ErrorLog,
     CommonLog,
+    Syslog,
     Iso8601,
 }
 
@@ -135,6 +146,10 @@ impl fmt::Display for Form {
                     "{day:02}/{name}/{year:04}:{hour:02}:{minute:02}:{second:02} {sign}{offset_hours:02}{offset_rest:02}"
                 )
             }
+            Style::Syslog => {
+                let name = MONTHS[usize::from(month) % MONTHS.len()];
+                write!(formatter, "{name} {day:2} {hour:02}:{minute:02}:{second:02}")
+            }
             Style::Iso8601 => write!(
                 formatter,
                 "{year:04}-{number:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{sign}{offset_hours:02}:{offset_rest:02}"
@@ -148,10 +163,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_three_forms() {
+    fn the_four_forms() {
         let time = LocalTime { year: 2026, month: 10, day: 2, hour: 3, minute: 4, second: 5, offset_minutes: -210 };
         assert_eq!(time.error_log().to_string(), "2026/11/02 03:04:05");
         assert_eq!(time.common_log().to_string(), "02/Nov/2026:03:04:05 -0330");
+        assert_eq!(time.syslog().to_string(), "Nov  2 03:04:05");
         assert_eq!(time.iso8601().to_string(), "2026-11-02T03:04:05-03:30");
     }
 

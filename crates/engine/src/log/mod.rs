@@ -6,15 +6,22 @@
 
 mod access;
 mod line_time;
+mod named;
+mod syslog;
 mod writer;
 
 use std::fmt::{self, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 pub use access::{AccessBuffers, Hold};
 pub use line_time::{LocalTime, Zone, format_time, local_time};
-pub use writer::{LogWriter, Writers, finish};
+pub use named::{NamedLine, OpenLogs, append_named};
+pub use syslog::{Syslog, SyslogServer, SyslogSettings};
+pub use writer::{LogWriter, Writers};
 
 use crate::process::Level;
 
@@ -36,7 +43,56 @@ pub enum Target {
     Stderr,
     /// A file.
     File(DeferredLog),
+    /// A syslog server.
+    Syslog(DeferredSyslog),
 }
+
+/// A syslog server whose name is looked up when the configuration is otherwise complete.
+#[derive(Clone, Debug)]
+pub struct DeferredSyslog(Arc<(SyslogSettings, OnceLock<Syslog>)>);
+
+impl DeferredSyslog {
+    /// The server of these settings.
+    pub fn new(settings: SyslogSettings) -> DeferredSyslog {
+        let known = OnceLock::new();
+        if !matches!(settings.server, SyslogServer::Host(..)) {
+            // Empty so far.
+            let _ = known.set(Syslog::new(settings.clone()));
+        }
+        DeferredSyslog(Arc::new((settings, known)))
+    }
+
+    /// What was written, with an address in place of the name once that is known.
+    pub fn settings(&self) -> &SyslogSettings {
+        self.0.1.get().map_or(&self.0.0, Syslog::settings)
+    }
+
+    /// The address behind the name.
+    pub fn set_address(&self, address: SocketAddr) {
+        let mut settings = self.0.0.clone();
+        settings.server = SyslogServer::Inet(address);
+        // The first answer stands.
+        let _ = self.0.1.set(Syslog::new(settings));
+    }
+
+    /// The server.
+    ///
+    /// # Panics
+    /// While the configuration is still being built.
+    pub fn syslog(&self) -> &Syslog {
+        self.0.1.get().expect("names are looked up once the configuration is built")
+    }
+}
+
+/// Waits, for a bounded time, until everything that was logged is written.
+pub fn finish() {
+    let deadline = Instant::now() + FINISH_TIME_MAX;
+    named::finish(deadline);
+    writer::finish(deadline);
+}
+
+/// How long the end of the process waits for the last lines.
+const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
 
 /// A log file that is opened when the configuration is otherwise complete.
 #[derive(Clone, Debug)]
@@ -45,13 +101,14 @@ pub struct DeferredLog(Arc<Deferred>);
 #[derive(Debug)]
 struct Deferred {
     path: PathBuf,
+    gzip: AtomicU32,
     writer: OnceLock<Arc<LogWriter>>,
 }
 
 impl DeferredLog {
     /// The log at this path, not open yet.
     pub fn new(path: PathBuf) -> DeferredLog {
-        DeferredLog(Arc::new(Deferred { path, writer: OnceLock::new() }))
+        DeferredLog(Arc::new(Deferred { path, gzip: AtomicU32::new(0), writer: OnceLock::new() }))
     }
 
     /// The file's path.
@@ -59,8 +116,14 @@ impl DeferredLog {
         &self.0.path
     }
 
+    /// What is written to the file is compressed at this level.
+    pub fn compress(&self, level: u32) {
+        self.0.gzip.store(level, Ordering::Relaxed);
+    }
+
     /// The file is open now.
     pub fn set(&self, writer: Arc<LogWriter>) {
+        writer.set_gzip(self.0.gzip.load(Ordering::Relaxed));
         // The first answer stands: every clone of this asks for the same file.
         let _ = self.0.writer.set(writer);
     }
@@ -97,13 +160,18 @@ impl ErrorLog {
             if level > *level_max {
                 continue;
             }
-            let writer = match target {
-                Target::File(log) => log.writer(),
-                Target::Stderr => Writers::of_process().stderr(),
+            let batch;
+            let (writer, bytes) = match target {
+                Target::File(log) => (log.writer(), line.as_bytes()),
+                Target::Stderr => (Writers::of_process().stderr(), line.as_bytes()),
+                Target::Syslog(server) => {
+                    batch = server.syslog().error_batch(level, &line);
+                    (server.syslog().writer(), &*batch)
+                }
             };
             match level {
-                Level::Emerg => writer.append_and_wait(line.as_bytes()),
-                _ => writer.append(line.as_bytes()),
+                Level::Emerg => writer.append_and_wait(bytes),
+                _ => writer.append(bytes),
             }
         }
     }

@@ -1,5 +1,5 @@
 //! The queue of each log file and the threads that write: one for files, one for
-//! standard error.
+//! standard error, one for syslog.
 //!
 //! A line is appended whole under a short lock; a batch of whole lines is
 //! written with one call to a descriptor opened with `O_APPEND`, so lines of
@@ -12,15 +12,18 @@
 //! a bounded time.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use gale_base::os_error::OsErrorText;
 use parking_lot::{Condvar, Mutex};
 
+use super::syslog::{self, Peer, SyslogServer};
 use crate::process::LogHandle;
 
 /// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
@@ -33,9 +36,6 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// that has not taken such a line, until it has.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(200);
 
-/// How long the end of the process waits for the last lines.
-const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
-
 /// One log file, or standard error, with its queue.
 #[derive(Debug)]
 pub struct LogWriter {
@@ -44,6 +44,8 @@ pub struct LogWriter {
     /// A batch has been written, or could not be.
     done: Condvar,
     lost_lines: AtomicU64,
+    /// Batches are compressed at this level, each by itself; 0 for not at all.
+    gzip: AtomicU32,
 }
 
 /// Where a writer writes.
@@ -51,6 +53,7 @@ pub struct LogWriter {
 enum Output {
     File(LogHandle),
     Stderr,
+    Syslog(Peer),
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +72,8 @@ struct Queue {
 
 impl LogWriter {
     fn new(file: Output) -> LogWriter {
-        LogWriter { file, queue: Mutex::default(), done: Condvar::new(), lost_lines: AtomicU64::new(0) }
+        let (lost_lines, gzip) = (AtomicU64::new(0), AtomicU32::new(0));
+        LogWriter { file, queue: Mutex::default(), done: Condvar::new(), lost_lines, gzip }
     }
 
     /// Appends whole lines; they are written soon. Never waits for the file.
@@ -101,6 +105,11 @@ impl LogWriter {
         }
     }
 
+    /// From now on what is written is compressed at this level (1 to 9); 0 for not at all. One file has one level.
+    pub fn set_gzip(&self, level: u32) {
+        self.gzip.store(level, Ordering::Relaxed);
+    }
+
     /// How many lines could not be written since the process started.
     pub fn lost_lines(&self) -> u64 {
         self.lost_lines.load(Ordering::Relaxed)
@@ -110,11 +119,15 @@ impl LogWriter {
         match &self.file {
             Output::File(file) => file.path().display().to_string(),
             Output::Stderr => "stderr".to_owned(),
+            Output::Syslog(peer) => peer.name(),
         }
     }
 
     fn count_lost(&self, lines: &[u8]) {
-        let count = memchr::memchr_iter(b'\n', lines).count();
+        let count = match self.file {
+            Output::File(_) | Output::Stderr => memchr::memchr_iter(b'\n', lines).count(),
+            Output::Syslog(_) => syslog::records(lines).count(),
+        };
         self.lost_lines.fetch_add(count as u64, Ordering::Relaxed);
     }
 
@@ -136,15 +149,38 @@ impl LogWriter {
                 std::mem::swap(&mut queue.bytes, spare);
                 queue.batches_taken += 1;
             }
-            match write_all(&self.file, spare) {
-                Err((error, unwritten)) => {
-                    self.count_lost(&spare[spare.len() - unwritten..]);
-                    self.report(&format!("failed {}", OsErrorText(&error)));
-                }
+            match self.write(spare) {
+                Err(error) => self.report(&format!("failed {}", OsErrorText(&error))),
                 Ok(()) if self.has_unreported_losses() => self.report("was too slow for what was logged"),
                 Ok(()) => {}
             }
         }
+    }
+
+    /// Writes a batch; what is lost is counted.
+    fn write(&self, batch: &[u8]) -> io::Result<()> {
+        let file = match &self.file {
+            Output::Syslog(peer) => {
+                return peer.send_all(batch).map_err(|(error, lost)| {
+                    self.lost_lines.fetch_add(lost, Ordering::Relaxed);
+                    error
+                });
+            }
+            file => file,
+        };
+        let level = self.gzip.load(Ordering::Relaxed);
+        if level > 0 {
+            // Half a member is none: all of it is lost then.
+            let compressed = compress(batch, level);
+            return write_all(file, &compressed).map_err(|(error, _)| {
+                self.count_lost(batch);
+                error
+            });
+        }
+        write_all(file, batch).map_err(|(error, unwritten)| {
+            self.count_lost(&batch[batch.len() - unwritten..]);
+            error
+        })
     }
 
     fn has_unreported_losses(&self) -> bool {
@@ -168,6 +204,14 @@ impl LogWriter {
     }
 }
 
+/// A gzip member: files of several of them are what `zcat` reads as one. (RFC 1952 §2.2)
+fn compress(batch: &[u8], level: u32) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(batch.len() / 4 + 64), Compression::new(level));
+    // Writing to memory never fails.
+    let _ = encoder.write_all(batch);
+    encoder.finish().unwrap_or_default()
+}
+
 /// The error comes with how many bytes were left.
 fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     let mut rest = bytes;
@@ -175,6 +219,7 @@ fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
         let written = match output {
             Output::File(file) => rustix::io::write(file, rest),
             Output::Stderr => rustix::io::write(rustix::stdio::stderr(), rest),
+            Output::Syslog(_) => unreachable!("datagrams are sent"),
         };
         match written {
             Ok(0) => return Err((io::ErrorKind::WriteZero.into(), rest.len())),
@@ -191,6 +236,7 @@ fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
 #[derive(Debug, Default)]
 pub struct Writers {
     files: Mutex<HashMap<PathBuf, Weak<LogWriter>>>,
+    syslogs: Mutex<HashMap<SyslogServer, Weak<LogWriter>>>,
     stderr: OnceLock<Arc<LogWriter>>,
 }
 
@@ -215,6 +261,18 @@ impl Writers {
         writer
     }
 
+    /// The writer for a syslog server, which all who log there share.
+    pub(super) fn syslog(&self, server: &SyslogServer) -> Arc<LogWriter> {
+        let mut writers = self.syslogs.lock();
+        if let Some(writer) = writers.get(server).and_then(Weak::upgrade) {
+            return writer;
+        }
+        writers.retain(|_, writer| writer.strong_count() > 0);
+        let writer = Arc::new(LogWriter::new(Output::Syslog(Peer::new(server.clone()))));
+        writers.insert(server.clone(), Arc::downgrade(&writer));
+        writer
+    }
+
     /// The writer for standard error: a pipe that nobody reads must not hold up a
     /// loop either.
     pub fn stderr(&self) -> &Arc<LogWriter> {
@@ -223,7 +281,7 @@ impl Writers {
 }
 
 /// A thread that writes, started with the first line. Files have one, standard error
-/// another: a pipe that nobody reads holds up nothing else.
+/// and syslog others: a pipe or a socket that nobody reads holds up nothing else.
 struct WriterThread {
     /// Without it lines are written where they arise.
     is_there: bool,
@@ -240,6 +298,7 @@ struct Dirty {
 
 static FILES: OnceLock<WriterThread> = OnceLock::new();
 static STDERR: OnceLock<WriterThread> = OnceLock::new();
+static SYSLOG: OnceLock<WriterThread> = OnceLock::new();
 
 impl Output {
     /// The thread that writes to it.
@@ -247,6 +306,7 @@ impl Output {
         match self {
             Output::File(_) => WriterThread::get(&FILES, "log"),
             Output::Stderr => WriterThread::get(&STDERR, "log stderr"),
+            Output::Syslog(_) => WriterThread::get(&SYSLOG, "log syslog"),
         }
     }
 }
@@ -289,10 +349,9 @@ impl WriterThread {
     }
 }
 
-/// Waits, for a bounded time, until everything that was logged is written.
-pub fn finish() {
-    let deadline = Instant::now() + FINISH_TIME_MAX;
-    for thread in [&FILES, &STDERR].into_iter().filter_map(OnceLock::get) {
+/// Waits until everything that was logged is written, or until the deadline.
+pub(super) fn finish(deadline: Instant) {
+    for thread in [&FILES, &SYSLOG, &STDERR].into_iter().filter_map(OnceLock::get) {
         let mut dirty = thread.dirty.lock();
         while !dirty.writers.is_empty() || dirty.is_writing {
             if thread.changed.wait_until(&mut dirty, deadline).timed_out() {

@@ -110,7 +110,7 @@ pub enum ErrorLogDestination {
     Stderr,
     /// A file, absolute.
     File(#[serde(with = "text::path")] PathBuf),
-    /// `syslog:…`, as written.
+    /// What stands behind `syslog:`, with an address in place of a name.
     Syslog(String),
 }
 
@@ -121,6 +121,6 @@ pub enum ErrorLogTarget {
     Stderr(Level),
     /// An open file.
     File(Level, LogHandle),
-    /// `syslog:…`, as written.
+    /// What stands behind `syslog:`, with an address in place of a name.
     Syslog(Level, String),
 }

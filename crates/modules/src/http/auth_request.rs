@@ -6,6 +6,8 @@
 //! 2xx lets the request in, 401 (with its challenges) and 403 become its answer, everything else is 500. The question is
 //! a subrequest without a body; of its answer only the head counts.
 
+use std::sync::Arc;
+
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::phases::{Flow, Phase, Wait};
@@ -13,7 +15,7 @@ use gale_engine::http::request::Request;
 use gale_engine::http::response::Field;
 use gale_engine::http::subrequest::{Target, ask};
 use gale_engine::http::template::Template;
-use gale_engine::http::variables::VariableId;
+use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 
@@ -65,6 +67,15 @@ impl Conf {
     }
 }
 
+/// A variable before there is an answer.
+struct Unset;
+
+impl Definition for Unset {
+    fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
+        false
+    }
+}
+
 fn auth_request(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     if conf.asks.is_some() {
         return Err(statement.directive_error("is duplicate"));
@@ -80,7 +91,7 @@ fn auth_request_set(conf: &mut Conf, builder: &mut Builder, statement: &Statemen
         return Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span));
     };
     let http = builder.http_mut();
-    let variable = http.variables.stored(name);
+    let variable = http.variables.assigned(name, Some(word.span), Arc::new(Unset));
     let value = http.template(&statement.args[1])?;
     conf.set.push((variable, value));
     Ok(())
@@ -104,7 +115,7 @@ async fn decide(request: &mut Request, conf: &Conf) -> Flow {
     };
     // Stored, so that they are there after internal redirects.
     for (variable, value) in &conf.set {
-        request.store_variable(*variable, &value.evaluate(&answer));
+        request.assign_variable(*variable, &value.evaluate(&answer));
     }
     match answer.response.status {
         200..300 => Flow::Allow,

@@ -13,12 +13,14 @@ use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
+use gale_engine::http::open_files::{OpenFileCache, Store};
 use gale_engine::http::settings::{
-    Alias, CoreSettings, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince, KeepaliveDisable,
-    KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
+    Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
+    KeepaliveDisable, KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
 };
-use gale_engine::http::template::Template;
+use gale_engine::http::template::{SizeTemplate, Template};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_runtime::files::RefusedLinks;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -184,6 +186,24 @@ const DIRECTIVES: &[Directive] = &[
         store: &OneWith { parse: temp_path, slot: slot!(CoreSettings, client_body_temp_path) },
     },
     Directive {
+        name: "client_body_in_file_only",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "off",
+        about: "Whether bodies go to files as a whole: off, on, or clean, which removes them with the request.",
+        store: &One { parse: body_in_file, slot: slot!(CoreSettings, client_body_in_file_only) },
+    },
+    Directive {
+        name: "client_body_in_single_buffer",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether what is kept of a body in memory is one piece.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, client_body_in_single_buffer) },
+    },
+    Directive {
         name: "send_timeout",
         place: Place::ANYWHERE,
         takes: Takes::Exactly(1),
@@ -236,6 +256,24 @@ const DIRECTIVES: &[Directive] = &[
         default: "0",
         about: "How long a connection stays open, even when the server stops or is short of connections.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_min_timeout) },
+    },
+    Directive {
+        name: "limit_rate",
+        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "How many bytes of a response go out in a second; 0 for no limit.",
+        store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate) },
+    },
+    Directive {
+        name: "limit_rate_after",
+        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "How much of a response goes out before limit_rate applies.",
+        store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate_after) },
     },
     Directive {
         name: "lingering_close",
@@ -310,6 +348,51 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::size, slot: slot!(CoreSettings, sendfile_max_chunk) },
     },
     Directive {
+        name: "open_file_cache",
+        place: Place::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "",
+        about: "How many files are kept open, and how long without use; off keeps nothing in memory.",
+        store: &One { parse: open_file_cache, slot: slot!(CoreSettings, open_file_cache) },
+    },
+    Directive {
+        name: "open_file_cache_valid",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "60s",
+        about: "How long what the cache of open files says is believed.",
+        store: &One { parse: values::time_s, slot: slot!(CoreSettings, open_file_cache_valid) },
+    },
+    Directive {
+        name: "open_file_cache_min_uses",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "1",
+        about: "From which use on a file is kept open.",
+        store: &One { parse: values::number, slot: slot!(CoreSettings, open_file_cache_min_uses) },
+    },
+    Directive {
+        name: "open_file_cache_errors",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether the cache of open files remembers what was not found or not allowed.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_errors) },
+    },
+    Directive {
+        name: "open_file_cache_events",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether what the kernel watches is believed until it tells of a change, however long.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_events) },
+    },
+    Directive {
         name: "root",
         place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
         takes: Takes::Exactly(1),
@@ -326,6 +409,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "",
         about: "The directory that takes the place of the location's prefix.",
         store: &Custom(alias),
+    },
+    Directive {
+        name: "disable_symlinks",
+        place: Place::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "off",
+        about: "Which symbolic links on the way to a file are refused: none, all, or those of other owners than the file's.",
+        store: &OneWith { parse: disable_symlinks, slot: slot!(CoreSettings, disable_symlinks) },
     },
     Directive {
         name: "internal",
@@ -380,6 +472,15 @@ const DIRECTIVES: &[Directive] = &[
         default: "",
         about: "Media types by the extensions of file names.",
         store: &Custom(types),
+    },
+    Directive {
+        name: "early_hints",
+        place: Place::ANYWHERE,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "",
+        about: "Responses 103 are passed on if any of these texts is neither empty nor 0.",
+        store: &Custom(early_hints),
     },
     Directive {
         name: "error_page",
@@ -521,6 +622,7 @@ fn merge(
         Some(parent) => {
             core.types.inherit(&parent.types);
             core.error_page.inherit(&parent.error_page);
+            core.early_hints.inherit(&parent.early_hints);
             core.internal.inherit(&parent.internal);
         }
         None => {
@@ -539,6 +641,9 @@ fn merge(
     }
     if !core.error_page.is_set() {
         core.error_page.set(Vec::new(), None);
+    }
+    if !core.early_hints.is_set() {
+        core.early_hints.set(Vec::new(), None);
     }
     if !core.internal.is_set() {
         core.internal.set(false, None);
@@ -576,6 +681,11 @@ const MIN_RATE_GRACE: Duration = Duration::from_secs(10);
 
 fn satisfy(statement: &Statement) -> Result<Satisfy, Diagnostic> {
     values::enumeration(statement, &[("all", Satisfy::All), ("any", Satisfy::Any)])
+}
+
+fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
+    let text = builder.http_mut().template(&statement.args[0])?;
+    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
 }
 
 fn count(statement: &Statement) -> Result<usize, Diagnostic> {
@@ -627,6 +737,11 @@ fn keepalive_disable(statement: &Statement) -> Result<KeepaliveDisable, Diagnost
         let one = values::choice(word, &choices)?;
         Ok(KeepaliveDisable { msie6: all.msie6 | one.msie6, safari: all.safari | one.safari })
     })
+}
+
+fn body_in_file(statement: &Statement) -> Result<BodyInFile, Diagnostic> {
+    let choices = [("off", BodyInFile::Off), ("on", BodyInFile::On), ("clean", BodyInFile::Clean)];
+    values::enumeration(statement, &choices)
 }
 
 fn lingering_close(statement: &Statement) -> Result<LingeringClose, Diagnostic> {
@@ -699,6 +814,59 @@ fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>)
     Ok(Root { path: builder.http_mut().template(&path)?, base, alias })
 }
 
+fn disable_symlinks(builder: &mut Builder, statement: &Statement) -> Result<DisableSymlinks, Diagnostic> {
+    let (mut refused, mut from) = (None, None);
+    for word in &statement.args {
+        match &**word.text {
+            b"off" => refused = Some(None),
+            b"on" => refused = Some(Some(RefusedLinks::All)),
+            b"if_not_owner" => refused = Some(Some(RefusedLinks::Foreign)),
+            text => match text.strip_prefix(b"from=") {
+                Some(part) => from = Some(builder.http_mut().template(&Word { text: part.into(), ..word.clone() })?),
+                None => return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+            },
+        }
+    }
+    let Some(refused) = refused else {
+        let must = "must have \"off\", \"on\" or \"if_not_owner\" parameter";
+        return Err(statement.error(format!("\"{}\" {must}", statement.name.text)));
+    };
+    match (&statement.args[..], refused, &from) {
+        ([first, second], _, None) => {
+            Err(statement.error(format!("duplicate parameters \"{} {}\"", first.text, second.text)))
+        }
+        (_, None, Some(_)) => Err(statement.error("\"from=\" cannot be used with \"off\" parameter")),
+        _ => Ok(DisableSymlinks { refused, from }),
+    }
+}
+
+fn open_file_cache(statement: &Statement) -> Result<OpenFileCache, Diagnostic> {
+    let mut entries_max = None;
+    let mut inactive = Duration::from_secs(60);
+    let mut is_off = false;
+    for word in &statement.args {
+        let invalid = || {
+            let message = format!("invalid \"open_file_cache\" parameter \"{}\"", word.text);
+            Diagnostic::emerg(message).at(word.span).hint("off, or max=N and perhaps inactive=TIME")
+        };
+        if let Some(number) = word.text.strip_prefix(b"max=") {
+            entries_max = Some(units::parse_number(number).filter(|&number| number > 0).ok_or_else(invalid)?);
+        } else if let Some(time) = word.text.strip_prefix(b"inactive=") {
+            inactive = units::parse_time_seconds(time).ok_or_else(invalid)?;
+        } else if word.text == "off" {
+            is_off = true;
+        } else {
+            return Err(invalid());
+        }
+    }
+    if is_off {
+        return Ok(OpenFileCache::Off);
+    }
+    let entries_max =
+        entries_max.ok_or_else(|| statement.error("\"open_file_cache\" must have the \"max\" parameter"))?;
+    Ok(OpenFileCache::Store(Store::new(entries_max, inactive)))
+}
+
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     core.internal.set(true, Some(statement.span));
     Ok(())
@@ -738,6 +906,16 @@ fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
 fn default_types() -> Types {
     let rows: [(&[u8], &[u8]); 3] = [(b"html", b"text/html"), (b"gif", b"image/gif"), (b"jpg", b"image/jpeg")];
     Types(rows.into_iter().map(|(extension, media_type)| (extension.into(), media_type.into())).collect())
+}
+
+/// `early_hints STRING ...`; several of one level add up.
+fn early_hints(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let mut texts = core.early_hints.take().unwrap_or_default();
+    for word in &statement.args {
+        texts.push(builder.http_mut().template(word)?);
+    }
+    core.early_hints.set(texts, Some(statement.span));
+    Ok(())
 }
 
 /// `error_page CODE ... [=[RESPONSE]] URI`

@@ -230,7 +230,7 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
 
 /// The answer depends on what the client accepts: `gzip_vary`.
 pub fn note_vary(request: &mut Request) {
-    let is_on = request.scope().settings::<Conf>().is_some_and(|conf| *conf.vary.get());
+    let is_on = request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get());
     if is_on && request.response.field(b"vary") != Some(b"Accept-Encoding") {
         request.response.add(b"Vary", b"Accept-Encoding");
     }
@@ -238,13 +238,13 @@ pub fn note_vary(request: &mut Request) {
 
 /// Whether `Vary` is to be sent where the answer depends on what the client accepts.
 pub fn has_vary(request: &Request) -> bool {
-    request.scope().settings::<Conf>().is_some_and(|conf| *conf.vary.get())
+    request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get())
 }
 
 /// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it. A part of its
 /// answer may not: the whole is compressed.
 pub fn is_accepted(request: &Request) -> bool {
-    let Some(conf) = request.scope().settings::<Conf>() else { return false };
+    let Some(conf) = request.scope().conf_of::<Conf>() else { return false };
     let agent = request.header(KnownHeader::UserAgent);
     request.is_main()
         && request.header(KnownHeader::AcceptEncoding).is_some_and(accepts_gzip)
@@ -257,7 +257,7 @@ pub fn is_accepted(request: &Request) -> bool {
 /// An expression that runs into PCRE2's limits does not match, as in nginx.
 fn is_disabled(conf: &Conf, agent: &[u8]) -> bool {
     let expressions = conf.disabled.get_opt().into_iter().flatten();
-    expressions.into_iter().any(|expression| expression.is_match(agent).unwrap_or(false))
+    expressions.into_iter().any(|expression| matches!(expression.find(agent), Ok(Some(_))))
 }
 
 /// Whether a list of codings has gzip, with a weight above zero. (RFC 9110 §12.5.3, as nginx reads it: `*` is nothing to

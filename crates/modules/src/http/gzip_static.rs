@@ -8,11 +8,11 @@ use std::io;
 
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::files::path_for;
+use gale_engine::http::open_files::{self, Opened};
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::http1::Method;
-use gale_runtime::{File, OpenFlags, files};
 
 use super::{gzip, static_files};
 
@@ -59,7 +59,7 @@ fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Ok(path) => path,
         Err(flow) => return Some(flow),
     };
-    let opened = files::try_open(static_files::as_path(&path), OpenFlags::READ)?;
+    let opened = open_files::try_open(request, &path)?;
     Some(opened_or_not(request, conf, &path, opened))
 }
 
@@ -67,7 +67,7 @@ fn serve<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
     Box::pin(async move {
         match path_of_compressed(request, conf) {
             Ok(path) => {
-                let opened = files::open(static_files::as_path(&path), OpenFlags::READ).await;
+                let opened = open_files::open(request, &path).await;
                 opened_or_not(request, conf, &path, opened)
             }
             Err(flow) => flow,
@@ -96,7 +96,7 @@ fn is_for(request: &Request, conf: &Conf) -> bool {
 }
 
 /// A file that is not there, or not to be had, leaves the request to the modules after this one.
-fn opened_or_not(request: &mut Request, conf: &Conf, path: &[u8], opened: io::Result<File>) -> Flow {
+fn opened_or_not(request: &mut Request, conf: &Conf, path: &[u8], opened: io::Result<Opened>) -> Flow {
     let file = match opened {
         Ok(file) => file,
         Err(error) => {
@@ -113,7 +113,7 @@ fn opened_or_not(request: &mut Request, conf: &Conf, path: &[u8], opened: io::Re
             return Flow::Next;
         }
     }
-    if file.metadata().is_directory() {
+    if file.metadata.is_directory() {
         return Flow::Next;
     }
     let flow = static_files::send(request, file, path);

@@ -2,23 +2,20 @@
 //!   index FILE ...;          http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_index_module.html>)
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use bstr::BStr;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::files::path_for;
+use gale_engine::http::open_files;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 use gale_protocol::http1::Method;
-use gale_runtime::files;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -95,7 +92,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
                 return Flow::Redirect { uri: name, args: None };
             }
             let path = [&directory[..], &name].concat();
-            match files::stat(as_path(&path)).await {
+            match open_files::stat(request, &path).await {
                 Ok(metadata) if metadata.is_directory() => {}
                 Ok(_) => return Flow::Redirect { uri: [&request.uri[..], &name].concat(), args: None },
                 Err(error) if is_absent(&error) => {
@@ -115,7 +112,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 
 /// The status when the directory itself is not there; `path` is what was looked for in it.
 async fn check_directory(request: &Request, directory: &[u8], path: &[u8]) -> Option<u16> {
-    match files::stat(as_path(directory)).await {
+    match open_files::stat_directory(request, directory).await {
         Ok(metadata) if metadata.is_directory() => None,
         Ok(_) => {
             request.log(Level::Alert, format_args!("\"{}\" is not a directory", BStr::new(directory)));
@@ -146,8 +143,4 @@ fn refusal(request: &Request, call: &str, path: &[u8], error: &io::Error) -> u16
 
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT))
-}
-
-fn as_path(path: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(path))
 }

@@ -1,32 +1,37 @@
 //! log: a line for every request.
 //!   log_format NAME [escape=default|json|none] STRING ...;                         http
 //!   access_log off;
-//!   access_log PATH [FORMAT [buffer=SIZE] [flush=TIME] [if=CONDITION]];
+//!   access_log PATH [FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]];
+//!   access_log syslog:server=ADDRESS[,PARAMETER=VALUE] [FORMAT [if=CONDITION]];
 //!                       http, server, location, if in location, limit_except
+//!   open_log_file_cache max=N [inactive=TIME] [min_uses=N] [valid=TIME];           http, server, location
+//!   open_log_file_cache off;
 //! (<https://nginx.org/en/docs/http/ngx_http_log_module.html>)
 //!
 //! Lines are written into the worker's own buffer for the file and handed on by
-//! `AccessBuffers`; nothing here opens or writes a file. A format must stand before
-//! the logs that use it, as in nginx. Not there yet: `gzip`, `syslog:`, variables
-//! in PATH, `open_log_file_cache`.
+//! `AccessBuffers`; nothing here opens, compresses or writes a file. A format must stand
+//! before the logs that use it, as in nginx.
 
 use std::any::Any;
-use std::fmt::Display;
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bstr::{BStr, BString, ByteSlice};
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Place, Span, Statement, Takes, Word};
+use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Span, Statement, Takes, Word, slot};
 use gale_engine::configuration::{Builder, Level};
 use gale_engine::http::configuration::ScopeId;
+use gale_engine::http::files::directory_of;
 use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::variables::{VariableId, is_name_byte};
-use gale_engine::log::{DeferredLog, Hold};
+use gale_engine::log::{DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_protocol::uri::escape::escape_json;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -50,6 +55,15 @@ pub const MODULE: Module = Module {
             about: "Where requests are logged, in which format, and which of them; may be repeated.",
             store: &Custom(access_log),
         },
+        Directive {
+            name: "open_log_file_cache",
+            place: Place::ANYWHERE,
+            takes: Takes::Between(1, 4),
+            body: Body::None,
+            default: "off",
+            about: "Which logs with variables in their names stay open between requests.",
+            store: &One { parse: open_log_file_cache, slot: slot!(Conf, open) },
+        },
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.logs().is_empty(), run: log })],
@@ -67,12 +81,18 @@ const HTTP_BLOCK: ScopeId = ScopeId(0);
 /// in several workers at once.
 const HOLD_BYTES_MAX: usize = 1024 * 1024;
 
+/// nginx's buffer and level for `gzip` alone.
+const GZIP_BUFFER_BYTES: usize = 64 * 1024;
+const GZIP_LEVEL: u32 = 1;
+
 #[derive(Default)]
 struct Conf {
     /// `None` until something is said here or inherited.
     logs: Option<Arc<[Log]>>,
     /// `off`: no line is written, whatever else the block says.
     is_off: bool,
+    /// The files that stay open.
+    open: Setting<Option<Arc<OpenLogs>>>,
     /// Of the http block alone.
     shared: Shared,
 }
@@ -82,16 +102,33 @@ struct Conf {
 struct Shared {
     formats: Vec<(BString, Arc<Format>)>,
     /// How lines for a file are gathered: a file has one buffer.
-    holds: Vec<(PathBuf, Hold)>,
+    holds: Vec<(PathBuf, Gathering)>,
+}
+
+/// How the lines for a file are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gathering {
+    hold: Hold,
+    /// The level of compression; 0 for none.
+    gzip: u32,
 }
 
 /// One `access_log`.
 #[derive(Clone)]
 struct Log {
-    file: DeferredLog,
+    place: LogPlace,
     format: Arc<Format>,
-    hold: Option<Hold>,
     condition: Option<Template>,
+}
+
+/// Where lines go.
+#[derive(Clone)]
+enum LogPlace {
+    /// To a file, with `buffer=` and `flush=`.
+    File(DeferredLog, Option<Hold>),
+    /// To a file whose name the request decides.
+    Named(Template),
+    Syslog(DeferredSyslog),
 }
 
 impl Conf {
@@ -108,12 +145,35 @@ fn log(request: &mut Request, conf: &Conf) -> Flow {
         if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(request))) {
             continue;
         }
-        request.worker().access.append(log.file.writer(), log.hold, |out| {
-            log.format.append(request, out);
-            out.push(b'\n');
-        });
+        let access = &request.worker().access;
+        match &log.place {
+            LogPlace::File(file, hold) => access.append(file.writer(), *hold, |out| {
+                log.format.append(request, out);
+                out.push(b'\n');
+            }),
+            LogPlace::Syslog(server) => access.append(server.syslog().writer(), None, |out| {
+                server.syslog().append_line(out, |out| log.format.append(request, out));
+            }),
+            LogPlace::Named(path) => append_named(named_line(request, conf, log, path)),
+        }
     }
     Flow::Next
+}
+
+fn named_line(request: &Request, conf: &Conf, log: &Log, path: &Template) -> NamedLine {
+    let mut line = Vec::with_capacity(256);
+    log.format.append(request, &mut line);
+    line.push(b'\n');
+    let mut root = Vec::with_capacity(128);
+    directory_of(request, &mut root);
+    NamedLine {
+        path: OsString::from_vec(path.evaluate(request)).into(),
+        root: OsString::from_vec(root).into(),
+        line,
+        connection: request.connection().number,
+        errors: Arc::clone(request.configuration().error_log()),
+        open: conf.open.get().clone(),
+    }
 }
 
 fn is_false(value: &[u8]) -> bool {
@@ -230,12 +290,11 @@ impl Escaping {
             return;
         }
         let raw = out.split_off(start);
+        if self == Escaping::Json {
+            return escape_json(&raw, out);
+        }
         for byte in raw {
-            match self {
-                Escaping::Default if is_special(byte) => push_hex(out, b"\\x", byte),
-                Escaping::Json if is_special_in_json(byte) => push_json(out, byte),
-                _ => out.push(byte),
-            }
+            if is_special(byte) { push_hex(out, byte) } else { out.push(byte) }
         }
     }
 }
@@ -248,24 +307,9 @@ fn is_special_in_json(byte: u8) -> bool {
     (byte < 32) | (byte == b'"') | (byte == b'\\')
 }
 
-/// (RFC 8259 §7)
-fn push_json(out: &mut Vec<u8>, byte: u8) {
-    let short = match byte {
-        b'"' | b'\\' => byte,
-        b'\n' => b'n',
-        b'\r' => b'r',
-        b'\t' => b't',
-        8 => b'b',
-        12 => b'f',
-        _ => return push_hex(out, b"\\u00", byte),
-    };
-    out.extend_from_slice(&[b'\\', short]);
-}
-
-fn push_hex(out: &mut Vec<u8>, before: &[u8], byte: u8) {
+fn push_hex(out: &mut Vec<u8>, byte: u8) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    out.extend_from_slice(before);
-    out.extend_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    out.extend_from_slice(&[b'\\', b'x', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
 }
 
 fn log_format(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -305,39 +349,40 @@ fn access_log(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
         conf.is_off = true;
         return statement.args.get(1).map_or(Ok(()), |extra| Err(invalid_parameter(extra)));
     }
-    check_path(path)?;
     let format = match statement.args.get(1) {
         Some(name) => named_format(conf, builder, name)?,
         None => combined(builder),
     };
-    let Options { hold, condition } = options(builder, statement)?;
-    let file = builder.log_file(&path.text, Some(path.span));
-    if let Some(hold) = hold
-        && !shared(conf, builder).agrees(&file, hold)
-    {
-        let message = format!("access_log \"{}\" already defined with conflicting parameters", path.text);
-        return Err(Diagnostic::emerg(message).at(path.span));
-    }
-    let hold = hold.map(|hold| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
-    let log = Log { file, format, hold, condition };
+    let Options { gathering, condition } = options(builder, statement)?;
+    let refused = |message: &str| Diagnostic::emerg(message).at(statement.span);
+    let place = if path.text.starts_with(b"syslog:") {
+        let server = builder.syslog(path)?;
+        match gathering {
+            Some(_) => return Err(refused("logs to syslog cannot be buffered")),
+            None => LogPlace::Syslog(server),
+        }
+    } else if path.text.contains(&b'$') {
+        if gathering.is_some() {
+            return Err(refused("buffered logs cannot have variables in name"));
+        }
+        let full = builder.full_path(&path.text).into_os_string().into_vec().into();
+        LogPlace::Named(builder.http_mut().template(&Word { text: full, ..path.clone() })?)
+    } else {
+        let file = builder.log_file(&path.text, Some(path.span));
+        if let Some(gathering) = gathering {
+            if !shared(conf, builder).agrees(&file, gathering) {
+                let message = format!("access_log \"{}\" already defined with conflicting parameters", path.text);
+                return Err(Diagnostic::emerg(message).at(path.span));
+            }
+            file.compress(gathering.gzip);
+        }
+        let hold = gathering.map(|Gathering { hold, .. }| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
+        LogPlace::File(file, hold)
+    };
+    let log = Log { place, format, condition };
     let earlier = conf.logs.take().unwrap_or_default();
     conf.logs = Some(earlier.iter().cloned().chain([log]).collect());
     Ok(())
-}
-
-fn check_path(path: &Word) -> Result<(), Diagnostic> {
-    if path.text.starts_with(b"syslog:") {
-        return Err(not_supported(path, &path.text));
-    }
-    if path.text.contains(&b'$') {
-        return Err(not_supported(path, "variables in the path"));
-    }
-    Ok(())
-}
-
-fn not_supported(word: &Word, what: impl Display) -> Diagnostic {
-    let message = format!("\"{what}\" is not supported in \"access_log\" directive");
-    Diagnostic::emerg(message).at(word.span).hint("nginx has this, Gale does not have it yet")
 }
 
 fn invalid_parameter(word: &Word) -> Diagnostic {
@@ -367,12 +412,12 @@ fn combined(builder: &mut Builder) -> Arc<Format> {
 
 /// What follows the format in an `access_log`.
 struct Options {
-    hold: Option<Hold>,
+    gathering: Option<Gathering>,
     condition: Option<Template>,
 }
 
 fn options(builder: &mut Builder, statement: &Statement) -> Result<Options, Diagnostic> {
-    let (mut bytes, mut time, mut condition) = (None, None, None);
+    let (mut bytes, mut time, mut gzip, mut condition) = (None, None, 0, None);
     for word in statement.args.iter().skip(2) {
         if let Some(text) = word.text.strip_prefix(b"buffer=") {
             let size = units::parse_size(text).and_then(|size| usize::try_from(size).ok());
@@ -383,12 +428,13 @@ fn options(builder: &mut Builder, statement: &Statement) -> Result<Options, Diag
         } else if let Some(text) = word.text.strip_prefix(b"if=") {
             condition = Some(builder.http_mut().template(&Word { text: text.into(), ..word.clone() })?);
         } else if let Some(level) = word.text.strip_prefix(b"gzip=") {
-            if !matches!(units::parse_number(level), Some(1..=9)) {
-                return Err(invalid(word, "compression level", level));
-            }
-            return Err(not_supported(word, "gzip"));
+            let number = units::parse_number(level).and_then(|number| u32::try_from(number).ok());
+            let number = number.filter(|number| (1..=9).contains(number));
+            gzip = number.ok_or_else(|| invalid(word, "compression level", level))?;
+            bytes.get_or_insert(GZIP_BUFFER_BYTES);
         } else if word.text == "gzip" {
-            return Err(not_supported(word, "gzip"));
+            gzip = GZIP_LEVEL;
+            bytes.get_or_insert(GZIP_BUFFER_BYTES);
         } else {
             return Err(invalid_parameter(word));
         }
@@ -398,7 +444,7 @@ fn options(builder: &mut Builder, statement: &Statement) -> Result<Options, Diag
         let message = format!("no buffer is defined for access_log \"{}\"", path.text);
         return Err(Diagnostic::emerg(message).at(path.span));
     }
-    Ok(Options { hold: bytes.map(|bytes| Hold { bytes, time }), condition })
+    Ok(Options { gathering: bytes.map(|bytes| Gathering { hold: Hold { bytes, time }, gzip }), condition })
 }
 
 fn invalid(word: &Word, what: &str, text: &[u8]) -> Diagnostic {
@@ -418,15 +464,43 @@ fn shared<'c>(conf: &'c mut Conf, builder: &'c mut Builder) -> &'c mut Shared {
 
 impl Shared {
     /// Notes how lines for this file are gathered; `false` if it was said otherwise before.
-    fn agrees(&mut self, file: &DeferredLog, hold: Hold) -> bool {
+    fn agrees(&mut self, file: &DeferredLog, gathering: Gathering) -> bool {
         match self.holds.iter().find(|(path, _)| path == file.path()) {
-            Some((_, known)) => *known == hold,
+            Some((_, known)) => *known == gathering,
             None => {
-                self.holds.push((file.path().to_owned(), hold));
+                self.holds.push((file.path().to_owned(), gathering));
                 true
             }
         }
     }
+}
+
+fn open_log_file_cache(statement: &Statement) -> Result<Option<Arc<OpenLogs>>, Diagnostic> {
+    const NAME: &str = "open_log_file_cache";
+    let (mut files_max, mut inactive, mut uses_min, mut valid) = (None, 10, 1, 60);
+    for word in &statement.args {
+        let wrong = || Diagnostic::emerg(format!("invalid \"{NAME}\" parameter \"{}\"", word.text)).at(word.span);
+        let positive = |text: &[u8]| units::parse_number(text).filter(|&number| number > 0).ok_or_else(wrong);
+        let seconds = |text| units::parse_time_seconds(text).map(|time| time.as_secs()).ok_or_else(wrong);
+        if let Some(text) = word.text.strip_prefix(b"max=") {
+            files_max = Some(positive(text)?);
+        } else if let Some(text) = word.text.strip_prefix(b"inactive=") {
+            inactive = seconds(text)?;
+        } else if let Some(text) = word.text.strip_prefix(b"min_uses=") {
+            uses_min = positive(text)?;
+        } else if let Some(text) = word.text.strip_prefix(b"valid=") {
+            valid = seconds(text)?;
+        } else if word.text == "off" {
+            return Ok(None);
+        } else {
+            return Err(wrong());
+        }
+    }
+    let files_max = files_max.ok_or_else(|| statement.error(format!("\"{NAME}\" must have \"max\" parameter")))?;
+    let files_max = usize::try_from(files_max).unwrap_or(usize::MAX);
+    let uses_min = u32::try_from(uses_min).unwrap_or(u32::MAX);
+    let (inactive, valid) = (Duration::from_secs(inactive), Duration::from_secs(valid));
+    Ok(Some(Arc::new(OpenLogs::new(files_max, inactive, uses_min, valid))))
 }
 
 /// A block without an `access_log` does what the block around it does, and a server
@@ -444,7 +518,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     if conf.logs.is_none() && !conf.is_off {
         let path = builder.default_access_log_path();
         let file = builder.log_file(path.as_os_str().as_bytes(), None);
-        let log = Log { file, format: combined(builder), hold: None, condition: None };
+        let log = Log { place: LogPlace::File(file, None), format: combined(builder), condition: None };
         conf.logs = Some(Arc::new([log]));
     }
     Ok(())
@@ -489,8 +563,15 @@ mod tests {
         conf
     }
 
+    fn file(log: &Log) -> &DeferredLog {
+        match &log.place {
+            LogPlace::File(file, _) => file,
+            LogPlace::Named(_) | LogPlace::Syslog(_) => panic!("no file"),
+        }
+    }
+
     fn paths(conf: &Conf) -> Vec<&str> {
-        conf.logs().iter().map(|log| log.file.path().to_str().unwrap()).collect()
+        conf.logs().iter().map(|log| file(log).path().to_str().unwrap()).collect()
     }
 
     fn error(text: &str) -> String {
@@ -596,9 +677,10 @@ mod tests {
         assert_eq!(message("l combined buffer=4k flush=x"), "invalid flush time \"x\"");
         assert_eq!(message("l combined flush=1m"), "no buffer is defined for access_log \"l\"");
         assert_eq!(message("l combined gzip=0"), "invalid compression level \"0\"");
-        assert_eq!(message("l combined gzip"), "\"gzip\" is not supported in \"access_log\" directive");
-        assert_eq!(message("syslog:x"), "\"syslog:x\" is not supported in \"access_log\" directive");
-        assert_eq!(message("l$host"), "\"variables in the path\" is not supported in \"access_log\" directive");
+        assert_eq!(message("l combined gzip=10"), "invalid compression level \"10\"");
+        assert_eq!(message("syslog:x"), "unknown syslog parameter \"x\"");
+        assert_eq!(message("syslog:server=127.0.0.1 combined buffer=1k"), "logs to syslog cannot be buffered");
+        assert_eq!(message("l$uri combined gzip"), "buffered logs cannot have variables in name");
     }
 
     #[test]
@@ -634,7 +716,7 @@ mod tests {
         let http = merged(&mut builder, 0, None);
         assert!(http.logs.is_none());
         let server = merged(&mut builder, 1, Some(&http));
-        assert_eq!(server.logs()[0].file.path(), builder.default_access_log_path());
+        assert_eq!(file(&server.logs()[0]).path(), builder.default_access_log_path());
         assert_eq!(server.logs()[0].format, combined(&mut builder));
         assert!(merged(&mut builder, 2, Some(&http)).logs().is_empty());
     }

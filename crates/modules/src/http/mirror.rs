@@ -85,7 +85,7 @@ fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         return Some(Flow::Next);
     }
     let reads_body = *conf.mirror_request_body.get() && request.declared_body_length() != Some(0);
-    if reads_body && request.stored_body.is_none() {
+    if reads_body && request.body.is_none() {
         return None;
     }
     Some(copy(request, conf))

@@ -1,43 +1,208 @@
-//! rewrite: answers that the configuration itself gives.
-//!   return CODE [TEXT];   return CODE URL;   return URL;          server, location, if
+//! rewrite: changes of the URI, conditions, variables of one's own, and answers that the configuration itself gives.
+//!   rewrite REGEX REPLACEMENT [last | break | redirect | permanent];   server, location, if
+//!   if (CONDITION) { ... }                                             server, location
+//!   set $VARIABLE VALUE;   break;                                      server, location, if
+//!   return CODE [TEXT];   return CODE URL;   return URL;               server, location, if
+//!   rewrite_log on|off;   uninitialized_variable_warn on|off;          http, server, location, if
 //! (<https://nginx.org/en/docs/http/ngx_http_rewrite_module.html>)
+//!
+//! The directives of a server or a location are a script: steps that run in the order of the file. What stands in an
+//! `if` follows it and is skipped when the condition does not hold; the block is a scope of its own, too, which the
+//! request comes into, and stays in.
+//!
+//! ```text
+//!   rewrite_a   if (condition, skips 2)   set_b   return_c   rewrite_d
+//! ```
+//!
+//! Nothing is inherited but the two switches: what a server says has run before a location is found. Only `-f`, `-d`,
+//! `-e` and `-x` may have to wait.
 
+use std::io;
+use std::mem;
+use std::sync::Arc;
+
+use bstr::{BStr, BString};
 use bytes::Bytes;
+use gale_base::os_error::OsErrorText;
 use gale_base::units;
-use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, Word};
+use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::Body;
+use gale_engine::http::builder::nameless_block;
+use gale_engine::http::configuration::{ScopeId, ScopeKind};
 use gale_engine::http::files::set_content_type;
-use gale_engine::http::phases::{Decide, Flow, Phase};
+use gale_engine::http::open_files;
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::regex::Regex;
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
+use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::Level;
+use gale_protocol::uri::escape::{Unescape, unescape};
+use gale_runtime::files::{FileKind, FileMetadata};
+
+const IF: Place = Place::IF_IN_SERVER.or(Place::IF_IN_LOCATION);
+const SCRIPT: Place = Place::SERVER.or(Place::LOCATION).or(IF);
 
 /// See the file's head.
 pub const MODULE: Module = Module {
     name: "http_rewrite",
-    directives: &[Directive {
-        name: "return",
-        place: Place::SERVER.or(Place::LOCATION).or(Place::IF_IN_SERVER).or(Place::IF_IN_LOCATION),
-        takes: Takes::Between(1, 2),
-        body: BlockBody::None,
-        default: "",
-        about: "Ends the request with a status, and a text or a place to go to.",
-        store: &Custom(add_return),
-    }],
+    directives: &[
+        Directive {
+            name: "rewrite",
+            place: SCRIPT,
+            takes: Takes::Between(2, 3),
+            body: BlockBody::None,
+            default: "",
+            about: "Puts another URI, or a redirect, in the place of a URI that matches.",
+            store: &Custom(add_rewrite),
+        },
+        Directive {
+            name: "if",
+            place: Place::SERVER.or(Place::LOCATION),
+            takes: Takes::AtLeast(1),
+            body: BlockBody::Block,
+            default: "",
+            about: "What holds, and is done, only under a condition.",
+            store: &Custom(add_if),
+        },
+        Directive {
+            name: "set",
+            place: SCRIPT,
+            takes: Takes::Exactly(2),
+            body: BlockBody::None,
+            default: "",
+            about: "Gives a variable a value.",
+            store: &Custom(add_set),
+        },
+        Directive {
+            name: "return",
+            place: SCRIPT,
+            takes: Takes::Between(1, 2),
+            body: BlockBody::None,
+            default: "",
+            about: "Ends the request with a status, and a text or a place to go to.",
+            store: &Custom(add_return),
+        },
+        Directive {
+            name: "break",
+            place: SCRIPT,
+            takes: Takes::Exactly(0),
+            body: BlockBody::None,
+            default: "",
+            about: "Ends the rewriting; the request stays in its location.",
+            store: &Custom(add_break),
+        },
+        Directive {
+            name: "rewrite_log",
+            place: Place::ANYWHERE.or(IF),
+            takes: Takes::Flag,
+            body: BlockBody::None,
+            default: "off",
+            about: "Whether the error log tells at the level notice what was rewritten.",
+            store: &One { parse: values::flag, slot: slot!(Conf, log) },
+        },
+        Directive {
+            name: "uninitialized_variable_warn",
+            place: Place::ANYWHERE.or(IF),
+            takes: Takes::Flag,
+            body: BlockBody::None,
+            default: "on",
+            about: "Whether the error log tells of variables that are used before set has given them a value.",
+            store: &One { parse: values::flag, slot: slot!(Conf, warn) },
+        },
+    ],
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[
-        (Phase::ServerRewrite, &Decide { applies: |conf: &Conf| conf.answer.is_some(), run }),
-        (Phase::Rewrite, &Decide { applies: |conf: &Conf| conf.answer.is_some(), run }),
+        (Phase::ServerRewrite, &Wait { applies: has_script, first: begin, then: |request, conf| go_on(request, conf) }),
+        (
+            Phase::Rewrite,
+            &Wait { applies: has_script, first: begin_in_location, then: |request, conf| go_on(request, conf) },
+        ),
     ],
     ..Module::EMPTY
 };
 
-/// Not inherited: what a server returns is settled before a location is found.
 #[derive(Default)]
 struct Conf {
-    /// The first `return` is the one that acts.
-    answer: Option<Answer>,
+    script: Vec<Step>,
+    log: Setting<bool>,
+    warn: Setting<bool>,
+}
+
+/// A directive of a script.
+enum Step {
+    Rewrite(Box<Rewrite>),
+    If {
+        condition: Condition,
+        /// The scope that the request comes into; a server's `if` has none that would last.
+        scope: Option<ScopeId>,
+        /// How many steps belong to the block.
+        length: usize,
+    },
+    Set {
+        variable: VariableId,
+        value: Template,
+    },
+    Return(Answer),
+    Break,
+}
+
+struct Rewrite {
+    regex: Regex,
+    /// The path, or for a redirect everything.
+    target: Template,
+    /// The arguments that the replacement has.
+    args: Option<Template>,
+    /// Whether the request's own arguments follow: unless the replacement ends with a question mark.
+    adds_args: bool,
+    then: Then,
+}
+
+/// What comes after a `rewrite` that has matched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// The next step.
+    GoOn,
+    /// `last`: no more steps; the location for the new URI is looked for.
+    Last,
+    /// `break`: no more steps; the request stays in its location.
+    Break,
+    /// `redirect`, `permanent`, or a replacement that is a URL.
+    Redirect {
+        status: u16,
+        /// The replacement has arguments.
+        has_args: bool,
+    },
+}
+
+enum Condition {
+    /// Neither empty nor `0`.
+    IsSet(VariableId),
+    Equals {
+        variable: VariableId,
+        value: Template,
+        is_negated: bool,
+    },
+    Matches {
+        variable: VariableId,
+        regex: Regex,
+        is_negated: bool,
+    },
+    File {
+        path: Template,
+        test: FileTest,
+        is_negated: bool,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FileTest {
+    Regular,
+    Directory,
+    Exists,
+    Executable,
 }
 
 struct Answer {
@@ -45,9 +210,128 @@ struct Answer {
     text: Option<Template>,
 }
 
-/// Statuses whose second argument is a place to go to.
-fn is_redirect(status: u16) -> bool {
-    matches!(status, 301 | 302 | 303 | 307 | 308)
+fn add_rewrite(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let http = builder.http_mut();
+    let [expression, replacement, flags @ ..] = statement.args.as_slice() else {
+        unreachable!("two arguments at least")
+    };
+    if replacement.text.is_empty() {
+        return Err(Diagnostic::emerg("empty replacement").at(replacement.span));
+    }
+    let regex = http.regex(expression, &expression.text, false)?;
+    let without_mark = replacement.text.strip_suffix(b"?");
+    let text = without_mark.unwrap_or(&replacement.text);
+    let has_args = text.contains(&b'?');
+    let redirect = |status| Then::Redirect { status, has_args };
+    let then = match flags.first() {
+        Some(flag) => match &**flag.text {
+            b"last" | b"break" if is_url(replacement) => redirect(302),
+            b"last" => Then::Last,
+            b"break" => Then::Break,
+            b"redirect" => redirect(302),
+            b"permanent" => redirect(301),
+            _ => return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", flag.text)).at(flag.span)),
+        },
+        None if is_url(replacement) => redirect(302),
+        None => Then::GoOn,
+    };
+    let is_redirect = matches!(then, Then::Redirect { .. });
+    let part = |text: &[u8]| Word { text: text.into(), ..replacement.clone() };
+    let mark = text.iter().position(|&byte| byte == b'?').filter(|_| !is_redirect);
+    let (target, args) = match mark {
+        Some(mark) => (http.template(&part(&text[..mark]))?, Some(http.template(&part(&text[mark + 1..]))?)),
+        None => (http.template(&part(text))?, None),
+    };
+    let rewrite = Rewrite { regex, target, args, adds_args: without_mark.is_none(), then };
+    conf.script.push(Step::Rewrite(Box::new(rewrite)));
+    Ok(())
+}
+
+fn add_if(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let condition = condition(builder, statement)?;
+    let is_of_server = builder.place == Place::SERVER;
+    let place = if is_of_server { Place::IF_IN_SERVER } else { Place::IF_IN_LOCATION };
+    let scope = nameless_block(builder, statement, place);
+    let block =
+        builder.http_mut().conf_mut::<Conf>(scope).map(|block| mem::take(&mut block.script)).unwrap_or_default();
+    conf.script.push(Step::If { condition, scope: (!is_of_server).then_some(scope), length: block.len() });
+    conf.script.extend(block);
+    Ok(())
+}
+
+/// The words between the parentheses, which may stand apart or not.
+fn condition(builder: &mut Builder, statement: &Statement) -> Result<Condition, Diagnostic> {
+    let mut words = statement.args.clone();
+    let invalid = |word: &Word, text: &BStr| Diagnostic::emerg(format!("invalid condition \"{text}\"")).at(word.span);
+    let strip = |word: &mut Word, stripped: Option<BString>| match stripped {
+        Some(text) => {
+            word.text = text;
+            Ok(())
+        }
+        None => Err(invalid(word, word)),
+    };
+    let first = words.first_mut().expect("one argument at least");
+    strip(first, first.text.strip_prefix(b"(").map(BString::from))?;
+    let last = words.last_mut().expect("one argument at least");
+    strip(last, last.text.strip_suffix(b")").map(BString::from))?;
+    // What is left of a parenthesis that stands alone is no word.
+    if words.first().is_some_and(|word| word.text.is_empty() && statement.args[0].text == "(") {
+        words.remove(0);
+    }
+    if words.last().is_some_and(|word| word.text.is_empty() && statement.args[statement.args.len() - 1].text == ")") {
+        words.pop();
+    }
+    let http = builder.http_mut();
+    match words.as_slice() {
+        [variable] if is_variable(variable) => Ok(Condition::IsSet(http.variable(&variable[1..], Some(variable.span)))),
+        [variable, operator, value] if is_variable(variable) => {
+            let variable = http.variable(&variable[1..], Some(variable.span));
+            let is_negated = operator.starts_with(b"!");
+            match &**operator.text {
+                b"=" | b"!=" => Ok(Condition::Equals { variable, value: http.template(value)?, is_negated }),
+                b"~" | b"~*" | b"!~" | b"!~*" => {
+                    let regex = http.regex(value, &value.text, operator.ends_with(b"*"))?;
+                    Ok(Condition::Matches { variable, regex, is_negated })
+                }
+                _ => {
+                    let message = format!("unexpected \"{}\" in condition", operator.text);
+                    Err(Diagnostic::emerg(message).at(operator.span))
+                }
+            }
+        }
+        [operator, path] => {
+            let is_negated = operator.starts_with(b"!");
+            let test = match operator.strip_prefix(b"!").unwrap_or(operator) {
+                b"-f" => FileTest::Regular,
+                b"-d" => FileTest::Directory,
+                b"-e" => FileTest::Exists,
+                b"-x" => FileTest::Executable,
+                _ => return Err(invalid(operator, operator)),
+            };
+            Ok(Condition::File { path: http.template(path)?, test, is_negated })
+        }
+        [word, ..] => Err(invalid(word, word)),
+        [] => Err(invalid(&statement.args[0], BStr::new(""))),
+    }
+}
+
+fn is_variable(word: &Word) -> bool {
+    word.len() > 1 && word.starts_with(b"$")
+}
+
+fn add_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let [word, value] = statement.args.as_slice() else { unreachable!("two arguments") };
+    let http = builder.http_mut();
+    let name = super::variable_name(word)?;
+    let unset = Uninitialized(name.into());
+    let variable = http.variables.assigned(name, Some(word.span), Arc::new(unset));
+    conf.script.push(Step::Set { variable, value: http.template(value)? });
+    Ok(())
+}
+
+fn add_break(conf: &mut Conf, _: &mut Builder, _: &Statement) -> Result<(), Diagnostic> {
+    conf.script.push(Step::Break);
+    Ok(())
 }
 
 fn add_return(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -59,12 +343,18 @@ fn add_return(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
         },
         [word, text] => {
             let status = status_of(word).ok_or_else(|| invalid_code(word))?;
-            Answer { status, text: Some(builder.http_mut().template(text)?) }
+            let text = builder.http_mut().template(text)?;
+            Answer { status, text: Some(text).filter(|text| !text.is_empty()) }
         }
         _ => return Err(statement.directive_error("takes one or two arguments")),
     };
-    conf.answer.get_or_insert(answer);
+    conf.script.push(Step::Return(answer));
     Ok(())
+}
+
+/// Statuses whose second argument is a place to go to.
+fn is_redirect(status: u16) -> bool {
+    matches!(status, 301 | 302 | 303 | 307 | 308)
 }
 
 fn status_of(word: &Word) -> Option<u16> {
@@ -81,16 +371,264 @@ fn invalid_code(word: &Word) -> Diagnostic {
     Diagnostic::emerg(format!("invalid return code \"{}\"", word.text)).at(word.span)
 }
 
-fn run(request: &mut Request, conf: &Conf) -> Flow {
-    let Some(answer) = &conf.answer else { return Flow::Next };
+/// A variable that `set` gives a value, before it has.
+struct Uninitialized(Box<[u8]>);
+
+impl Definition for Uninitialized {
+    fn append(&self, request: &Request, _: &mut Vec<u8>) -> bool {
+        if request.scope().conf_of::<Conf>().is_none_or(|conf| *conf.warn.get()) {
+            let name = BStr::new(&self.0);
+            request.log(Level::Warn, format_args!("using uninitialized \"{name}\" variable"));
+        }
+        true
+    }
+}
+
+fn has_script(conf: &Conf) -> bool {
+    !conf.script.is_empty()
+}
+
+/// Where a script stands; a note while it waits.
+#[derive(Clone, Copy)]
+struct Position {
+    step: usize,
+    /// Whether groups of expressions are encoded as the URI was: until the first `rewrite` that matches, as in nginx.
+    encodes: bool,
+}
+
+/// Why a script stops.
+enum Stop {
+    /// It has ended.
+    Decided(Flow),
+    /// The next step asks for a file.
+    AtFile,
+}
+
+fn begin(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    let mut position = Position { step: 0, encodes: true };
+    match run(request, conf, &mut position) {
+        Stop::Decided(flow) => Some(flow),
+        Stop::AtFile => {
+            request.notes.put(position);
+            None
+        }
+    }
+}
+
+/// Where no location was found, the server's script has run already.
+fn begin_in_location(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    if request.scope().kind == ScopeKind::Server { Some(Flow::Next) } else { begin(request, conf) }
+}
+
+fn go_on<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
+    Box::pin(async move {
+        let mut position = request.notes.take::<Position>().expect("put when the script had to wait");
+        loop {
+            if let Stop::Decided(flow) = run(request, conf, &mut position) {
+                return flow;
+            }
+            let Step::If { condition: Condition::File { path, test, is_negated }, scope, length } =
+                &conf.script[position.step]
+            else {
+                unreachable!("the step that the script has stopped at")
+            };
+            let path = text_of(path, request, position.encodes);
+            let found = match test {
+                FileTest::Directory => open_files::stat_directory(request, &path).await,
+                _ => open_files::stat(request, &path).await,
+            };
+            let holds = test_file(request, &path, *test, found) != *is_negated;
+            branch(request, &mut position, holds, *scope, *length);
+        }
+    })
+}
+
+/// Runs the steps until they have ended or one has to wait. Steps only go forward: a script ends.
+fn run(request: &mut Request, conf: &Conf, position: &mut Position) -> Stop {
+    while let Some(step) = conf.script.get(position.step) {
+        match step {
+            Step::If { condition: Condition::File { .. }, .. } => return Stop::AtFile,
+            Step::If { condition, scope, length } => match holds(request, conf, condition, position.encodes) {
+                Ok(holds) => branch(request, position, holds, *scope, *length),
+                Err(status) => return Stop::Decided(Flow::Respond(status)),
+            },
+            Step::Set { variable, value } => {
+                let value = text_of(value, request, position.encodes);
+                request.assign_variable(*variable, &value);
+                position.step += 1;
+            }
+            Step::Rewrite(step) => match rewrite(request, conf, step) {
+                Rewritten::No => position.step += 1,
+                Rewritten::GoOn => {
+                    position.encodes = false;
+                    position.step += 1;
+                }
+                Rewritten::End(flow) => return Stop::Decided(flow),
+            },
+            Step::Return(answer) => return Stop::Decided(respond(request, answer)),
+            Step::Break => {
+                request.stay_in_location();
+                break;
+            }
+        }
+    }
+    Stop::Decided(Flow::Next)
+}
+
+fn branch(request: &mut Request, position: &mut Position, holds: bool, scope: Option<ScopeId>, length: usize) {
+    position.step += 1;
+    if !holds {
+        position.step += length;
+    } else if let Some(scope) = scope {
+        request.scope = scope;
+    }
+}
+
+/// The text; its groups of expressions are encoded when they are to be and came encoded.
+fn text_of(template: &Template, request: &Request, encodes: bool) -> Vec<u8> {
+    let mut out = Vec::new();
+    if encodes && template.has_captures() && request.came_encoded() {
+        template.append_encoded(request, &mut out);
+    } else {
+        template.append(request, &mut out);
+    }
+    out
+}
+
+/// The error is the status that the request ends with.
+fn holds(request: &mut Request, conf: &Conf, condition: &Condition, encodes: bool) -> Result<bool, u16> {
+    match condition {
+        Condition::IsSet(variable) => Ok(!matches!(&*value_of(request, *variable), b"" | b"0")),
+        Condition::Equals { variable, value, is_negated } => {
+            let own = value_of(request, *variable);
+            Ok((own == text_of(value, request, encodes)) != *is_negated)
+        }
+        Condition::Matches { variable, regex, is_negated } => {
+            let text = value_of(request, *variable);
+            Ok(matches(request, conf, regex, &text)? != *is_negated)
+        }
+        Condition::File { .. } => unreachable!("asked of the disk, which may have to wait"),
+    }
+}
+
+fn value_of(request: &Request, variable: VariableId) -> Vec<u8> {
+    let mut value = Vec::new();
+    request.append_variable(variable, &mut value);
+    value
+}
+
+/// Whether the text matches; its groups are `$1` to `$9` from then on, and empty when it does not.
+fn matches(request: &Request, conf: &Conf, regex: &Regex, text: &[u8]) -> Result<bool, u16> {
+    let found = regex.find(text).map_err(|error| {
+        request.log(Level::Alert, format_args!("{error}"));
+        500_u16
+    })?;
+    let is_match = found.is_some();
+    if *conf.log.get() {
+        let verb = if is_match { "matches" } else { "does not match" };
+        request.log(Level::Notice, format_args!("\"{}\" {verb} \"{}\"", regex.pattern(), BStr::new(text)));
+    }
+    match found {
+        Some(matched) => request.take_match(matched, text),
+        None => request.forget_match(),
+    }
+    Ok(is_match)
+}
+
+/// Whether the file is what is asked for. A special file is nothing of all that, as in nginx.
+fn test_file(request: &Request, path: &[u8], test: FileTest, found: io::Result<FileMetadata>) -> bool {
+    const EXECUTABLE_BY_OWNER: u32 = 0o100;
+    match found {
+        Ok(metadata) => match test {
+            FileTest::Regular => metadata.is_regular(),
+            FileTest::Directory => metadata.is_directory(),
+            FileTest::Exists => metadata.kind != FileKind::Other,
+            FileTest::Executable => metadata.mode & EXECUTABLE_BY_OWNER != 0,
+        },
+        Err(error) => {
+            if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG)) {
+                let path = BStr::new(path);
+                request.log(Level::Crit, format_args!("stat() \"{path}\" failed {}", OsErrorText(&error)));
+            }
+            false
+        }
+    }
+}
+
+/// What a `rewrite` did.
+enum Rewritten {
+    /// Nothing: the URI does not match.
+    No,
+    GoOn,
+    End(Flow),
+}
+
+fn rewrite(request: &mut Request, conf: &Conf, rewrite: &Rewrite) -> Rewritten {
+    match matches(request, conf, &rewrite.regex, &request.uri) {
+        Ok(false) => return Rewritten::No,
+        Ok(true) => {}
+        Err(status) => return Rewritten::End(Flow::Respond(status)),
+    }
+    if let Then::Redirect { status, has_args } = rewrite.then {
+        redirect(request, conf, rewrite, has_args);
+        return Rewritten::End(Flow::Respond(status));
+    }
+    let mut uri = Vec::with_capacity(request.uri.len());
+    rewrite.target.append(request, &mut uri);
+    if let Some(args) = &rewrite.args {
+        let mut args = text_of(args, request, true);
+        if rewrite.adds_args && !request.args.is_empty() {
+            args.push(b'&');
+            args.extend_from_slice(&request.args);
+        }
+        request.args = args;
+    } else if !rewrite.adds_args {
+        request.args.clear();
+    }
+    if *conf.log.get() {
+        let (uri, args) = (BStr::new(&uri), BStr::new(&request.args));
+        request.log(Level::Notice, format_args!("rewritten data: \"{uri}\", args: \"{args}\""));
+    }
+    if uri.is_empty() {
+        request.log(Level::Error, format_args!("the rewritten URI has a zero length"));
+        return Rewritten::End(Flow::Respond(500));
+    }
+    request.rewrite_uri(uri);
+    match rewrite.then {
+        Then::GoOn => Rewritten::GoOn,
+        Then::Break => {
+            request.stay_in_location();
+            Rewritten::End(Flow::Next)
+        }
+        Then::Last | Then::Redirect { .. } => Rewritten::End(Flow::Next),
+    }
+}
+
+/// Sets where the redirect goes to.
+fn redirect(request: &mut Request, conf: &Conf, rewrite: &Rewrite, has_args: bool) {
+    let text = text_of(&rewrite.target, request, true);
+    let mut place = Vec::with_capacity(text.len() + request.args.len() + 1);
+    let used = unescape(Unescape::Redirect, &text, &mut place);
+    place.extend_from_slice(&text[used..]);
+    if rewrite.adds_args && !request.args.is_empty() {
+        place.push(if has_args { b'&' } else { b'?' });
+        place.extend_from_slice(&request.args);
+    }
+    if *conf.log.get() {
+        request.log(Level::Notice, format_args!("rewritten redirect: \"{}\"", BStr::new(&place)));
+    }
+    request.response.location = place;
+}
+
+fn respond(request: &mut Request, answer: &Answer) -> Flow {
     let status = answer.status;
+    if is_redirect(status) {
+        request.response.location = answer.text.as_ref().map(|text| text.evaluate(request)).unwrap_or_default();
+        return Flow::Respond(status);
+    }
     let Some(text) = &answer.text else {
         return if status >= 400 { Flow::Respond(status) } else { respond_with(request, status, Bytes::new()) };
     };
-    if is_redirect(status) {
-        request.response.location = text.evaluate(request);
-        return Flow::Respond(status);
-    }
     let body = match text.as_constant() {
         Some(text) => Bytes::copy_from_slice(text),
         None => text.evaluate(request).into(),

@@ -3,22 +3,18 @@
 //! No directives of its own: what file a URI means is `root` and `alias`, how it
 //! is sent is `sendfile` and its kin, all of the core module.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use bstr::BStr;
 use gale_base::os_error::OsErrorText;
-use gale_engine::http::body::{Body, FilePiece};
 use gale_engine::http::files::{path_for, set_content_type};
+use gale_engine::http::open_files::{self, Opened};
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::module::Module;
 use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape};
-use gale_runtime::{File, OpenFlags, files};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -39,7 +35,7 @@ fn at_once(request: &mut Request, _: &()) -> Option<Flow> {
     if !path_for(request, &mut path) {
         return Some(Flow::Respond(500));
     }
-    let opened = files::try_open(as_path(&path), OpenFlags::READ)?;
+    let opened = open_files::try_open(request, &path)?;
     Some(opened_or_not(request, &path, opened))
 }
 
@@ -49,21 +45,16 @@ fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
         if !path_for(request, &mut path) {
             return Flow::Respond(500);
         }
-        let opened = files::open(as_path(&path), OpenFlags::READ).await;
+        let opened = open_files::open(request, &path).await;
         opened_or_not(request, &path, opened)
     })
 }
 
-fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<File>) -> Flow {
+fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<Opened>) -> Flow {
     match opened {
         Ok(file) => answer(request, file, path),
         Err(error) => Flow::Respond(refusal(request, path, &error)),
     }
-}
-
-/// The path behind its bytes.
-pub(super) fn as_path(path: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(path))
 }
 
 /// nginx's answers to the errors of `open`, which are logged.
@@ -79,16 +70,16 @@ pub(super) fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 
     status
 }
 
-fn answer(request: &mut Request, file: File, path: &[u8]) -> Flow {
-    if file.metadata().is_directory() {
+fn answer(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
+    if file.metadata.is_directory() {
         return redirect_to_directory(request);
     }
     send(request, file, path)
 }
 
 /// Answers with this file, which is no directory, under the name that was asked for.
-pub(super) fn send(request: &mut Request, file: File, path: &[u8]) -> Flow {
-    let metadata = *file.metadata();
+pub(super) fn send(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
+    let metadata = file.metadata;
     if !metadata.is_regular() {
         request.log(Level::Crit, format_args!("\"{}\" is not a regular file", BStr::new(path)));
         return Flow::Respond(404);
@@ -105,10 +96,7 @@ pub(super) fn send(request: &mut Request, file: File, path: &[u8]) -> Flow {
     }
     set_content_type(request);
     request.response.allows_ranges = true;
-    if metadata.size == 0 {
-        return Flow::Answer(Body::Empty);
-    }
-    Flow::Answer(Body::File(FilePiece { file, offset: 0, length: metadata.size }))
+    Flow::Answer(file.into_body())
 }
 
 /// A directory's own URI ends with a slash.

@@ -96,7 +96,7 @@ pub const MODULE: Module = Module {
         },
         Directive {
             name: "test_early_hints",
-            about: "For tests: sends a 103 before the answer.",
+            about: "For tests: sends a 103 before the answer, if early_hints lets it.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| {
                 conf.sends_early_hints = true;
                 Ok(())
@@ -204,7 +204,7 @@ fn set_count(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
 
 fn hint(request: &mut Request) -> Flow {
     let link = (Bytes::from_static(b"Link"), Bytes::from_static(b"</style.css>; rel=preload"));
-    request.exchange().interim(103, &[link]);
+    request.send_early_hints(&[link]);
     Flow::Next
 }
 

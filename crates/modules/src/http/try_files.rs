@@ -2,20 +2,19 @@
 //!   try_files FILE ... URI;   try_files FILE ... =CODE;          server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#try_files>)
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::io;
 
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::files::path_of;
+use gale_engine::http::open_files;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::settings::Alias;
 use gale_engine::http::template::Template;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_runtime::files;
+use gale_runtime::FileMetadata;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -34,7 +33,7 @@ pub const MODULE: Module = Module {
         Phase::PreContent,
         &Wait {
             applies: |conf: &Conf| conf.fallback.is_some(),
-            first: |_, _| None,
+            first: look_at_once,
             then: |request, conf| look(request, conf),
         },
     )],
@@ -83,25 +82,57 @@ fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     Ok(())
 }
 
+/// Looks for the files as far as the kernel can answer from memory; `None` = not so far.
+fn look_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    let mut path = Vec::with_capacity(128);
+    for candidate in &conf.candidates {
+        let Some(name) = candidate.name_and_path(request, &mut path) else { continue };
+        let found = match candidate.is_directory {
+            true => open_files::try_stat_directory(request, &path)?,
+            false => open_files::try_stat(request, &path)?,
+        };
+        if candidate.take(request, name, found) {
+            return Some(Flow::Next);
+        }
+    }
+    Some(fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is")))
+}
+
 fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
     Box::pin(async move {
         let mut path = Vec::with_capacity(128);
         for candidate in &conf.candidates {
-            let name = candidate.name.evaluate(request);
-            if name.contains(&0) {
-                continue;
-            }
-            path.clear();
-            path_of(request, &name, &mut path);
-            let Ok(metadata) = files::stat(Path::new(OsStr::from_bytes(&path))).await else { continue };
-            if metadata.is_directory() == candidate.is_directory {
-                request.uri = found_uri(request, name);
-                request.adds_uri_to_alias = true;
+            let Some(name) = candidate.name_and_path(request, &mut path) else { continue };
+            let found = match candidate.is_directory {
+                true => open_files::stat_directory(request, &path).await,
+                false => open_files::stat(request, &path).await,
+            };
+            if candidate.take(request, name, found) {
                 return Flow::Next;
             }
         }
         fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is"))
     })
+}
+
+impl Candidate {
+    /// The name, and the path that it stands for; none where a name cannot be one of a file.
+    fn name_and_path(&self, request: &Request, path: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let name = self.name.evaluate(request);
+        path.clear();
+        path_of(request, &name, path);
+        (!name.contains(&0)).then_some(name)
+    }
+
+    /// Goes on with this file if it is what was looked for.
+    fn take(&self, request: &mut Request, name: Vec<u8>, found: io::Result<FileMetadata>) -> bool {
+        let fits = found.is_ok_and(|metadata| metadata.is_directory() == self.is_directory);
+        if fits {
+            request.uri = found_uri(request, name);
+            request.adds_uri_to_alias = true;
+        }
+        fits
+    }
 }
 
 /// The URI of what was found. With `alias` the name stands in place of what follows

@@ -2,11 +2,8 @@
 //! its connection, its response, and the time.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#variables>)
 //!
-//! Values are appended straight to where they go; nothing here waits. Not there,
-//! so that a configuration that asks for one is refused instead of misled:
-//!   realpath_root                    it would ask the disk, and hold up the event loop
-//!   request_body, request_body_file  no module keeps a body yet
-//!   limit_rate, proxy_protocol_*, tcpinfo_*
+//! Values are appended straight to where they go; nothing here waits. `$request_body`, `$request_body_file` and
+//! `$realpath_root` are in `client_body.rs` and `realpath_root.rs`.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -14,14 +11,18 @@ use std::io::Write;
 use std::thread::LocalKey;
 use std::time::{Duration, UNIX_EPOCH};
 
+use bstr::BStr;
+use gale_base::units;
 use gale_engine::http::files;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
+use gale_engine::process::Level;
 use gale_protocol::http1::{KnownHeader, Method, Version};
+use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::uri::Form;
-use gale_runtime::SocketAddress;
+use gale_runtime::{SocketAddress, TcpInfo};
 
 use super::auth_basic::append_user;
 
@@ -33,7 +34,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
     Variable::named("uri", |request, _, out| append_present(out, &request.uri)),
     Variable::named("document_uri", |request, _, out| append_present(out, &request.uri)),
-    Variable::named("args", |request, _, out| append_present(out, &request.args)),
+    Variable::named("args", |request, _, out| append_present(out, &request.args))
+        .assigned_by(|request, value| request.args = value.to_vec()),
     Variable::named("query_string", |request, _, out| append_present(out, &request.args)),
     Variable::named("is_args", |request, _, out| append(out, if request.args.is_empty() { b"" } else { b"?" })),
     Variable::family("arg_", |request, name, out| append_found(out, argument(&request.args, name))),
@@ -86,7 +88,28 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
     }),
+    Variable::named("tcpinfo_rtt", |request, _, out| append_tcp(request, out, |info| info.rtt)),
+    Variable::named("tcpinfo_rttvar", |request, _, out| append_tcp(request, out, |info| info.rtt_variance)),
+    Variable::named("tcpinfo_snd_cwnd", |request, _, out| append_tcp(request, out, |info| info.congestion_window)),
+    Variable::named("tcpinfo_rcv_space", |request, _, out| append_tcp(request, out, |info| info.receive_space)),
+    Variable::named("proxy_protocol_addr", |request, _, out| {
+        proxied(request).is_some_and(|header| append_text(out, header.source.ip()))
+    }),
+    Variable::named("proxy_protocol_port", |request, _, out| {
+        proxied(request).is_some_and(|header| append_proxy_port(out, header.source.port()))
+    }),
+    Variable::named("proxy_protocol_server_addr", |request, _, out| {
+        proxied(request).is_some_and(|header| append_text(out, header.destination.ip()))
+    }),
+    Variable::named("proxy_protocol_server_port", |request, _, out| {
+        proxied(request).is_some_and(|header| append_proxy_port(out, header.destination.port()))
+    }),
+    Variable::family("proxy_protocol_tlv_", |request, name, out| {
+        proxied(request).is_some_and(|header| header.append_tlv(name, out))
+    }),
     Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
+    Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
+        .assigned_by(set_limit_rate),
     // The response.
     Variable::named("status", |request, _, out| append_status(out, request.response.status)),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
@@ -191,6 +214,25 @@ fn request_port(request: &Request) -> Option<u16> {
     request.parsed.authority?.port
 }
 
+fn set_limit_rate(request: &mut Request, value: &[u8]) {
+    match units::parse_size(value) {
+        Some(per_second) => request.set_limit_rate(per_second),
+        None => request.log(Level::Error, format_args!("invalid $limit_rate \"{}\"", BStr::new(value))),
+    }
+}
+
+fn append_tcp(request: &Request, out: &mut Vec<u8>, value: fn(&TcpInfo) -> u32) -> bool {
+    request.exchange().tcp_info().is_some_and(|info| append_number(out, value(&info).into()))
+}
+
+fn proxied(request: &Request) -> Option<&ProxyHeader> {
+    request.connection().proxied()
+}
+
+fn append_proxy_port(out: &mut Vec<u8>, port: u16) -> bool {
+    append_port(out, Some(port).filter(|&port| port != 0))
+}
+
 /// The port, where there is one that nginx would show.
 pub(super) fn port(address: &SocketAddress) -> Option<u16> {
     address.inet().map(|address| address.port()).filter(|&port| port != 0)
@@ -233,7 +275,7 @@ fn is_kept(request: &Request) -> bool {
 
 /// The first argument of this name, whatever its case; it must have a value, if an
 /// empty one.
-fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(super) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     if name.is_empty() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Percent-encoding in nginx's classes, its reverse, and HTML escaping.
+//! Percent-encoding in nginx's classes, its reverse, and the escaping of HTML and JSON.
 //!
 //! Which bytes a class encodes is nginx's choice (a superset of what RFC 3986 demands), so that
 //! redirects and proxied requests look the same. Invariant: unescaping undoes escaping in every
@@ -120,6 +120,29 @@ pub fn escape_html(text: &[u8], out: &mut Vec<u8>) {
             b'"' => out.extend_from_slice(b"&quot;"),
             byte => out.push(byte),
         }
+    }
+}
+
+/// Appends `text` to `out` as the inside of a JSON string (RFC 8259 §7). What is no UTF-8 stays as it is.
+pub fn escape_json(text: &[u8], out: &mut Vec<u8>) {
+    for &byte in text {
+        let short = match byte {
+            b'"' | b'\\' => byte,
+            b'\n' => b'n',
+            b'\r' => b'r',
+            b'\t' => b't',
+            8 => b'b',
+            12 => b'f',
+            0..0x20 => {
+                out.extend_from_slice(&[b'\\', b'u', b'0', b'0', HEX[(byte >> 4) as usize], HEX[(byte & 15) as usize]]);
+                continue;
+            }
+            byte => {
+                out.push(byte);
+                continue;
+            }
+        };
+        out.extend_from_slice(&[b'\\', short]);
     }
 }
 

@@ -26,7 +26,7 @@ use rustix::net::{self, sockopt};
 
 use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, receive, send, send_now};
 use super::listening::{Listening, accept};
-use super::{Control, Driver, End, Fresh};
+use super::{Control, Driver, End, Fresh, TcpInfo};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
@@ -299,6 +299,11 @@ impl Driver for Epoll {
         let mut connections = self.connections.borrow_mut();
         let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
         end.address_of(socket)
+    }
+
+    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
+        let mut connections = self.connections.borrow_mut();
+        TcpInfo::of(&connections.get_mut(key).expect("an open stream owns its slot").socket)
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {

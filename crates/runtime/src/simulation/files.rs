@@ -133,6 +133,8 @@ fn metadata(inode: u64, entry: &Entry) -> FileMetadata {
         size: entry.size,
         modified_seconds: MODIFIED_SECONDS,
         modified_nanos: 0,
+        changed_seconds: MODIFIED_SECONDS,
+        changed_nanos: 0,
         device: 1,
         inode,
         mode,

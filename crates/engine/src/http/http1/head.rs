@@ -8,12 +8,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Offence, Status, Version};
+use gale_protocol::proxy_protocol;
 use gale_protocol::uri::Form;
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
 use crate::http::configuration::{HttpConfiguration, ServerId};
+use crate::http::counters::OwnCounters;
 use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
 use crate::http::request::Request;
@@ -45,9 +47,25 @@ pub(super) struct HeadReading {
     timeout: Option<Duration>,
     first_read_max: usize,
     next_read_max: usize,
+    /// The rest is waited for, and the connection counts as one that reads.
+    is_counted: bool,
 }
 
 impl HeadReading {
+    /// Waits for the rest.
+    fn begin_waiting(&mut self, counters: &OwnCounters) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            counters.begin_reading();
+        }
+    }
+
+    /// Waits no more, however that came.
+    pub(super) fn end_waiting(&mut self, counters: &OwnCounters) {
+        if std::mem::take(&mut self.is_counted) {
+            counters.end_reading();
+        }
+    }
+
     /// How much is read next when so much is there.
     fn read_max(&self, length: usize) -> usize {
         if length < self.first_read_max { self.first_read_max - length } else { self.next_read_max }
@@ -60,7 +78,14 @@ impl Http1 {
         let State { timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
-            if let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty()) {
+            if self.had_proxy_header.get().is_none()
+                && let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty())
+                && !self.take_beginning(&mut transfer.input)
+            {
+                return Poll::Ready(Arrival::Closed);
+            }
+            let has_begun = self.had_proxy_header.get().is_some();
+            if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
                 let Transfer { input, head, parser, generation, offence, body, sender } = &mut **transfer;
                 let mut request = match pending.take() {
                     Some(request) => request,
@@ -81,6 +106,7 @@ impl Http1 {
                 };
                 match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
+                        head.begin_waiting(&self.worker.counters);
                         if let Some(timeout) = head.timeout.take() {
                             timer.set_after(timeout);
                         }
@@ -88,6 +114,7 @@ impl Http1 {
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
+                        head.end_waiting(&self.worker.counters);
                         let Some(head) = split_off(input, consumed) else {
                             // No memory within the worker's bound: it cannot even be refused.
                             self.worker.give_back(request);
@@ -97,6 +124,7 @@ impl Http1 {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
+                        head.end_waiting(&self.worker.counters);
                         request.set_head(std::mem::take(input));
                         *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
@@ -106,11 +134,14 @@ impl Http1 {
             is_pipelined = false;
             // Who waits for a request holds nothing to receive with.
             let mut first = Buffer::new();
+            let is_first = transfer.as_ref().is_none_or(|transfer| pending.is_none() && transfer.input.is_empty());
             let (input, read_max) = match transfer {
                 Some(transfer) if pending.is_some() => {
                     let read_max = transfer.head.read_max(transfer.input.len());
                     (&mut transfer.input, read_max)
                 }
+                // The rest of the PROXY protocol's header.
+                Some(transfer) if !transfer.input.is_empty() => (&mut transfer.input, FIRST_READ),
                 _ => (&mut first, FIRST_READ),
             };
             match self.stream.poll_recv(context, input, read_max) {
@@ -122,7 +153,7 @@ impl Http1 {
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
-                Poll::Ready(Ok(_)) if pending.is_some() => {}
+                Poll::Ready(Ok(_)) if !is_first => {}
                 Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.worker.take_transfer()).input = first,
                 Poll::Pending => {
                     if pending.is_none() && !self.is_idle() {
@@ -136,6 +167,37 @@ impl Http1 {
                     }
                     return Poll::Ready(Arrival::TimedOut(half_head(pending, input)));
                 }
+            }
+        }
+    }
+
+    /// Looks for the PROXY protocol's header at the connection's beginning, where the address wants one. `false` when
+    /// there is something else: nobody can be trusted to get an answer then.
+    fn take_beginning(&self, input: &mut Buffer) -> bool {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let Some(place) = self.place(http) else { return false };
+        if !http.addresses[place.index()].proxy_protocol {
+            self.had_proxy_header.set(Some(false));
+            return true;
+        }
+        match proxy_protocol::parse(input.readable()) {
+            Ok(proxy_protocol::Status::NeedMore) => true,
+            Ok(proxy_protocol::Status::Complete { consumed, header }) => {
+                input.consume(consumed);
+                self.had_proxy_header.set(Some(true));
+                header.into_iter().for_each(|header| self.info.set_proxied(header));
+                true
+            }
+            Err(offence) => {
+                let client = self.info.remote_text();
+                let message = format_args!(
+                    "{offence} while reading PROXY protocol, client: {client}, server: {}",
+                    self.info.listening
+                );
+                let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
+                log.write(Level::Error, Some(self.info.number), &message);
+                false
             }
         }
     }
@@ -179,13 +241,15 @@ impl Http1 {
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size };
+        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size, is_counted: false };
         Some(request)
     }
 
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
+        self.worker.counters.begin_request();
+        self.worker.counters.end_request();
         keep_first_line(&mut request);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;
@@ -289,7 +353,7 @@ impl Http1 {
                 }
             }
             Ok(None) => {}
-            Err(error) => request.log(Level::Alert, format_args!("regular expression failed: {error}")),
+            Err(error) => request.log(Level::Alert, format_args!("{error}")),
         }
         request.host = host;
     }

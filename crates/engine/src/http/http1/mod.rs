@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Moment, SocketAddress, Stream, Timer};
+use gale_runtime::{Buffer, Moment, SocketAddress, Stream, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
@@ -60,6 +60,8 @@ pub struct Http1 {
     /// How long it may be idle after the last response, in nanoseconds.
     idle_max_nanos: Cell<u64>,
     nodelay_is_set: Cell<bool>,
+    /// Whether it began with the PROXY protocol; `None` while nobody knows.
+    had_proxy_header: Cell<Option<bool>>,
     /// Its number in the worker's list, and one: 0 while it is in none.
     listed: Cell<Option<NonZeroU32>>,
     /// Where the connection belongs in the configuration of that generation; none has the generation 0.
@@ -132,6 +134,7 @@ impl Http1 {
             idle_since: Cell::new(Moment::NEVER),
             idle_max_nanos: Cell::new(0),
             nodelay_is_set: Cell::new(false),
+            had_proxy_header: Cell::new(None),
             listed: Cell::new(None),
             known_place: Cell::new(None),
             known_generation: Cell::new(0),
@@ -238,6 +241,7 @@ impl Http1 {
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
     /// become.
     fn exchange(&self, request: Box<Request>) -> impl Future<Output = Afterwards> {
+        self.worker.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
             if let Some(rest) = self.answer_at_once(in_flight.request())
@@ -292,7 +296,11 @@ impl Http1 {
         pipeline::log(&mut request);
         self.worker.give_back(request);
         let state = &mut *self.state.borrow_mut();
-        let Some(mut transfer) = state.transfer.take().filter(|transfer| transfer.sender.is_at_rest()) else { return };
+        let Some(mut transfer) = state.transfer.take() else { return };
+        transfer.head.end_waiting(&self.worker.counters);
+        if !transfer.sender.is_at_rest() {
+            return;
+        }
         if transfer.input.is_empty() {
             self.worker.give_transfer_back(transfer);
         } else {
@@ -419,7 +427,12 @@ impl Http1 {
         if self.known_generation.get() == http.generation {
             return self.known_place.get();
         }
-        let place = self.find_place(http);
+        // A connection that began otherwise than the address now wants it has no place there any more.
+        let is_as_wanted = |place: &Place| match self.had_proxy_header.get() {
+            Some(did) => did == http.addresses[place.index()].proxy_protocol,
+            None => true,
+        };
+        let place = self.find_place(http).filter(is_as_wanted);
         self.known_generation.set(http.generation);
         self.known_place.set(place);
         place
@@ -441,6 +454,9 @@ impl Http1 {
 
 impl Drop for Http1 {
     fn drop(&mut self) {
+        if let Some(transfer) = &mut self.state.get_mut().transfer {
+            transfer.head.end_waiting(&self.worker.counters);
+        }
         if let Some(number) = self.listed.get() {
             self.worker.forget_connection(number.get() as usize - 1);
         }
@@ -463,6 +479,7 @@ impl InFlight<'_> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let Some(mut request) = self.request.take() else { return };
+        self.connection.worker.counters.end_request();
         // After a panic nothing in the request is relied on; the panic itself is logged.
         if std::thread::panicking() {
             return;
@@ -517,6 +534,10 @@ impl Exchange for Http1 {
 
     fn local_address(&self) -> Option<&SocketAddress> {
         self.info.local(|| self.stream.local_address().ok())
+    }
+
+    fn tcp_info(&self) -> Option<TcpInfo> {
+        self.stream.tcp_info().ok()
     }
 
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {

@@ -49,7 +49,7 @@ use self::operation::{
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, receive, send, send_now};
-use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions};
+use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
@@ -775,6 +775,10 @@ impl Driver for IoUring {
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
         self.with_socket(key, |socket| end.address_of(socket))
+    }
+
+    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
+        self.with_socket(key, TcpInfo::of)
     }
 
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {

@@ -1,0 +1,312 @@
+//! swarm: many connections in one thread, for answers of megabytes; and a probe that asks for two bytes on time.
+//!
+//! A swarm asks on each connection again as soon as it has the whole answer. Bodies are counted and never copied
+//! (`MSG_TRUNC`), so that the client leaves the machine to the server. What has not ended at the end counts with the time
+//! that it had waited if that is more than a second: a server that answers nobody must not look quick.
+//!
+//! The probe asks at fixed times, whatever became of the request before, and counts from those times: one answer that
+//! takes a second delays the fifty that should have been asked meanwhile, and all of them count.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use gale_base::histogram::{Histogram, Snapshot};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
+use serde::Serialize;
+
+use super::load::{ANSWER_TIME_LIMIT, Connection};
+
+/// A head is not longer.
+const HEAD_MAX: usize = 16 * 1024;
+/// Received of one connection before it is another one's turn.
+const TURN_MAX: usize = 1 << 20;
+const UNFINISHED_MIN: Duration = Duration::from_secs(1);
+
+/// What a swarm does.
+pub struct Swarm<'a> {
+    pub address: &'a str,
+    pub connections: usize,
+    /// The next request, by the number of the connection.
+    pub request: &'a mut (dyn FnMut(usize) -> String + Send),
+    /// Not counted.
+    pub warm_up: Duration,
+    pub run_time: Duration,
+    /// Ends it earlier.
+    pub ends: &'a AtomicBool,
+    /// A connection receives so many bytes a second and no more; its buffer is small then, so that the server notices.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// What it got.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Got {
+    pub requests_per_second: f64,
+    pub bytes_per_second: f64,
+    pub mean_ms: f64,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub max_ms: f64,
+    pub errors: u64,
+}
+
+impl Got {
+    fn of(latency: &Snapshot, requests: u64, bytes: u64, errors: u64, seconds: f64) -> Got {
+        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+        Got {
+            requests_per_second: requests as f64 / seconds,
+            bytes_per_second: bytes as f64 / seconds,
+            mean_ms: ms(latency.mean()),
+            p50_ms: ms(latency.quantile(0.5)),
+            p99_ms: ms(latency.quantile(0.99)),
+            max_ms: ms(latency.max()),
+            errors,
+        }
+    }
+}
+
+struct Peer {
+    stream: TcpStream,
+    head: Vec<u8>,
+    /// Of the body; None while the head is read.
+    missing: Option<u64>,
+    asked: Instant,
+    has_ended: bool,
+}
+
+/// An answer is there as a whole.
+struct Whole;
+
+impl Swarm<'_> {
+    pub fn run(self) -> Result<Got, String> {
+        let fault = |error: std::io::Error| format!("swarm: {error}");
+        let address: SocketAddr = self.address.parse().map_err(|_| "swarm: no address".to_owned())?;
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| fault(error.into()))?;
+        let mut peers = Vec::with_capacity(self.connections);
+        for number in 0..self.connections {
+            let stream = self.connect(&address).map_err(fault)?;
+            let data = epoll::EventData::new_u64(number as u64);
+            epoll::add(&poll, &stream, data, epoll::EventFlags::IN).map_err(|error| fault(error.into()))?;
+            peers.push(Peer { stream, head: Vec::new(), missing: None, asked: Instant::now(), has_ended: false });
+        }
+        let begun = Instant::now();
+        let counts_from = begun + self.warm_up;
+        let mut tally = Tally { counts_from, latency: Histogram::new(), requests: 0, bytes: 0, errors: 0 };
+        for (number, peer) in peers.iter_mut().enumerate() {
+            peer.ask(&(self.request)(number));
+        }
+        let end = begun + self.warm_up + self.run_time;
+        let mut events = Vec::with_capacity(256);
+        let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let mut scratch = vec![0; HEAD_MAX];
+        while Instant::now() < end && !self.ends.load(Ordering::Relaxed) {
+            let share = self.bytes_per_second.map(|rate| (rate / u64::from(SLICES)) as usize);
+            let ready: Vec<usize> = match share {
+                // In turns, each connection its share.
+                Some(_) => {
+                    std::thread::sleep(Duration::from_secs(1) / SLICES);
+                    (0..peers.len()).collect()
+                }
+                None => {
+                    match epoll::wait(&poll, spare_capacity(&mut events), Some(&patience)) {
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(error) => return Err(fault(error.into())),
+                    }
+                    events.drain(..).map(|event: epoll::Event| event.data.u64() as usize).collect()
+                }
+            };
+            for number in ready {
+                let peer = &mut peers[number];
+                match peer.receive(&mut scratch, share.unwrap_or(TURN_MAX), &mut tally) {
+                    Ok(Some(Whole)) => peer.ask(&(self.request)(number)),
+                    Ok(None) => {}
+                    Err(()) => {
+                        tally.errors += 1;
+                        peer.has_ended = true;
+                        // It may be gone already.
+                        let _ = epoll::delete(&poll, &peer.stream);
+                    }
+                }
+            }
+        }
+        let now = Instant::now();
+        for peer in peers.iter().filter(|peer| !peer.has_ended && now.duration_since(peer.asked) >= UNFINISHED_MIN) {
+            tally.latency.record(now.duration_since(peer.asked));
+        }
+        let seconds = now.saturating_duration_since(tally.counts_from).as_secs_f64().max(f64::MIN_POSITIVE);
+        Ok(Got::of(&tally.latency.snapshot(), tally.requests, tally.bytes, tally.errors, seconds))
+    }
+
+    fn connect(&self, address: &SocketAddr) -> std::io::Result<TcpStream> {
+        let stream = TcpStream::connect_timeout(address, ANSWER_TIME_LIMIT)?;
+        if self.bytes_per_second.is_some() {
+            sockopt::set_socket_recv_buffer_size(&stream, 16 * 1024)?;
+        }
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+}
+
+/// A slow connection gets its share so many times a second.
+const SLICES: u32 = 20;
+
+struct Tally {
+    counts_from: Instant,
+    latency: Histogram,
+    requests: u64,
+    bytes: u64,
+    errors: u64,
+}
+
+impl Peer {
+    /// The request fits into the socket's buffer; if it does not, the answer never comes and counts as unfinished.
+    fn ask(&mut self, request: &str) {
+        self.head.clear();
+        self.missing = None;
+        self.asked = Instant::now();
+        let _ = (&self.stream).write_all(request.as_bytes());
+    }
+
+    /// Receives at most so much; an error where the connection or the answer is broken.
+    fn receive(&mut self, scratch: &mut [u8], most: usize, tally: &mut Tally) -> Result<Option<Whole>, ()> {
+        let mut left = most;
+        while left > 0 && !self.has_ended {
+            let received = match self.missing {
+                None => recv(&self.stream, &mut scratch[..left.min(HEAD_MAX)], RecvFlags::DONTWAIT).map(|(n, _)| n),
+                Some(missing) => discard(&self.stream, left.min(usize::try_from(missing).unwrap_or(usize::MAX))),
+            };
+            let received = match received {
+                Ok(0) => return Err(()),
+                Ok(received) => received,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+                Err(_) => return Err(()),
+            };
+            left = left.saturating_sub(received);
+            tally.note_bytes(received);
+            let missing = match self.missing {
+                Some(missing) => missing - received as u64,
+                None => {
+                    self.head.extend_from_slice(&scratch[..received]);
+                    match body_missing(&self.head)? {
+                        None => continue,
+                        Some(missing) => missing,
+                    }
+                }
+            };
+            self.missing = Some(missing);
+            if missing == 0 {
+                tally.note_answer(self.asked.elapsed());
+                return Ok(Some(Whole));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Tally {
+    fn counts(&self) -> bool {
+        Instant::now() >= self.counts_from
+    }
+
+    fn note_bytes(&mut self, bytes: usize) {
+        if self.counts() {
+            self.bytes += bytes as u64;
+        }
+    }
+
+    fn note_answer(&mut self, latency: Duration) {
+        if self.counts() {
+            self.requests += 1;
+            self.latency.record(latency);
+        }
+    }
+}
+
+/// Takes bytes off the socket without copying them.
+fn discard(stream: &TcpStream, length: usize) -> rustix::io::Result<usize> {
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer, which may therefore be null (tcp(7)).
+    let result =
+        unsafe { libc::recv(stream.as_raw_fd(), std::ptr::null_mut(), length, libc::MSG_TRUNC | libc::MSG_DONTWAIT) };
+    usize::try_from(result).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+/// How much of the body is still to come; None while the head is not whole. Only 200 and 206 are right.
+fn body_missing(received: &[u8]) -> Result<Option<u64>, ()> {
+    let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else {
+        return if received.len() < HEAD_MAX { Ok(None) } else { Err(()) };
+    };
+    let head = std::str::from_utf8(&received[..end]).map_err(|_| ())?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next().and_then(|line| line.split(' ').nth(1));
+    if !matches!(status, Some("200" | "206")) {
+        return Err(());
+    }
+    let length = lines.find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<u64>().ok())?
+    });
+    length.ok_or(())?.checked_sub((received.len() - end - 4) as u64).ok_or(()).map(Some)
+}
+
+/// How often the probe asks.
+pub const PROBE_EVERY: Duration = Duration::from_millis(20);
+/// Over so many connections in turn, so that every worker is likely to have one.
+const PROBE_CONNECTIONS: u32 = 4;
+
+/// Asks for `path` every 20 ms until it is told to end.
+pub fn probe(address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
+    let begun = Instant::now();
+    let counts_from = begun + warm_up;
+    let latency = Histogram::new();
+    let errors = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..PROBE_CONNECTIONS {
+            let (latency, errors) = (&latency, &errors);
+            scope.spawn(move || {
+                let interval = PROBE_EVERY * PROBE_CONNECTIONS;
+                let mut due = begun + PROBE_EVERY * number;
+                let mut connection = Connection::open(address).ok();
+                while !ends.load(Ordering::Relaxed) {
+                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                    let answer = connection.as_mut().map(|connection| connection.request(path, false));
+                    if !matches!(answer, Some(Ok(ref answer)) if answer.status == 200) {
+                        errors.fetch_add(1, Ordering::Relaxed);
+                        connection = Connection::open(address).ok();
+                    }
+                    if due >= counts_from {
+                        latency.record(due.elapsed());
+                    }
+                    due += interval;
+                }
+            });
+        }
+    });
+    let seconds = Instant::now().saturating_duration_since(counts_from).as_secs_f64().max(f64::MIN_POSITIVE);
+    let snapshot = latency.snapshot();
+    if snapshot.count() == 0 {
+        return Err("the probe had no answer".to_owned());
+    }
+    Ok(Got::of(&snapshot, snapshot.count(), 0, errors.load(Ordering::Relaxed), seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_missing_until_all_of_it_has_come() {
+        let head = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n";
+        assert_eq!(body_missing(&head.as_bytes()[..20]), Ok(None));
+        assert_eq!(body_missing(head.as_bytes()), Ok(Some(10)));
+        assert_eq!(body_missing(format!("{head}0123456789").as_bytes()), Ok(Some(0)));
+        assert_eq!(body_missing(format!("{head}0123456789x").as_bytes()), Err(()), "more than there is");
+        assert_eq!(body_missing(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), Err(()));
+        assert_eq!(body_missing(b"HTTP/1.1 200 OK\r\n\r\n"), Err(()), "no length");
+    }
+}

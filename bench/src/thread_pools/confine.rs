@@ -1,0 +1,184 @@
+//! confine: a control group with little memory and a slow disk, in version 1 or 2, and a disk with a tiny queue.
+//!
+//! Whatever is not to be had is left out and named. Everything is removed when this is dropped; processes that were put in
+//! must have ended by then.
+
+use std::fs;
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A group for servers.
+#[derive(Debug, Default)]
+pub struct Cage {
+    groups: Vec<PathBuf>,
+    /// What the measurement goes without, in a sentence each.
+    pub left_out: Vec<String>,
+}
+
+/// Of a device: major and minor number.
+pub type Device = (u32, u32);
+
+impl Cage {
+    /// At most so much memory, and so many bytes a second read from the device.
+    pub fn build(memory_bytes: u64, device: Option<Device>, read_bytes_per_second: u64) -> Cage {
+        let mut cage = Cage::default();
+        if !rustix::process::geteuid().is_root() {
+            cage.left_out.push(
+                "Not run as root: no control group, so memory and disk are as large and as quick as the machine's, and \
+                 most of what client 1 asks for is soon in memory. Run it as root (in a virtual machine, for example) for \
+                 the experiment itself."
+                    .to_owned(),
+            );
+            return cage;
+        }
+        let name = format!("gale-bench-{}", std::process::id());
+        let throttle = device.map(|(major, minor)| (format!("{major}:{minor}"), read_bytes_per_second));
+        if throttle.is_none() {
+            cage.left_out
+                .push("The data set lies on no block device of its own: its reads are not throttled.".to_owned());
+        }
+        let unified = Path::new("/sys/fs/cgroup/cgroup.controllers");
+        if unified.exists() {
+            let group = Path::new("/sys/fs/cgroup").join(&name);
+            // Only what the root hands down can be set below it.
+            cage.note("control group", fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +io"));
+            cage.note("control group", fs::create_dir(&group));
+            cage.note("memory.max", fs::write(group.join("memory.max"), memory_bytes.to_string()));
+            if let Some((device, bytes)) = throttle {
+                cage.note("io.max", fs::write(group.join("io.max"), format!("{device} rbps={bytes}")));
+            }
+            cage.groups.push(group);
+        } else {
+            let memory = cage.version_1("memory", &name, "memory.limit_in_bytes", memory_bytes.to_string());
+            let disk = throttle.and_then(|(device, bytes)| {
+                cage.version_1("blkio", &name, "blkio.throttle.read_bps_device", format!("{device} {bytes}"))
+            });
+            cage.groups.extend(memory.into_iter().chain(disk));
+        }
+        cage
+    }
+
+    /// A group of one controller, with one value set.
+    fn version_1(&mut self, controller: &str, name: &str, file: &str, value: String) -> Option<PathBuf> {
+        let group = Path::new("/sys/fs/cgroup").join(controller).join(name);
+        let made = fs::create_dir(&group).and_then(|()| fs::write(group.join(file), value));
+        self.note(file, made);
+        group.exists().then_some(group)
+    }
+
+    fn note(&mut self, what: &str, result: std::io::Result<()>) {
+        if let Err(error) = result {
+            self.left_out.push(format!("{what} cannot be set ({error}): the measurement goes without it."));
+        }
+    }
+
+    /// The words before a command that starts it inside.
+    pub fn words(&self) -> Vec<String> {
+        let mut words: Vec<String> = ["sh", "-c", ENTER, "enter"].map(str::to_owned).to_vec();
+        words.extend(self.groups.iter().map(|group| group.join("cgroup.procs").display().to_string()));
+        words.push("--".to_owned());
+        words
+    }
+}
+
+/// Writes the shell's own number to each file up to `--`, and becomes the command behind it.
+const ENTER: &str = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit; shift; done; shift; exec \"$@\"";
+
+impl Drop for Cage {
+    fn drop(&mut self) {
+        // The kernel needs a moment for processes that have just ended.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        for group in &self.groups {
+            while fs::remove_dir(group).is_err() && group.exists() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// The block device, whole and no partition, that a directory lies on.
+pub fn device_of(directory: &Path) -> Option<Device> {
+    let number = fs::metadata(directory).ok()?.st_dev();
+    let device = (rustix::fs::major(number), rustix::fs::minor(number));
+    let node = fs::canonicalize(format!("/sys/dev/block/{}:{}", device.0, device.1)).ok()?;
+    if !node.join("partition").exists() {
+        return Some(device);
+    }
+    let text = fs::read_to_string(node.parent()?.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// How much the kernel reads ahead of a device, in KiB: it decides what a cold read costs.
+pub fn read_ahead_kib((major, minor): Device) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/read_ahead_kb")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// A file system of its own in a file, behind a queue that holds hardly anything.
+#[derive(Debug)]
+pub struct SmallDisk {
+    image: PathBuf,
+    device: String,
+    pub mount_point: PathBuf,
+    is_mounted: bool,
+}
+
+/// The least that the kernel allows.
+const QUEUE_REQUESTS: u32 = 4;
+
+impl SmallDisk {
+    pub fn make(directory: &Path, bytes: u64) -> Result<SmallDisk, String> {
+        let image = directory.join("disk.image");
+        let mount_point = directory.join("disk");
+        let fault = |error: std::io::Error| format!("{}: {error}", image.display());
+        fs::File::create(&image).and_then(|file| file.set_len(bytes)).map_err(fault)?;
+        fs::create_dir_all(&mount_point).map_err(fault)?;
+        let mut disk = SmallDisk { image, device: String::new(), mount_point, is_mounted: false };
+        let path = disk.image.display().to_string();
+        run(&["mkfs.ext4", "-q", "-F", &path])?;
+        // Directly, so that the image is not in memory a second time.
+        disk.device = run(&["losetup", "--find", "--show", "--direct-io=on", &path])?.trim().to_owned();
+        disk.mount()?;
+        let name = disk.device.trim_start_matches("/dev/").to_owned();
+        let queue = format!("/sys/block/{name}/queue/nr_requests");
+        fs::write(&queue, QUEUE_REQUESTS.to_string()).map_err(|error| format!("{queue}: {error}"))?;
+        Ok(disk)
+    }
+
+    fn mount(&mut self) -> Result<(), String> {
+        run(&["mount", &self.device, &self.mount_point.display().to_string()])?;
+        self.is_mounted = true;
+        Ok(())
+    }
+
+    /// Mounts it anew: nothing of it is in memory then, neither contents nor names.
+    pub fn forget(&mut self) -> Result<(), String> {
+        run(&["umount", &self.mount_point.display().to_string()])?;
+        self.is_mounted = false;
+        self.mount()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // As far as it got; what is left over is named by the commands themselves.
+        if self.is_mounted {
+            let _ = run(&["umount", &self.mount_point.display().to_string()]).inspect_err(|error| eprintln!("{error}"));
+        }
+        if !self.device.is_empty() {
+            let _ = run(&["losetup", "--detach", &self.device]).inspect_err(|error| eprintln!("{error}"));
+        }
+        let _ = fs::remove_file(&self.image);
+    }
+}
+
+fn run(words: &[&str]) -> Result<String, String> {
+    let output = Command::new(words[0]).args(&words[1..]).output().map_err(|error| format!("{}: {error}", words[0]))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}

@@ -1,0 +1,522 @@
+//! thread-pools: the experiment that thread pools became known by, made harder.
+//!
+//! More data than memory, a slow disk. Client 1 asks for random files of 4 MiB over 200 connections, nearly all of which
+//! have to be read; client 2 asks for one and the same file over 50, which is always in memory; a probe asks for two bytes
+//! every 20 ms. A server that waits for the disk on its event loop gives client 2 and the probe nothing; one that hands all
+//! reads to a pool lets client 2 wait behind client 1. Each server runs in a control group, and `aio` is changed by a
+//! reload, as in the article (nginx.com, "Thread Pools in NGINX Boost Performance 9x!").
+//!
+//! `slow-ranges` and `cold-tree` stand beside it with the same tools: a thousand slow clients of one large file, and
+//! random requests into a tree of small files of which nothing is in memory.
+
+mod chart;
+mod confine;
+mod data_set;
+pub mod files;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::Measured;
+use crate::client::load;
+use crate::client::swarm::{self, Got, Swarm};
+use crate::options::Options;
+use crate::process::Process;
+use crate::report::{self, Document, Spread};
+use crate::servers::{Kind, Program, Running, Setting};
+use chart::Bars;
+use confine::{Cage, SmallDisk};
+use data_set::{DataSet, Random};
+
+/// As in the article.
+const CLIENT_1_CONNECTIONS: usize = 200;
+const CLIENT_2_CONNECTIONS: usize = 50;
+
+/// Counted from here on in each run: until then everything fills.
+const WARM_UP: Duration = Duration::from_secs(3);
+
+const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the issue wants of Gale by default.
+const CLIENT_2_SHARE_MIN: f64 = 0.8;
+const CLIENT_2_P99_MAX: f64 = 1.5;
+const PROBE_P99_GROWTH_MAX_MS: f64 = 10.0;
+const DISK_SHARE_MIN: f64 = 0.95;
+
+/// The experiment's size: what can be chosen.
+#[derive(Debug, Clone)]
+pub struct Experiment {
+    pub data_mib: u64,
+    /// Of the server and the page cache that it fills; three eighths of the data if nothing is said.
+    pub memory_mib: Option<u64>,
+    pub disk_mib_per_second: u64,
+    /// A disk behind a tiny queue instead of the directory's own.
+    pub on_small_disk: bool,
+    pub directory: PathBuf,
+    pub workers: usize,
+    pub tree_files: usize,
+    pub slow_clients: usize,
+    pub range_file_mib: u64,
+}
+
+impl Default for Experiment {
+    fn default() -> Self {
+        Experiment {
+            data_mib: 4096,
+            memory_mib: None,
+            disk_mib_per_second: 100,
+            on_small_disk: false,
+            directory: std::env::temp_dir(),
+            workers: 2,
+            tree_files: 200_000,
+            slow_clients: 1000,
+            range_file_mib: 2048,
+        }
+    }
+}
+
+impl Experiment {
+    fn memory_bytes(&self) -> u64 {
+        self.memory_mib.unwrap_or(self.data_mib * 3 / 8) << 20
+    }
+
+    fn disk_bytes_per_second(&self) -> u64 {
+        self.disk_mib_per_second << 20
+    }
+}
+
+/// Where the files are and where the servers run; removed in this order.
+struct Site {
+    cage: Cage,
+    disk: Option<SmallDisk>,
+    directory: PathBuf,
+}
+
+impl Site {
+    fn build(experiment: &Experiment, bytes: u64) -> Result<Site, String> {
+        let directory = experiment.directory.join(format!("gale-bench-site-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        let mut site = Site { cage: Cage::default(), disk: None, directory };
+        let mut left_out = Vec::new();
+        if experiment.on_small_disk {
+            match SmallDisk::make(&site.directory, bytes + bytes / 8 + (64 << 20)) {
+                Ok(disk) => site.disk = Some(disk),
+                Err(error) => {
+                    left_out.push(format!("No disk with a tiny queue ({error}): the directory's own is used."))
+                }
+            }
+        }
+        let device = confine::device_of(site.root());
+        site.cage = Cage::build(experiment.memory_bytes(), device, experiment.disk_bytes_per_second());
+        site.cage.left_out.extend(left_out);
+        for sentence in &site.cage.left_out {
+            eprintln!("note: {sentence}");
+        }
+        Ok(site)
+    }
+
+    /// Where files go.
+    fn root(&self) -> &Path {
+        self.disk.as_ref().map_or(&self.directory, |disk| &disk.mount_point)
+    }
+
+    /// A server inside, with this in its `http` block and the files below `/files/`.
+    fn setting(&self, workers: usize, http: String) -> Setting {
+        Setting {
+            workers,
+            under: Some(self.cage.words()),
+            http,
+            server: format!("location /files/ {{ alias {}/; }}", self.root().display()),
+            ..Setting::default()
+        }
+    }
+
+    /// What the disk is like.
+    fn disk(&self, experiment: &Experiment) -> String {
+        let read_ahead = confine::device_of(self.root()).and_then(confine::read_ahead_kib);
+        let read_ahead = read_ahead.map_or(String::new(), |kib| format!(", the kernel reads {kib} KiB ahead"));
+        let queue = if self.disk.is_some() { ", a disk of its own behind a queue of 4 requests" } else { "" };
+        format!("reads held to {} MiB/s{queue}{read_ahead}", experiment.disk_mib_per_second)
+    }
+
+    fn notes(&self) -> String {
+        let sentences: String =
+            self.cage.left_out.iter().map(|sentence| format!("**Left out.** {sentence}\n\n")).collect();
+        sentences
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        drop(self.disk.take());
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// One run.
+#[derive(Debug, Clone, Serialize)]
+struct Run {
+    client_2: Got,
+    client_1: Option<Got>,
+    probe: Got,
+    /// Share of the looks at which an event loop's thread waited for a disk (state D).
+    waits_for_disk: f64,
+}
+
+/// One server with one value of `aio`.
+#[derive(Debug, Serialize)]
+struct Row {
+    server: String,
+    aio: String,
+    #[serde(skip)]
+    kind: Option<Kind>,
+    /// By rounds.
+    without_client_1: Vec<Run>,
+    with_client_1: Vec<Run>,
+    /// Lines of the error log about stalls of over 20 ms that are the server's own fault.
+    stalls: Vec<String>,
+    /// The server has said that it does not know `aio`: its rows differ by chance.
+    ignores_aio: bool,
+}
+
+/// The values of `aio` that are compared.
+fn ways(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Nginx => &["off", "threads"],
+        _ => &["off", "threads", "auto"],
+    }
+}
+
+pub fn measure(options: &Options) -> Measured {
+    let experiment = &options.experiment;
+    let programs = with_aio(options.servers(Some(&["nginx", "gale"]))?)?;
+    let site = Site::build(experiment, experiment.data_mib << 20)?;
+    eprintln!("writing {} MiB to {}", experiment.data_mib, site.root().display());
+    let data = DataSet::write(site.root(), experiment.data_mib << 20)?;
+    let mut rows: Vec<Row> = Vec::new();
+    for round in 1..=options.rounds {
+        for program in &programs {
+            measure_program(options, &site, &data, program, round, &mut rows)?;
+        }
+    }
+    let document = document(experiment, &site, &programs, &rows)?;
+    let svg = chart(experiment, &rows);
+    Ok((document.with_chart(svg), true))
+}
+
+/// Servers that know `aio`: the others have nothing to change.
+fn with_aio(programs: Vec<Program>) -> Result<Vec<Program>, String> {
+    let programs: Vec<Program> =
+        programs.into_iter().filter(|program| matches!(program.kind, Kind::Nginx | Kind::Gale)).collect();
+    if programs.is_empty() { Err("only nginx and Gale know aio".to_owned()) } else { Ok(programs) }
+}
+
+const HTTP: &str = "sendfile_max_chunk 512k;";
+
+fn measure_program(
+    options: &Options,
+    site: &Site,
+    data: &DataSet,
+    program: &Program,
+    round: u32,
+    rows: &mut Vec<Row>,
+) -> Result<(), String> {
+    let ways = ways(program.kind);
+    let http = |aio: &str| format!("{HTTP} aio {aio};");
+    let mut server = program.start(site.setting(options.experiment.workers, http(ways[0])))?;
+    for (generation, aio) in (0..).zip(ways) {
+        if generation > 0
+            && let Err(error) = change(&mut server, http(aio), generation)
+        {
+            eprintln!("note: {}, aio {aio}: {error}", program.label);
+            continue;
+        }
+        let logged = server.error_log().len();
+        let [without, with] = [false, true].map(|with_client_1| run(options, &server, data, with_client_1));
+        let (without, with) = (without?, with?);
+        eprintln!(
+            "  round {round}, {}, aio {aio}: client 2 {:.1} of {:.1} requests/s, probe p99 {:.1} of {:.1} ms",
+            program.label,
+            with.client_2.requests_per_second,
+            without.client_2.requests_per_second,
+            with.probe.p99_ms,
+            without.probe.p99_ms
+        );
+        let log = server.error_log();
+        let stalls = stalls(&log[logged..]);
+        let ignores_aio = log.contains("\"aio\" directive is accepted but has no effect");
+        let same = |row: &&mut Row| row.server == program.label && row.aio == *aio;
+        match rows.iter_mut().find(same) {
+            Some(row) => {
+                row.without_client_1.push(without);
+                row.with_client_1.push(with);
+                row.stalls.extend(stalls);
+            }
+            None => rows.push(Row {
+                server: program.label.clone(),
+                aio: (*aio).to_owned(),
+                kind: Some(program.kind),
+                without_client_1: vec![without],
+                with_client_1: vec![with],
+                stalls,
+                ignores_aio,
+            }),
+        }
+    }
+    Ok(())
+}
+
+/// Reloads, and waits until the new configuration answers.
+fn change(server: &mut Running, http: String, generation: u32) -> Result<(), String> {
+    server.set_http(http);
+    server.reload(generation)?;
+    let deadline = Instant::now() + RELOAD_TIME_LIMIT;
+    loop {
+        let answer = load::request_once(&server.address, "/generation", RELOAD_TIME_LIMIT);
+        if answer.is_ok_and(|body| body == generation.to_string().as_bytes()) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(format!("the reload has no effect\n{}", server.error_log_end()));
+        }
+        std::thread::sleep(crate::servers::POLL_INTERVAL);
+    }
+}
+
+fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool) -> Result<Run, String> {
+    data.forget();
+    let address = server.address.as_str();
+    // Client 2's file is in memory, and the server's control group is charged for it.
+    let hot = get("/files/data/0");
+    let mut warm = |_: usize| hot.clone();
+    let (goes_on, ends) = (AtomicBool::new(false), AtomicBool::new(false));
+    Swarm {
+        address,
+        connections: 2,
+        request: &mut warm,
+        warm_up: Duration::ZERO,
+        run_time: Duration::from_secs(1),
+        ends: &goes_on,
+        bytes_per_second: None,
+    }
+    .run()?;
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let files = data.files;
+    let mut any = move |_: usize| get(&format!("/files/data/{}", 1 + random.below(files - 1)));
+    let mut same = |_: usize| hot.clone();
+    let run_time = options.run_time;
+    std::thread::scope(|scope| {
+        let swarm = |connections, request| Swarm {
+            address,
+            connections,
+            request,
+            warm_up: WARM_UP,
+            run_time,
+            ends: &ends,
+            bytes_per_second: None,
+        };
+        let client_1 = with_client_1.then(|| {
+            let swarm = swarm(CLIENT_1_CONNECTIONS, &mut any);
+            scope.spawn(move || swarm.run())
+        });
+        let probe = scope.spawn(|| swarm::probe(address, "/return", WARM_UP, &ends));
+        let looks = scope.spawn(|| share_in_state_d(server.root, &ends));
+        let client_2 = swarm(CLIENT_2_CONNECTIONS, &mut same).run();
+        ends.store(true, Ordering::Relaxed);
+        let ended = "a client does not panic";
+        Ok(Run {
+            client_2: client_2?,
+            client_1: client_1.map(|client| client.join().expect(ended)).transpose()?,
+            probe: probe.join().expect(ended)?,
+            waits_for_disk: looks.join().expect(ended),
+        })
+    })
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n")
+}
+
+/// How often the threads of the event loops were found waiting for a disk.
+fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
+    const LOOK_EVERY: Duration = Duration::from_millis(5);
+    let (mut looks, mut waiting) = (0u64, 0u64);
+    // Those of now: looking for others at each look would keep a core busy.
+    let processes = root.tree();
+    while !ends.load(Ordering::Relaxed) {
+        for &process in &processes {
+            for (name, state) in process.thread_states() {
+                // Gale's loops are threads called "worker N", nginx's are processes.
+                if name.starts_with("worker ") || (name == "nginx" && process != root) {
+                    looks += 1;
+                    waiting += u64::from(state == 'D');
+                }
+            }
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    waiting as f64 / looks.max(1) as f64
+}
+
+/// Lines about stalls of over 20 ms that were not the machine's fault.
+fn stalls(log: &str) -> Vec<String> {
+    const WORTH_MS: u64 = 20;
+    let is_worth = |line: &&str| {
+        let milliseconds = line.split_once(" stalled for ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        milliseconds.is_some_and(|ms: u64| ms > WORTH_MS) && !line.contains(": preempted")
+    };
+    let text = |line: &str| line.split_once(": worker").map_or(line, |(_, text)| text).trim().to_owned();
+    log.lines().filter(is_worth).map(text).collect()
+}
+
+impl Row {
+    fn spread(runs: &[Run], figure: impl Fn(&Run) -> f64) -> Spread {
+        Spread::of(runs.iter().map(figure))
+    }
+
+    fn with(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+        Row::spread(&self.with_client_1, figure).median
+    }
+
+    fn without(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+        Row::spread(&self.without_client_1, figure).median
+    }
+
+    fn label(&self) -> String {
+        format!("{}, aio {}", self.server, self.aio)
+    }
+
+    /// What client 1 got, in bytes a second.
+    fn client_1_bytes(&self) -> f64 {
+        self.with(|run| run.client_1.map_or(0.0, |got| got.bytes_per_second))
+    }
+
+    fn network_bytes(&self) -> f64 {
+        self.client_1_bytes() + self.with(|run| run.client_2.bytes_per_second)
+    }
+
+    /// The issue's targets, each with whether it is met.
+    fn targets(&self, disk_bytes_per_second: u64) -> Vec<(&'static str, bool)> {
+        let requests = |run: &Run| run.client_2.requests_per_second;
+        let p99 = |run: &Run| run.client_2.p99_ms;
+        let probe = |run: &Run| run.probe.p99_ms;
+        vec![
+            ("client 2 ≥ 0.8 ×", self.with(requests) >= CLIENT_2_SHARE_MIN * self.without(requests)),
+            ("its p99 ≤ 1.5 ×", self.with(p99) <= CLIENT_2_P99_MAX * self.without(p99)),
+            ("probe p99 ≤ + 10 ms", self.with(probe) <= self.without(probe) + PROBE_P99_GROWTH_MAX_MS),
+            ("client 1 ≥ 0.95 × disk", self.client_1_bytes() >= DISK_SHARE_MIN * disk_bytes_per_second as f64),
+            ("no stall > 20 ms", self.stalls.is_empty()),
+        ]
+    }
+}
+
+fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[Row]) -> Result<Document, String> {
+    let ms = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") };
+    let pair =
+        |row: &Row, figure: &dyn Fn(&Run) -> f64| format!("{} / {}", ms(row.with(figure)), ms(row.without(figure)));
+    let mib = |bytes: f64| format!("{:.0}", bytes / f64::from(1 << 20));
+    let table = report::table_of(
+        rows,
+        &[
+            ("server", &|row: &Row| row.label()),
+            ("network MiB/s", &|row| mib(row.network_bytes())),
+            ("client 1 MiB/s", &|row| mib(row.client_1_bytes())),
+            ("client 2 requests/s", &|row| pair(row, &|run| run.client_2.requests_per_second)),
+            ("mean ms", &|row| pair(row, &|run| run.client_2.mean_ms)),
+            ("p99 ms", &|row| pair(row, &|run| run.client_2.p99_ms)),
+            ("max ms", &|row| pair(row, &|run| run.client_2.max_ms)),
+            ("probe p50 ms", &|row| pair(row, &|run| run.probe.p50_ms)),
+            ("probe p99 ms", &|row| pair(row, &|run| run.probe.p99_ms)),
+            ("loops in D", &|row| report::percent(row.with(|run| run.waits_for_disk))),
+            ("stalls logged", &|row| {
+                if row.kind == Some(Kind::Gale) { row.stalls.len().to_string() } else { "–".into() }
+            }),
+        ],
+    );
+    let by_default = rows.iter().filter(|row| row.kind == Some(Kind::Gale) && row.aio == "auto");
+    let targets: Vec<(String, &str, bool)> = by_default
+        .flat_map(|row| {
+            row.targets(experiment.disk_bytes_per_second()).into_iter().map(|(what, met)| (row.label(), what, met))
+        })
+        .collect();
+    let targets = report::table_of(
+        &targets,
+        &[
+            ("by default", &|(server, _, _): &(String, &str, bool)| server.clone()),
+            ("target", &|(_, what, _)| (*what).to_owned()),
+            ("met", &|(_, _, is_met)| if *is_met { "yes" } else { "no" }.to_owned()),
+        ],
+    );
+    let ignoring = match rows.iter().find(|row| row.ignores_aio) {
+        Some(row) => format!("**Left out.** This build of {} does not know `aio`: its rows are one.\n\n", row.server),
+        None => String::new(),
+    };
+    let body = format!(
+        "{}{ignoring}{} MiB of random files of 4 MiB, {} MiB of memory for server and page cache, {}, {} \
+         workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log. Client 1: {CLIENT_1_CONNECTIONS} connections, random \
+         files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
+         the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
+         ![chart](thread-pools.svg)\n\n{NOTES}",
+        site.notes(),
+        experiment.data_mib,
+        experiment.memory_bytes() >> 20,
+        site.disk(experiment),
+        experiment.workers,
+        rows.iter().map(|row| row.with_client_1.len()).max().unwrap_or(0),
+    );
+    Document::new("thread-pools", "Thread pools: a slow disk beside a file in memory", programs, &body, rows)
+}
+
+const NOTES: &str = "\
+Network: both clients together. An answer that had not ended when a run did counts with the time it had waited, if that was \
+over a second. The probe asks on time whatever became of the request before. Loops in D: how often an event loop was found \
+waiting for a disk. Stalls: lines of Gale's error log, which tells of one stall of each kind a minute, over 20 ms and not \
+the machine's fault.\n";
+
+fn chart(experiment: &Experiment, rows: &[Row]) -> String {
+    let bars = |figure: &dyn Fn(&Run) -> f64| -> Vec<Bars> {
+        rows.iter().map(|row| Bars { label: row.label(), values: [row.without(figure), row.with(figure)] }).collect()
+    };
+    let title = format!(
+        "{} MiB of files, {} MiB of memory, disk at {} MiB/s",
+        experiment.data_mib,
+        experiment.memory_bytes() >> 20,
+        experiment.disk_mib_per_second
+    );
+    chart::draw(
+        &title,
+        &[
+            (
+                "A file in memory, 4 MiB: requests/s (longer is better)",
+                false,
+                bars(&|run| run.client_2.requests_per_second),
+            ),
+            (
+                "The same: 99 % of the answers within ms (shorter is better, logarithmic)",
+                true,
+                bars(&|run| run.client_2.p99_ms),
+            ),
+            (
+                "Two bytes: 99 % of the answers within ms (shorter is better, logarithmic)",
+                true,
+                bars(&|run| run.probe.p99_ms),
+            ),
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stalls_that_count_are_long_and_our_own() {
+        let log = "2026/01/01 00:00:00 [warn] 1#2: worker 1 stalled for 25 ms: blocked, in x\n\
+                   2026/01/01 00:00:00 [warn] 1#2: worker 1 stalled for 12 ms: blocked\n\
+                   2026/01/01 00:00:00 [info] 1#2: worker 0 stalled for 90 ms: preempted\n";
+        assert_eq!(stalls(log), ["1 stalled for 25 ms: blocked, in x"]);
+    }
+}

@@ -1,0 +1,176 @@
+//! One path and what was found there, with what is known about its being so still.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use gale_runtime::watch::{PathWatch, Target};
+use gale_runtime::{File, FileMetadata};
+
+use super::table::Keyed;
+
+/// Largest body that is kept in memory. Head and body then leave in one call; above it, reading costs little beside sending.
+pub(super) const BODY_MAX: u64 = 64 * 1024;
+
+/// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
+/// that serves them has.
+const BODIES_MAX: usize = 32 << 20;
+
+/// Bytes of bodies in memory.
+static BODIES: AtomicUsize = AtomicUsize::new(0);
+
+/// What a path leads to. It never changes: where something else is found, there is another entry.
+pub(super) struct Entry {
+    path: Box<[u8]>,
+    hash: u64,
+    pub found: Found,
+    /// When it was last known to be so, in milliseconds.
+    checked: AtomicU64,
+    used: AtomicU64,
+    /// Counted up to what a decision needs: everybody reads this memory.
+    uses: AtomicU32,
+    /// Somebody is attending to it, or has.
+    is_attended: AtomicBool,
+    kept: OnceLock<Kept>,
+}
+
+/// What was found.
+pub(super) enum Found {
+    /// A regular file, open unless its body alone is kept.
+    File { file: Option<File>, metadata: FileMetadata },
+    /// A directory.
+    Directory(FileMetadata),
+    /// Something that has not been asked for often enough to be kept.
+    Seen,
+    /// This error of the kernel.
+    Error(i32),
+}
+
+/// What makes an entry quicker than asking the kernel.
+pub(super) struct Kept {
+    /// Tells of changes.
+    pub watch: Option<PathWatch>,
+    /// The whole file.
+    pub body: Option<Body>,
+}
+
+/// A file's content, counted among all.
+pub(super) struct Body {
+    bytes: Bytes,
+    _room: Room,
+}
+
+/// So many bytes of what all bodies may have.
+struct Room(usize);
+
+impl Entry {
+    pub fn new(path: &[u8], hash: u64, found: Found, uses: u32, now: u64) -> Entry {
+        Entry {
+            path: path.into(),
+            hash,
+            found,
+            checked: AtomicU64::new(now),
+            used: AtomicU64::new(now),
+            uses: AtomicU32::new(uses),
+            is_attended: AtomicBool::new(false),
+            kept: OnceLock::new(),
+        }
+    }
+
+    /// Notes a use.
+    #[inline]
+    pub fn touch(&self, now: u64) {
+        if self.used.load(Ordering::Relaxed) != now {
+            self.used.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a use as far as `most`; true when that is reached.
+    #[inline]
+    pub fn count_use(&self, most: u32) -> bool {
+        self.uses.load(Ordering::Relaxed) < most && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == most
+    }
+
+    pub fn uses(&self) -> u32 {
+        self.uses.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn checked(&self) -> u64 {
+        self.checked.load(Ordering::Relaxed)
+    }
+
+    pub fn set_checked(&self, now: u64) {
+        self.checked.store(now, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn kept(&self) -> Option<&Kept> {
+        self.kept.get()
+    }
+
+    pub fn keep(&self, kept: Kept) {
+        // Who claims it does so once.
+        let _ = self.kept.set(kept);
+    }
+
+    /// Whether the caller is the one to attend to it.
+    pub fn claim(&self) -> bool {
+        !self.is_attended.load(Ordering::Relaxed) && !self.is_attended.swap(true, Ordering::Relaxed)
+    }
+
+    /// Somebody else may attend to it.
+    pub fn unclaim(&self) {
+        self.is_attended.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Keyed for Entry {
+    fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    fn last_use(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Body {
+    /// The whole of a file, if it stays as it is meanwhile; `None` if it does not, or if there is no room. May block.
+    pub fn read(file: &File, metadata: &FileMetadata) -> io::Result<Option<Body>> {
+        let Some(room) = Room::take(metadata.size) else { return Ok(None) };
+        let mut bytes = vec![0; room.0];
+        let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
+        let is_unchanged = file.look_again()? == *metadata;
+        Ok((is_whole && is_unchanged).then(|| Body { bytes: bytes.into(), _room: room }))
+    }
+
+    #[inline]
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+}
+
+impl Room {
+    fn take(size: u64) -> Option<Room> {
+        let size = usize::try_from(size).ok().filter(|_| size <= BODY_MAX)?;
+        let room = Room(size);
+        (BODIES.fetch_add(size, Ordering::Relaxed) + size <= BODIES_MAX).then_some(room)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        BODIES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// What a path that leads to this file leads to.
+pub(super) fn target_of(metadata: &FileMetadata) -> Option<Target> {
+    Some(Target { device: metadata.device, inode: metadata.inode })
+}

@@ -1,0 +1,265 @@
+//! Access logs whose names have variables: `access_log /var/log/$host.log`.
+//! (<https://nginx.org/en/docs/http/ngx_http_log_module.html#access_log>)
+//!
+//! Which file a line belongs to is known when the request ends. A thread of its own opens the file, writes all lines that have
+//! gathered for it, and closes it, or keeps it open for a while where `open_log_file_cache` says so. As in nginx nothing is
+//! written unless the directory that requests are served from (`root`) exists: a host name that a client has made up makes no
+//! file. The queue is bounded; what does not fit is counted and told.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use gale_base::os_error::OsErrorText;
+use parking_lot::{Condvar, Mutex};
+
+use super::ErrorLog;
+use crate::process::Level;
+
+/// Bytes that may wait, names included: as for a file.
+const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Lost lines are told of at most this often.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A line, and where it belongs.
+#[derive(Debug)]
+pub struct NamedLine {
+    /// The file.
+    pub path: PathBuf,
+    /// The directory that must exist.
+    pub root: PathBuf,
+    /// With its line end.
+    pub line: Vec<u8>,
+    /// The number of the connection, for messages.
+    pub connection: u64,
+    /// Where messages go.
+    pub errors: Arc<ErrorLog>,
+    /// Which of the files stay open.
+    pub open: Option<Arc<OpenLogs>>,
+}
+
+/// `open_log_file_cache max=N [inactive=TIME] [min_uses=N] [valid=TIME]`, with the files that are open.
+#[derive(Debug)]
+pub struct OpenLogs {
+    /// How many files stay open at most; the one used longest ago makes room.
+    pub files_max: usize,
+    /// How long one stays open that is not used.
+    pub inactive: Duration,
+    /// How often one must be used within that time to stay open.
+    pub uses_min: u32,
+    /// How long the name is taken to lead to the same file still.
+    pub valid: Duration,
+    files: Mutex<HashMap<PathBuf, OpenLog>>,
+}
+
+#[derive(Debug)]
+struct OpenLog {
+    /// There while it is used often enough.
+    file: Option<File>,
+    uses: u32,
+    used: Instant,
+    checked: Instant,
+}
+
+impl OpenLogs {
+    /// A cache that is empty.
+    pub fn new(files_max: usize, inactive: Duration, uses_min: u32, valid: Duration) -> OpenLogs {
+        OpenLogs { files_max, inactive, uses_min, valid, files: Mutex::default() }
+    }
+
+    /// Writes to the file, opening it if need be.
+    fn write(&self, path: &Path, lines: &[u8], now: Instant) -> Result<(), Failure> {
+        let mut files = self.files.lock();
+        files.retain(|_, open| now.duration_since(open.used) < self.inactive);
+        let mut open = files.remove(path).unwrap_or(OpenLog { file: None, uses: 0, used: now, checked: now });
+        if now.duration_since(open.checked) >= self.valid {
+            open.checked = now;
+            open.file = open.file.filter(|file| leads_to(path, file));
+        }
+        let mut file = match open.file.take() {
+            Some(file) => file,
+            None => open_file(path)?,
+        };
+        let written = file.write_all(lines).map_err(Failure::Write);
+        open.uses = open.uses.saturating_add(1);
+        open.used = now;
+        open.file = (open.uses >= self.uses_min && written.is_ok()).then_some(file);
+        if files.len() >= self.files_max
+            && let Some(oldest) = files.iter().min_by_key(|(_, open)| open.used).map(|(path, _)| path.clone())
+        {
+            files.remove(&oldest);
+        }
+        files.insert(path.to_owned(), open);
+        written
+    }
+}
+
+/// Whether the name still leads to the open file.
+fn leads_to(path: &Path, file: &File) -> bool {
+    let identity = |metadata: io::Result<std::fs::Metadata>| metadata.ok().map(|found| (found.dev(), found.ino()));
+    identity(std::fs::metadata(path)).is_some_and(|found| identity(file.metadata()) == Some(found))
+}
+
+enum Failure {
+    Open(io::Error),
+    Write(io::Error),
+}
+
+fn open_file(path: &Path) -> Result<File, Failure> {
+    let mut options = File::options();
+    // A FIFO that nobody reads is an error at once.
+    options.append(true).create(true).mode(0o644).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    options.open(path).map_err(Failure::Open)
+}
+
+struct Thread {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: Vec<NamedLine>,
+    bytes: usize,
+    is_writing: bool,
+    lost: u64,
+    reported: Option<Instant>,
+}
+
+static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
+
+/// Appends a line; it is written soon. Never waits for a file.
+pub fn append_named(line: NamedLine) {
+    let thread = THREAD.get_or_init(|| {
+        let started = std::thread::Builder::new().name("log named".to_owned()).spawn(run).is_ok();
+        started.then(|| Thread { queue: Mutex::default(), changed: Condvar::new() })
+    });
+    // Without a thread there is nobody to write.
+    let Some(thread) = thread else { return };
+    let size = line.line.len() + line.path.as_os_str().len() + line.root.as_os_str().len() + size_of::<NamedLine>();
+    let mut queue = thread.queue.lock();
+    if queue.bytes + size > QUEUE_BYTES_MAX {
+        queue.lost += 1;
+        let lost = queue.lost;
+        if !queue.reported.is_some_and(|last| last.elapsed() < REPORT_INTERVAL) {
+            queue.reported = Some(Instant::now());
+            drop(queue);
+            let message = format!("logs with variables in their names are too slow, {lost} lines lost so far");
+            line.errors.write(Level::Alert, None, &message);
+        }
+        return;
+    }
+    queue.bytes += size;
+    queue.lines.push(line);
+    thread.changed.notify_all();
+}
+
+/// Waits until everything is written, or until the deadline.
+pub(super) fn finish(deadline: Instant) {
+    let Some(Some(thread)) = THREAD.get() else { return };
+    let mut queue = thread.queue.lock();
+    while !queue.lines.is_empty() || queue.is_writing {
+        if thread.changed.wait_until(&mut queue, deadline).timed_out() {
+            return;
+        }
+    }
+}
+
+fn run() {
+    // It was started while it is put in its place.
+    let Some(thread) = THREAD.wait() else { return };
+    loop {
+        let lines = {
+            let mut queue = thread.queue.lock();
+            queue.is_writing = false;
+            thread.changed.notify_all();
+            while queue.lines.is_empty() {
+                thread.changed.wait(&mut queue);
+            }
+            queue.is_writing = true;
+            queue.bytes = 0;
+            std::mem::take(&mut queue.lines)
+        };
+        write_lines(lines);
+    }
+}
+
+/// Writes all lines for a file with one call, in the order of the first of each.
+fn write_lines(lines: Vec<NamedLine>) {
+    let mut places: HashMap<PathBuf, usize> = HashMap::new();
+    let mut batches: Vec<NamedLine> = Vec::new();
+    for line in lines {
+        match places.get(&line.path) {
+            Some(&place) => batches[place].line.extend_from_slice(&line.line),
+            None => {
+                places.insert(line.path.clone(), batches.len());
+                batches.push(line);
+            }
+        }
+    }
+    for batch in batches {
+        write_batch(&batch);
+    }
+}
+
+fn write_batch(batch: &NamedLine) {
+    let NamedLine { path, root, line, connection, errors, open } = batch;
+    let complain = |level, what: String, error: &io::Error| {
+        let message = format!("{what} failed {} while logging request", OsErrorText(error));
+        errors.write(level, Some(*connection), &message);
+    };
+    let tested = match std::fs::metadata(root) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = tested {
+        return complain(Level::Error, format!("testing \"{}\" existence", root.display()), &error);
+    }
+    let written = match open {
+        Some(open) => open.write(path, line, Instant::now()),
+        None => open_file(path).and_then(|mut file| file.write_all(line).map_err(Failure::Write)),
+    };
+    match written {
+        Ok(()) => {}
+        Err(Failure::Open(error)) => complain(Level::Crit, format!("open() \"{}\"", path.display()), &error),
+        Err(Failure::Write(error)) => complain(Level::Alert, format!("write() to \"{}\"", path.display()), &error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_stays_open_when_it_is_used_often_and_is_found_again_when_it_was_moved() {
+        let directory = std::env::temp_dir().join(format!("gale-named-log-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let (one, other, moved) = (directory.join("one"), directory.join("other"), directory.join("moved"));
+        let minute = Duration::from_secs(60);
+        let open = OpenLogs::new(1, minute, 2, minute);
+        let now = Instant::now();
+        let write = |path: &Path, text: &[u8], now| assert!(open.write(path, text, now).is_ok());
+        let is_open = |path: &Path| open.files.lock().get(path).is_some_and(|open| open.file.is_some());
+        write(&one, b"1\n", now);
+        assert!(!is_open(&one), "once is not often enough");
+        write(&one, b"2\n", now);
+        assert!(is_open(&one));
+        std::fs::rename(&one, &moved).unwrap();
+        write(&one, b"3\n", now);
+        write(&one, b"4\n", now + minute / 2);
+        write(&one, b"5\n", now + minute);
+        assert_eq!(std::fs::read(&moved).unwrap(), b"1\n2\n3\n4\n");
+        assert_eq!(std::fs::read(&one).unwrap(), b"5\n");
+        write(&other, b"x\n", now + minute);
+        assert_eq!(open.files.lock().len(), 1, "one makes room for the other");
+        write(&other, b"y\n", now + minute * 3);
+        assert_eq!(open.files.lock()[&other].uses, 1, "unused for too long, it is forgotten");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,96 @@
+//! The body of a request as the configuration sees it: read before anything else is done, and as variables.
+//!   client_body_early_read STRING ...;          http, server
+//!   $request_body   $request_body_file
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#client_body_early_read>)
+//!
+//! Whoever else wants the body gets what was read here.
+
+use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Setting, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::request_body::{is_refused, read_body};
+use gale_engine::http::template::{Template, any_is_true};
+use gale_engine::http::variables::Variable;
+use gale_engine::module::{ConfType, Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_client_body",
+    directives: &[Directive {
+        name: "client_body_early_read",
+        place: Place::HTTP.or(Place::SERVER),
+        takes: Takes::AtLeast(1),
+        body: BlockBody::None,
+        default: "",
+        about: "The whole body is read before anything else if any of these texts is neither empty nor 0.",
+        store: &Custom(early_read),
+    }],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    variables: &[
+        Variable::named("request_body", |request, _, out| append_body(request, out)),
+        Variable::named("request_body_file", |request, _, out| append_path(request, out)),
+    ],
+    handlers: &[(
+        Phase::PostRead,
+        &Wait {
+            applies: |conf: &Conf| conf.early_read.is_set(),
+            first: |request, conf| if any_is_true(conf.early_read.get(), request) { None } else { Some(Flow::Next) },
+            then: |request, _| read(request),
+        },
+    )],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    early_read: Setting<Vec<Template>>,
+}
+
+fn early_read(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let mut texts = conf.early_read.take().unwrap_or_default();
+    for word in &statement.args {
+        texts.push(builder.http_mut().template(word)?);
+    }
+    conf.early_read.set(texts, Some(statement.span));
+    Ok(())
+}
+
+fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("the settings of this module");
+    if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {
+        conf.early_read.inherit(&parent.early_read);
+    }
+    Ok(())
+}
+
+fn read(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
+    Box::pin(async move {
+        if is_refused(request) {
+            return Flow::Respond(413);
+        }
+        match read_body(request).await {
+            Ok(_) => Flow::Next,
+            Err(error) => Flow::Respond(error.status()),
+        }
+    })
+}
+
+/// What is in a file is not read again for a variable, as in nginx.
+fn append_body(request: &Request, out: &mut Vec<u8>) -> bool {
+    match &request.body {
+        Some(body) if body.file.is_none() && body.length > 0 => {
+            body.memory.iter().for_each(|piece| out.extend_from_slice(piece));
+            true
+        }
+        _ => false,
+    }
+}
+
+fn append_path(request: &Request, out: &mut Vec<u8>) -> bool {
+    let path = request.body.as_ref().and_then(|body| body.path.as_ref());
+    if let Some(path) = path {
+        out.extend_from_slice(path.as_os_str().as_encoded_bytes());
+    }
+    path.is_some()
+}

@@ -1,0 +1,100 @@
+//! empty_gif: a transparent picture of one pixel.
+//!   empty_gif;          location
+//! (<https://nginx.org/en/docs/http/ngx_http_empty_gif_module.html>)
+
+use bytes::Bytes;
+use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::http::body::Body;
+use gale_engine::http::phases::{Decide, Flow, Phase};
+use gale_engine::http::request::Request;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_protocol::http1::Method;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_empty_gif",
+    directives: &[Directive {
+        name: "empty_gif",
+        place: Place::LOCATION,
+        takes: Takes::Exactly(0),
+        body: BlockBody::None,
+        default: "",
+        about: "Answers with a transparent picture of one pixel.",
+        store: &Custom(empty_gif),
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+    ..Module::EMPTY
+};
+
+/// Not inherited: what answers a location is its own.
+#[derive(Default)]
+struct Conf {
+    is_on: bool,
+}
+
+fn empty_gif(conf: &mut Conf, _: &mut Builder, _: &Statement) -> Result<(), Diagnostic> {
+    conf.is_on = true;
+    Ok(())
+}
+
+fn answer(request: &mut Request) -> Flow {
+    if !matches!(request.method(), Method::Get | Method::Head) {
+        return Flow::Respond(405);
+    }
+    request.response.status = 200;
+    request.response.content_type = b"image/gif".as_slice().into();
+    request.response.last_modified = Some(MODIFIED);
+    Flow::Answer(Body::Bytes(Bytes::from_static(&PICTURE)))
+}
+
+/// nginx's time for it: Mon, 28 Sep 1970 06:00:00 GMT.
+const MODIFIED: u64 = 23_349_600;
+
+/// GIF89a, section by section (<https://www.w3.org/Graphics/GIF/spec-gif89a.txt>).
+const PICTURE: [u8; 43] = [
+    b'G',
+    b'I',
+    b'F',
+    b'8',
+    b'9',
+    b'a', // signature and version
+    1,
+    0,
+    1,
+    0, // the screen is 1 by 1
+    0b1000_0000,
+    1,
+    0, // a table of two colours; number 1 is the background
+    0,
+    0,
+    0,
+    0xff,
+    0xff,
+    0xff, // black and white
+    0x21,
+    0xf9,
+    4,
+    1,
+    0,
+    0,
+    1,
+    0, // graphic control: colour 1 is transparent
+    0x2c,
+    0,
+    0,
+    0,
+    0,
+    1,
+    0,
+    1,
+    0,
+    0, // the picture: at 0, 0, 1 by 1
+    2,
+    2,
+    0x4c,
+    1,
+    0,    // its data, packed by LZW into two bytes
+    0x3b, // the end
+];

@@ -1,0 +1,183 @@
+//! map: a variable whose value depends on another one.
+//!   map STRING $VARIABLE { [volatile;] [hostnames;] [default VALUE;] [~[*]REGEX VALUE;] [include FILE;] SOURCE VALUE; ... }
+//!                                                                                                               http
+//! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
+//!
+//! What it costs does not depend on how many values there are, except for regular expressions, which are tried in
+//! order. Values that are the same are kept once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bstr::ByteSlice;
+use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
+use gale_engine::configuration::Builder;
+use gale_engine::http::builder::HttpBuilder;
+use gale_engine::http::request::Request;
+use gale_engine::http::server_name::{ServerName, ServerNames};
+use gale_engine::http::template::Template;
+use gale_engine::http::variables::Definition;
+use gale_engine::module::{Directive, Module};
+use gale_engine::process::Level;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_map",
+    directives: &[Directive {
+        name: "map",
+        place: Place::HTTP,
+        takes: Takes::Exactly(2),
+        body: Body::Block,
+        default: "",
+        about: "A variable whose value depends on another one.",
+        store: &Custom(map),
+    }],
+    ..Module::EMPTY
+};
+
+/// Longer values than these are looked up in memory of their own.
+const KEY_BYTES_USUAL: usize = 128;
+
+struct Map {
+    /// What is looked up.
+    source: Template,
+    /// Keys are in lower case; what they lead to is an index into the values.
+    names: ServerNames<Entry>,
+    values: Vec<Template>,
+    default: Option<usize>,
+    has_hostnames: bool,
+}
+
+/// A key's value, and the key's own number: the same key twice is a mistake whatever the values.
+#[derive(Clone, Copy, PartialEq)]
+struct Entry {
+    value: usize,
+    number: usize,
+}
+
+impl Definition for Map {
+    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
+        let source = self.source.evaluate(request);
+        let mut key: &[u8] = &source;
+        if self.has_hostnames {
+            key = key.strip_suffix(b".").unwrap_or(key);
+        }
+        let value = self.find(request, key).or(self.default);
+        if let Some(value) = value {
+            self.values[value].append(request, out);
+        }
+        true
+    }
+}
+
+impl Map {
+    fn find(&self, request: &Request, key: &[u8]) -> Option<usize> {
+        let mut short = [0; KEY_BYTES_USUAL];
+        let long;
+        let lower = match short.get_mut(..key.len()) {
+            Some(lower) => {
+                lower.copy_from_slice(key);
+                lower.make_ascii_lowercase();
+                &*lower
+            }
+            None => {
+                long = key.to_ascii_lowercase();
+                &long
+            }
+        };
+        if let Some(entry) = self.names.find_name(lower) {
+            return Some(entry.value);
+        }
+        match self.names.find_regex(key) {
+            Ok(found) => found.map(|(entry, matched)| {
+                request.take_match(matched, key);
+                entry.value
+            }),
+            Err(error) => {
+                request.log(Level::Alert, format_args!("{error}"));
+                None
+            }
+        }
+    }
+}
+
+fn map(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let [source, variable] = statement.args.as_slice() else { unreachable!("two arguments") };
+    let http = builder.http_mut();
+    let source = http.template(source)?;
+    let name = super::variable_name(variable)?;
+    let map = Map { source, names: ServerNames::default(), values: Vec::new(), default: None, has_hostnames: false };
+    let mut draft = Draft { map, known: HashMap::new(), is_volatile: false, count: 0 };
+    let mut errors = Vec::new();
+    for row in statement.body() {
+        errors.extend(draft.add(http, row).err());
+    }
+    http.variables.define(name, Some(variable.span), Arc::new(draft.map), draft.is_volatile);
+    builder.note(errors);
+    Ok(())
+}
+
+/// A map that is being read.
+struct Draft<'s> {
+    map: Map,
+    /// The values so far, by their texts.
+    known: HashMap<&'s [u8], usize>,
+    is_volatile: bool,
+    count: usize,
+}
+
+impl<'s> Draft<'s> {
+    fn add(&mut self, http: &mut HttpBuilder, row: &'s Statement) -> Result<(), Diagnostic> {
+        super::check_row(row)?;
+        let (key, value) = match (&**row.name.text, row.args.as_slice()) {
+            (b"hostnames", []) => {
+                self.map.has_hostnames = true;
+                return Ok(());
+            }
+            (b"volatile", []) => {
+                self.is_volatile = true;
+                return Ok(());
+            }
+            (_, [value]) => (&row.name, value),
+            _ => return Err(row.error("invalid number of the map parameters")),
+        };
+        let value = self.value(http, value)?;
+        if key.text == "default" {
+            if self.map.default.replace(value).is_some() {
+                return Err(row.error("duplicate default map parameter"));
+            }
+            return Ok(());
+        }
+        self.count += 1;
+        let entry = Entry { value, number: self.count };
+        let name = self.name(http, key)?;
+        let conflict = || Diagnostic::emerg(format!("conflicting parameter \"{}\"", key.text)).at(key.span);
+        self.map.names.insert(name, entry).map_err(|_| conflict())
+    }
+
+    fn name(&self, http: &mut HttpBuilder, key: &Word) -> Result<ServerName, Diagnostic> {
+        if let Some(expression) = key.text.strip_prefix(b"~") {
+            let caseless = expression.strip_prefix(b"*");
+            return http.regex(key, caseless.unwrap_or(expression), caseless.is_some()).map(ServerName::Regex);
+        }
+        // A backslash says that what follows is no keyword.
+        let text = key.text.strip_prefix(b"\\").unwrap_or(&key.text);
+        if !self.map.has_hostnames || text.starts_with(b"~") {
+            return Ok(ServerName::Exact(text.to_ascii_lowercase().into()));
+        }
+        let invalid =
+            |_| Diagnostic::emerg(format!("invalid hostname or wildcard \"{}\"", text.as_bstr())).at(key.span);
+        ServerName::parse(text).map_err(invalid)
+    }
+
+    fn value(&mut self, http: &mut HttpBuilder, word: &'s Word) -> Result<usize, Diagnostic> {
+        let text: &[u8] = &word.text;
+        if let Some(&known) = self.known.get(text) {
+            return Ok(known);
+        }
+        let number = self.map.values.len();
+        self.map.values.push(http.template(word)?);
+        self.known.insert(text, number);
+        Ok(number)
+    }
+}

@@ -1,0 +1,112 @@
+//! random_index: one of a directory's files, a different one each time.
+//!   random_index on|off;          location
+//! (<https://nginx.org/en/docs/http/ngx_http_random_index_module.html>)
+//!
+//! A thread of the pool reads the directory, and keeps one name only, however many there are.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use gale_base::os_error::OsErrorText;
+use gale_config::{Body as BlockBody, One, Place, Setting, Takes, slot, values};
+use gale_engine::http::files::path_for;
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::thread_pool::while_client_stays;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::Level;
+use gale_protocol::http1::Method;
+use gale_runtime::default_pool;
+use gale_runtime::files::likely_device;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_random_index",
+    directives: &[Directive {
+        name: "random_index",
+        place: Place::LOCATION,
+        takes: Takes::Flag,
+        body: BlockBody::None,
+        default: "off",
+        about: "Whether a directory is answered with one of its files, chosen at random.",
+        store: &One { parse: values::flag, slot: slot!(Conf, is_on) },
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    handlers: &[(
+        Phase::Content,
+        &Wait { applies: |conf: &Conf| *conf.is_on.get(), first: only_directories, then: |request, _| choose(request) },
+    )],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    is_on: Setting<bool>,
+}
+
+fn only_directories(request: &mut Request, _: &Conf) -> Option<Flow> {
+    let asks_for_directory = request.uri.ends_with(b"/");
+    let fits = matches!(request.method(), Method::Get | Method::Head | Method::Post);
+    if asks_for_directory && fits { None } else { Some(Flow::Next) }
+}
+
+fn choose(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
+    Box::pin(async move {
+        let mut path = Vec::with_capacity(128);
+        if !path_for(request, &mut path) {
+            return Flow::Respond(500);
+        }
+        path.pop();
+        let path = PathBuf::from(OsString::from_vec(path));
+        let name = path.display().to_string();
+        let seed = gale_runtime::random_u64();
+        let chosen = default_pool().run_for(likely_device(&path), move || one_of(&path, seed));
+        let Some(chosen) = while_client_stays(request, chosen).await else { return Flow::Respond(CLIENT_LEFT) };
+        match chosen.unwrap_or_else(|refused| Err(refused.into())) {
+            Ok(Some(file)) => Flow::Redirect { uri: [&request.uri[..], file.as_bytes()].concat(), args: None },
+            Ok(None) => Flow::Next,
+            Err(error) => {
+                let (level, status) = match error.raw_os_error() {
+                    Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG) => (Level::Error, 404),
+                    Some(libc::EACCES) => (Level::Error, 403),
+                    _ => (Level::Crit, 500),
+                };
+                request.log(level, format_args!("opendir() \"{name}\" failed {}", OsErrorText(&error)));
+                Flow::Respond(status)
+            }
+        }
+    })
+}
+
+/// One of the regular files in the directory, each as likely as the others; blocks. (Reservoir sampling: the n-th file takes
+/// the place of the one chosen so far with a probability of 1/n.)
+fn one_of(path: &Path, mut seed: u64) -> io::Result<Option<OsString>> {
+    let mut chosen = None;
+    let mut count = 0_u64;
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.as_bytes().starts_with(b".") {
+            continue;
+        }
+        let kind = entry.file_type()?;
+        // A link that leads nowhere is no file.
+        let is_file =
+            kind.is_file() || kind.is_symlink() && std::fs::metadata(entry.path()).is_ok_and(|to| to.is_file());
+        if !is_file {
+            continue;
+        }
+        count += 1;
+        // A step of xorshift64.
+        seed = seed.max(1);
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        if seed.is_multiple_of(count) {
+            chosen = Some(name);
+        }
+    }
+    Ok(chosen)
+}

@@ -1,0 +1,96 @@
+//! `$realpath_root`: the directory of `root` or `alias` without symbolic links.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#var_realpath_root>)
+//!
+//! The kernel usually knows the answer without a look at the disk. Where it does not, a thread of the pool finds it out
+//! before the request goes on behind its location's rewrites; what is asked for earlier, and is not known without waiting,
+//! has no value. Nothing is done in a configuration that does not mention the variable.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use gale_base::os_error::OsErrorText;
+use gale_config::Diagnostic;
+use gale_engine::configuration::Builder;
+use gale_engine::http::files::directory_of;
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::variables::Variable;
+use gale_engine::module::{ConfType, Module};
+use gale_engine::process::Level;
+use gale_runtime::files;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_realpath_root",
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    variables: &[Variable::named("realpath_root", |request, _, out| append(request, out))],
+    handlers: &[(
+        Phase::PreAccess,
+        &Wait { applies: |conf: &Conf| conf.is_mentioned, first: at_once, then: |request, _| find(request) },
+    )],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    is_mentioned: bool,
+}
+
+fn merge(conf: &mut dyn std::any::Any, _: Option<&dyn std::any::Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("the settings of this module");
+    conf.is_mentioned = builder.http_mut().variables.is_mentioned(b"realpath_root");
+    Ok(())
+}
+
+/// What was found out for a directory.
+struct Known {
+    directory: PathBuf,
+    real: PathBuf,
+}
+
+fn directory(request: &Request) -> PathBuf {
+    let mut directory = Vec::with_capacity(128);
+    directory_of(request, &mut directory);
+    PathBuf::from(OsString::from_vec(directory))
+}
+
+fn at_once(request: &mut Request, _: &Conf) -> Option<Flow> {
+    files::try_real_path(&directory(request)).map(|_| Flow::Next)
+}
+
+fn find(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
+    Box::pin(async move {
+        let directory = directory(request);
+        match files::real_path(&directory).await {
+            Ok(real) => request.notes.put(Known { directory, real }),
+            Err(error) => complain(request, &directory, &error),
+        }
+        Flow::Next
+    })
+}
+
+fn append(request: &Request, out: &mut Vec<u8>) -> bool {
+    let directory = directory(request);
+    if let Some(known) = request.notes.get::<Known>().filter(|known| known.directory == directory) {
+        out.extend_from_slice(known.real.as_os_str().as_encoded_bytes());
+        return true;
+    }
+    match files::try_real_path(&directory) {
+        Some(Ok(real)) => {
+            out.extend_from_slice(real.as_os_str().as_encoded_bytes());
+            true
+        }
+        Some(Err(error)) => {
+            complain(request, &directory, &error);
+            false
+        }
+        None => false,
+    }
+}
+
+fn complain(request: &Request, directory: &Path, error: &io::Error) {
+    let directory = directory.display();
+    request.log(Level::Crit, format_args!("realpath() \"{directory}\" failed {}", OsErrorText(error)));
+}

@@ -1,0 +1,89 @@
+//! stub_status: how many connections and requests there are and were.
+//!   stub_status;          server, location
+//!   $connections_active   $connections_reading   $connections_writing   $connections_waiting
+//! (<https://nginx.org/en/docs/http/ngx_http_stub_status_module.html>)
+//!
+//! The numbers are those of all workers. A connection that is accepted is handled: the two are always the same.
+
+use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::http::body::Body;
+use gale_engine::http::counters::{Totals, totals};
+use gale_engine::http::phases::{Decide, Flow, Phase};
+use gale_engine::http::request::Request;
+use gale_engine::http::variables::Variable;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_protocol::http1::Method;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_stub_status",
+    directives: &[Directive {
+        name: "stub_status",
+        place: Place::SERVER.or(Place::LOCATION),
+        // Before nginx 1.7.5 a word was required, and many files still have one.
+        takes: Takes::Between(0, 1),
+        body: BlockBody::None,
+        default: "",
+        about: "Answers with the numbers of connections and requests.",
+        store: &Custom(stub_status),
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    variables: &[
+        Variable::named("connections_active", |_, _, out| append(out, totals().active)),
+        Variable::named("connections_reading", |_, _, out| append(out, totals().reading)),
+        Variable::named("connections_writing", |_, _, out| append(out, totals().writing)),
+        Variable::named("connections_waiting", |_, _, out| append(out, totals().waiting())),
+    ],
+    handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+    ..Module::EMPTY
+};
+
+/// Not inherited, as in nginx: what answers a location is its own.
+#[derive(Default)]
+struct Conf {
+    is_on: bool,
+}
+
+fn stub_status(conf: &mut Conf, _: &mut Builder, _: &Statement) -> Result<(), Diagnostic> {
+    conf.is_on = true;
+    Ok(())
+}
+
+fn answer(request: &mut Request) -> Flow {
+    if !matches!(request.method(), Method::Get | Method::Head) {
+        return Flow::Respond(405);
+    }
+    request.response.status = 200;
+    request.response.content_type = b"text/plain".as_slice().into();
+    Flow::Answer(Body::Bytes(describe(&totals()).into()))
+}
+
+fn describe(totals: &Totals) -> String {
+    let Totals { accepted, active, requests, reading, writing } = totals;
+    let waiting = totals.waiting();
+    format!(
+        "Active connections: {active} \n\
+         server accepts handled requests\n \
+         {accepted} {accepted} {requests} \n\
+         Reading: {reading} Writing: {writing} Waiting: {waiting} \n"
+    )
+}
+
+fn append(out: &mut Vec<u8>, number: u64) -> bool {
+    out.extend_from_slice(number.to_string().as_bytes());
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_nginx_s_to_the_byte() {
+        let totals = Totals { accepted: 7, active: 3, requests: 12, reading: 1, writing: 1 };
+        let expected = "Active connections: 3 \nserver accepts handled requests\n 7 7 12 \n\
+                        Reading: 1 Writing: 1 Waiting: 1 \n";
+        assert_eq!(describe(&totals), expected);
+    }
+}

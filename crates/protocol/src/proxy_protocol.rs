@@ -1,0 +1,342 @@
+//! The PROXY protocol, versions 1 and 2: who a connection really comes from, told by the proxy before its first byte.
+//! (<https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>)
+//!
+//! ```text
+//! 1:  PROXY TCP4 192.0.2.1 192.0.2.2 56324 443 CR LF        at most 107 bytes
+//! 2:  CR LF CR LF NUL CR LF QUIT LF | version, command | family, transport | length | addresses | TLVs
+//! ```
+//!
+//! Stricter than nginx: addresses must be of the family that the header names, and an unknown command is refused. Invariant:
+//! whatever the bytes, parsing reads no further than [`LENGTH_MAX`].
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Longest header that is taken, as in nginx.
+pub const LENGTH_MAX: usize = 4096;
+
+/// Longest line of version 1, with its line end: the specification's own bound.
+const LINE_MAX: usize = 107;
+
+const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
+
+/// Signature, version and command, family and transport, length.
+const FIXED_LENGTH: usize = 16;
+
+/// What a proxy tells of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyHeader {
+    /// Who has connected to the proxy.
+    pub source: SocketAddr,
+    /// The proxy's address that it connected to.
+    pub destination: SocketAddr,
+    /// What else version 2 tells: type, length, value, again and again.
+    tlvs: Box<[u8]>,
+}
+
+/// What the beginning of a connection is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// A header that is not whole yet.
+    NeedMore,
+    /// A header.
+    Complete {
+        /// How long it is.
+        consumed: usize,
+        /// What it tells; nothing when the connection is the proxy's own, or of a kind that has no addresses.
+        header: Option<Box<ProxyHeader>>,
+    },
+}
+
+/// What is wrong with a header. The texts are nginx's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProxyOffence {
+    /// It is none; so it begins.
+    Broken(Box<[u8]>),
+    /// Neither version 1 nor 2.
+    UnknownVersion(u8),
+    /// Longer than [`LENGTH_MAX`].
+    TooLarge,
+}
+
+impl fmt::Display for ProxyOffence {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProxyOffence::Broken(line) => write!(formatter, "broken header: \"{}\"", String::from_utf8_lossy(line)),
+            ProxyOffence::UnknownVersion(version) => write!(formatter, "unknown PROXY protocol version: {version}"),
+            ProxyOffence::TooLarge => formatter.write_str("header is too large"),
+        }
+    }
+}
+
+/// Looks for a header at the beginning of `input`.
+pub fn parse(input: &[u8]) -> Result<Status, ProxyOffence> {
+    let common = input.len().min(SIGNATURE.len());
+    if input[..common] == SIGNATURE[..common] {
+        return if input.len() < FIXED_LENGTH { Ok(Status::NeedMore) } else { parse_version_2(input) };
+    }
+    parse_version_1(input)
+}
+
+fn parse_version_1(input: &[u8]) -> Result<Status, ProxyOffence> {
+    const PREFIX: &[u8] = b"PROXY ";
+    let begun = &input[..input.len().min(LINE_MAX)];
+    let common = begun.len().min(PREFIX.len());
+    let line_end = memchr::memchr(b'\n', begun);
+    if begun[..common] != PREFIX[..common] {
+        return Err(broken(begun));
+    }
+    let Some(line_end) = line_end else {
+        return if begun.len() < LINE_MAX { Ok(Status::NeedMore) } else { Err(broken(begun)) };
+    };
+    let line = begun[..line_end].strip_suffix(b"\r").and_then(|line| line.strip_prefix(PREFIX));
+    let words = line.ok_or_else(|| broken(begun))?;
+    let consumed = line_end + 1;
+    if words.starts_with(b"UNKNOWN") {
+        return Ok(Status::Complete { consumed, header: None });
+    }
+    let header = addresses_of_line(words).ok_or_else(|| broken(begun))?;
+    Ok(Status::Complete { consumed, header: Some(Box::new(header)) })
+}
+
+/// `TCP4 192.0.2.1 192.0.2.2 56324 443`
+fn addresses_of_line(words: &[u8]) -> Option<ProxyHeader> {
+    let mut words = std::str::from_utf8(words).ok()?.split(' ');
+    let family = words.next()?;
+    let mut address = || {
+        let text = words.next()?;
+        match family {
+            "TCP4" => text.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+            "TCP6" => text.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+            _ => None,
+        }
+    };
+    let (source, destination) = (address()?, address()?);
+    let mut port = || {
+        let text = words.next()?;
+        text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u16>().ok())?
+    };
+    let (source_port, destination_port) = (port()?, port()?);
+    words.next().is_none().then(|| ProxyHeader {
+        source: SocketAddr::new(source, source_port),
+        destination: SocketAddr::new(destination, destination_port),
+        tlvs: Box::default(),
+    })
+}
+
+/// What begins with the signature and has all of the fixed part.
+fn parse_version_2(input: &[u8]) -> Result<Status, ProxyOffence> {
+    let (version, command) = (input[12] >> 4, input[12] & 0xf);
+    let (family, transport) = (input[13] >> 4, input[13] & 0xf);
+    if version != 2 {
+        return Err(ProxyOffence::UnknownVersion(version));
+    }
+    let consumed = FIXED_LENGTH + usize::from(u16::from_be_bytes([input[14], input[15]]));
+    if consumed > LENGTH_MAX {
+        return Err(ProxyOffence::TooLarge);
+    }
+    let Some(rest) = input.get(FIXED_LENGTH..consumed) else { return Ok(Status::NeedMore) };
+    let header = match (command, family, transport) {
+        // LOCAL: the proxy asks for itself, to see whether we live.
+        (0, ..) => None,
+        (1, 1, 1) => Some(addresses::<4>(rest).ok_or_else(|| broken(input))?),
+        (1, 2, 1) => Some(addresses::<16>(rest).ok_or_else(|| broken(input))?),
+        // Datagrams, Unix sockets, and what is not known yet: without addresses, as in nginx.
+        (1, ..) => None,
+        _ => return Err(broken(input)),
+    };
+    Ok(Status::Complete { consumed, header: header.map(Box::new) })
+}
+
+/// Both addresses of `N` bytes, both ports, and what follows them.
+fn addresses<const N: usize>(rest: &[u8]) -> Option<ProxyHeader>
+where
+    IpAddr: From<[u8; N]>,
+{
+    let (source, rest) = rest.split_first_chunk::<N>()?;
+    let (destination, rest) = rest.split_first_chunk::<N>()?;
+    let (source_port, rest) = rest.split_first_chunk::<2>()?;
+    let (destination_port, tlvs) = rest.split_first_chunk::<2>()?;
+    Some(ProxyHeader {
+        source: SocketAddr::new(IpAddr::from(*source), u16::from_be_bytes(*source_port)),
+        destination: SocketAddr::new(IpAddr::from(*destination), u16::from_be_bytes(*destination_port)),
+        tlvs: tlvs.into(),
+    })
+}
+
+/// What the log is told of a header that is none: its first line, as far as it goes.
+fn broken(input: &[u8]) -> ProxyOffence {
+    let line = input.iter().take(LINE_MAX).take_while(|byte| !matches!(byte, b'\r' | b'\n'));
+    ProxyOffence::Broken(line.copied().collect())
+}
+
+/// The types that have names. (section 2.2 of the specification)
+const TYPES: [(&[u8], u8); 5] =
+    [(b"alpn", 0x01), (b"authority", 0x02), (b"unique_id", 0x05), (b"ssl", SSL), (b"netns", 0x30)];
+
+/// Those within `ssl`.
+const SSL_TYPES: [(&[u8], u8); 5] =
+    [(b"version", 0x21), (b"cn", 0x22), (b"cipher", 0x23), (b"sig_alg", 0x24), (b"key_alg", 0x25)];
+
+const SSL: u8 = 0x20;
+
+impl ProxyHeader {
+    /// Appends the value of the TLV called so: `alpn`, `ssl_cn`, `ssl_verify`, `0xae`. `false` when there is none.
+    pub fn append_tlv(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
+        let found = match name.strip_prefix(b"ssl_") {
+            None => type_of(name, &TYPES).and_then(|kind| find(&self.tlvs, kind)),
+            Some(name) => {
+                let ssl = find(&self.tlvs, SSL).and_then(|ssl| ssl.split_first_chunk::<5>());
+                let Some(([_client, verify @ ..], tlvs)) = ssl else { return false };
+                if name == b"verify" {
+                    out.extend_from_slice(u32::from_be_bytes(*verify).to_string().as_bytes());
+                    return true;
+                }
+                type_of(name, &SSL_TYPES).and_then(|kind| find(tlvs, kind))
+            }
+        };
+        out.extend_from_slice(found.unwrap_or_default());
+        found.is_some()
+    }
+}
+
+fn type_of(name: &[u8], names: &[(&[u8], u8)]) -> Option<u8> {
+    if let Some(digits) = name.strip_prefix(b"0x") {
+        let digits = std::str::from_utf8(digits).ok()?;
+        return u8::from_str_radix(digits, 16).ok();
+    }
+    names.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
+}
+
+/// The first value of this type; one that is not whole ends the search.
+fn find(mut tlvs: &[u8], wanted: u8) -> Option<&[u8]> {
+    loop {
+        let ([kind, length @ ..], rest) = tlvs.split_first_chunk::<3>()?;
+        let (value, rest) = rest.split_at_checked(u16::from_be_bytes(*length).into())?;
+        if *kind == wanted {
+            return Some(value);
+        }
+        tlvs = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(input: &[u8]) -> ProxyHeader {
+        match parse(input) {
+            Ok(Status::Complete { consumed, header: Some(header) }) if consumed == input.len() => *header,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn binary(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+        let mut bytes = SIGNATURE.to_vec();
+        bytes.extend([command, family]);
+        bytes.extend((rest.len() as u16).to_be_bytes());
+        bytes.extend(rest);
+        bytes
+    }
+
+    const INET: [u8; 12] = [192, 0, 2, 1, 192, 0, 2, 2, 0x12, 0x34, 0, 80];
+
+    #[test]
+    fn a_line_tells_both_addresses() {
+        let found = header(b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678\r\n");
+        assert_eq!(found.source, "192.0.2.1:1234".parse().unwrap());
+        assert_eq!(found.destination, "192.0.2.2:5678".parse().unwrap());
+        let found = header(b"PROXY TCP6 2001:db8::1 ::ffff:192.0.2.2 1 65535\r\n");
+        assert_eq!(found.source, "[2001:db8::1]:1".parse().unwrap());
+    }
+
+    #[test]
+    fn lines_without_addresses_tell_nothing() {
+        for line in [&b"PROXY UNKNOWN\r\n"[..], b"PROXY UNKNOWN ffff:f::1 ffff::2 65535 65535\r\n"] {
+            assert_eq!(parse(line), Ok(Status::Complete { consumed: line.len(), header: None }));
+        }
+    }
+
+    #[test]
+    fn what_is_no_header_is_refused() {
+        let broken = [
+            &b"GET / HTTP/1.1\r\n"[..],
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 1234\r\n",
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 65536\r\n",
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 +1\r\n",
+            b"PROXY TCP4 ::1 ::1 1234 5678\r\n",
+            b"PROXY TCP5 192.0.2.1 192.0.2.2 1234 5678\r\n",
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678 9\r\n",
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678\n",
+            &[b'P'; 20],
+            &[b"PROXY ", &[b'x'; 200][..]].concat(),
+            &binary(0x22, 0x11, &INET),
+            &binary(0x21, 0x11, &INET[..11]),
+        ];
+        for input in broken {
+            assert!(matches!(parse(input), Err(ProxyOffence::Broken(_))), "{:?}", String::from_utf8_lossy(input));
+        }
+        let text = parse(broken[0]).unwrap_err().to_string();
+        assert_eq!(text, "broken header: \"GET / HTTP/1.1\"");
+        assert_eq!(parse(&binary(0x31, 0x11, &INET)), Err(ProxyOffence::UnknownVersion(3)));
+        assert_eq!(parse(&binary(0x21, 0x11, &[0; LENGTH_MAX])), Err(ProxyOffence::TooLarge));
+    }
+
+    #[test]
+    fn a_header_may_come_byte_by_byte() {
+        let ssl = binary(0x21, 0x21, &[0; 36]);
+        for whole in [&b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678\r\n"[..], &binary(0x21, 0x11, &INET), &ssl] {
+            for length in 0..whole.len() {
+                assert_eq!(parse(&whole[..length]), Ok(Status::NeedMore), "{length}");
+            }
+            let followed = [whole, b"GET / HTTP/1.1\r\n"].concat();
+            assert!(matches!(parse(&followed), Ok(Status::Complete { consumed, .. }) if consumed == whole.len()));
+        }
+    }
+
+    #[test]
+    fn binary_headers_tell_addresses_unless_the_proxy_asks_for_itself() {
+        let found = header(&binary(0x21, 0x11, &INET));
+        assert_eq!((found.source, found.destination.port()), ("192.0.2.1:4660".parse().unwrap(), 80));
+        for (command, family) in [(0x20, 0x11), (0x21, 0x12), (0x21, 0x31), (0x21, 0x00)] {
+            let bytes = binary(command, family, &INET);
+            assert_eq!(parse(&bytes), Ok(Status::Complete { consumed: bytes.len(), header: None }));
+        }
+    }
+
+    #[test]
+    fn values_are_found_by_name_and_number() {
+        let tlv = |kind: u8, value: &[u8]| [&[kind, 0, value.len() as u8], value].concat();
+        let ssl = [&[1, 0, 0, 0, 7][..], &tlv(0x21, b"TLSv1.2"), &tlv(0x22, b"example.com")].concat();
+        let tlvs = [tlv(0x02, b"foo"), tlv(0x20, &ssl), tlv(0xae, b"12345"), vec![0x05, 0xff, 0xff, 1]].concat();
+        let found = header(&binary(0x21, 0x11, &[&INET[..], &tlvs].concat()));
+        let value = |name: &str| {
+            let mut out = Vec::new();
+            found.append_tlv(name.as_bytes(), &mut out).then(|| String::from_utf8(out).unwrap())
+        };
+        assert_eq!(value("authority").as_deref(), Some("foo"));
+        assert_eq!(value("ssl_verify").as_deref(), Some("7"));
+        assert_eq!(value("ssl_version").as_deref(), Some("TLSv1.2"));
+        assert_eq!(value("ssl_cn").as_deref(), Some("example.com"));
+        assert_eq!(value("ssl_0x22").as_deref(), Some("example.com"));
+        assert_eq!(value("0xae").as_deref(), Some("12345"));
+        for missing in ["alpn", "ssl_cipher", "unique_id", "nonsense", "0x", "0x100", "ssl_", "ssl_0xzz"] {
+            assert_eq!(value(missing), None, "{missing}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_input_is_a_panic_and_what_is_consumed_is_there(mut input: Vec<u8>, is_binary: bool) {
+            if is_binary {
+                input.splice(..0, *SIGNATURE);
+            }
+            if let Ok(Status::Complete { consumed, header }) = parse(&input) {
+                assert!(consumed <= input.len() && consumed <= LENGTH_MAX);
+                if let Some(header) = header {
+                    header.append_tlv(b"ssl_cn", &mut Vec::new());
+                }
+            }
+        }
+    }
+}

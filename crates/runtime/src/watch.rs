@@ -1,0 +1,564 @@
+//! Watches on paths: whether a path still leads to what it led to, and whether that is unchanged.
+//!
+//! A [`PathWatch`] has an inotify watch on everything that its path passes through: each directory (for the name that is
+//! looked up in it), each symbolic link's directory, and the file itself. Whatever the kernel tells about any of them ends
+//! it, for good: written to, truncated, replaced, renamed, unlinked, other permissions, a parent renamed, a link switched.
+//!
+//! ```text
+//!   /srv/current/index.html      current -> releases/7
+//!     /            "srv"         is replaced, goes away, gets other permissions …
+//!     /srv         "current", "releases"
+//!     releases     "7"
+//!     releases/7   "index.html"
+//!     index.html   written to …
+//! ```
+//!
+//! The kernel queues an event before the system call that caused it returns. So after [`nothing_unread`] has said yes, a
+//! watch that is intact speaks for everything that had happened before. A thread of its own reads the events; loops never
+//! do, and never take its lock.
+//!
+//! What the kernel does not tell: writes through a mapping (their file is told of when the mapping ends), and what other
+//! machines do. File systems where that is usual are not watched; see [`TELLING`]. Watches are bounded; when there are no
+//! more, there is no [`PathWatch`], and who wanted it looks for itself.
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::mounts;
+use crate::simulation::World;
+
+/// Most paths that are watched at a time, fewer where the kernel allows less: each pins its file's inode, about a kilobyte.
+const PATHS_MAX: usize = 8192;
+
+/// Components and links of a path; the kernel follows 40 links.
+const STEPS_MAX: usize = 128;
+const LINKS_MAX: usize = 40;
+
+/// How often the housekeeper comes while there is something to do.
+const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
+
+/// File systems (magic numbers, statfs(2)) where whatever happens passes through this kernel and is told.
+const TELLING: [i64; 13] = [
+    0x0000_ef53, // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xf2f5_2010, // F2FS
+    0xca45_1a4e, // bcachefs
+    0x2fc1_2fc1, // ZFS
+    0x3153_464a, // JFS
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x794c_7630, // overlayfs, unless a layer may lie on another machine
+    0x7371_7368, // SquashFS
+    0xe0f5_e1e2, // EROFS
+    0x0000_9660, // ISO 9660
+];
+
+/// What may happen to the entries of a directory, or to itself.
+const OF_DIRECTORY: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
+
+/// What may happen to a file. (Closing tells of the end of a mapping.)
+const OF_FILE: WatchFlags = WatchFlags::MODIFY
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
+
+/// A path that is watched. Dropping it ends that.
+#[derive(Debug)]
+pub struct PathWatch {
+    signal: Arc<Signal>,
+    target: Option<Target>,
+}
+
+#[derive(Debug, Default)]
+struct Signal {
+    has_changed: AtomicBool,
+}
+
+/// What a path led to: device and inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// As [`crate::FileMetadata::device`].
+    pub device: u64,
+    /// As [`crate::FileMetadata::inode`].
+    pub inode: u64,
+}
+
+impl PathWatch {
+    /// Begins to watch an absolute path, following links. `None` if that cannot be: then nothing is watched. What happens
+    /// after this has returned ends it, so what shall be known of the path is to be found out after it. May block.
+    pub fn begin(path: &Path) -> Option<PathWatch> {
+        if World::current().is_some() || !path.is_absolute() {
+            return None;
+        }
+        let watcher = Watcher::started()?;
+        if watcher.paths.fetch_add(1, Ordering::Relaxed) >= watcher.paths_max {
+            watcher.paths.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let mut watch = PathWatch { signal: Arc::default(), target: None };
+        watch.target = Walk { watcher, signal: &watch.signal }.along(path).ok()?;
+        Some(watch)
+    }
+
+    /// What the path led to; `None` = to nothing, and nothing has come there since, either, if it is intact.
+    pub fn target(&self) -> Option<Target> {
+        self.target
+    }
+
+    /// Whether no change has been read. About what is still unread, [`nothing_unread`] has to be asked before.
+    #[inline]
+    pub fn is_intact(&self) -> bool {
+        !self.signal.has_changed.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for PathWatch {
+    fn drop(&mut self) {
+        if let Some(Some(watcher)) = WATCHER.get() {
+            watcher.paths.fetch_sub(1, Ordering::Relaxed);
+            watcher.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether all events that the kernel has queued have been acted upon. A system call of about 0.1 µs; never blocks.
+#[inline]
+pub fn nothing_unread() -> bool {
+    let Some(Some(watcher)) = WATCHER.get() else { return false };
+    // In this order: the thread says that it is at work before it takes events off the queue, and says that it is not
+    // after it has acted upon them.
+    matches!(rustix::io::ioctl_fionread(&watcher.inotify), Ok(0)) && !watcher.is_at_work.load(Ordering::SeqCst)
+}
+
+/// Whether there can be watches at all: not in simulated worlds, nor where the kernel has refused.
+pub fn is_possible() -> bool {
+    World::current().is_none() && Watcher::started().is_some()
+}
+
+/// Has `housekeeper` called every second on the thread of the watches, until it returns false: then it has nothing to do.
+/// To be called when it has something to do; the function is the same each time. False if there is no such thread.
+pub fn keep_house(housekeeper: fn() -> bool) -> bool {
+    if World::current().is_some() {
+        return false;
+    }
+    let Some(watcher) = Watcher::started() else { return false };
+    watcher.housekeeper.get_or_init(|| housekeeper);
+    watcher.rouse();
+    true
+}
+
+static WATCHER: OnceLock<Option<Watcher>> = OnceLock::new();
+
+struct Watcher {
+    inotify: OwnedFd,
+    /// The thread acts upon events.
+    is_at_work: AtomicBool,
+    places: Mutex<Places>,
+    paths: AtomicUsize,
+    paths_max: usize,
+    /// Watches that were dropped and are still in the lists.
+    dropped: AtomicUsize,
+    housekeeper: OnceLock<fn() -> bool>,
+    /// The thread comes back every second.
+    is_awake: AtomicBool,
+    bell: OwnedFd,
+    has_ended: AtomicBool,
+}
+
+/// Who depends on what: by the kernel's number of the watch, then by the name that is looked up in the directory (empty for
+/// a file, or a directory that is itself the target).
+#[derive(Default)]
+struct Places {
+    by_number: HashMap<i32, Names>,
+}
+
+type Names = HashMap<Box<[u8]>, Vec<Weak<Signal>>>;
+
+impl Watcher {
+    /// The one of this process, with its thread.
+    fn started() -> Option<&'static Watcher> {
+        let watcher = WATCHER.get_or_init(|| Watcher::new().ok()).as_ref()?;
+        static THREAD: OnceLock<bool> = OnceLock::new();
+        let has_thread =
+            *THREAD.get_or_init(|| thread::Builder::new().name("file watch".into()).spawn(|| watcher.run()).is_ok());
+        (has_thread && !watcher.has_ended.load(Ordering::Relaxed)).then_some(watcher)
+    }
+
+    fn new() -> rustix::io::Result<Watcher> {
+        // Others of the same user want some, too.
+        let allowed = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches").ok();
+        let allowed = allowed.and_then(|number| number.trim_end().parse::<usize>().ok());
+        Ok(Watcher {
+            inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
+            is_at_work: AtomicBool::new(false),
+            places: Mutex::default(),
+            paths: AtomicUsize::new(0),
+            paths_max: allowed.map_or(PATHS_MAX, |allowed| (allowed / 2).min(PATHS_MAX)),
+            dropped: AtomicUsize::new(0),
+            housekeeper: OnceLock::new(),
+            is_awake: AtomicBool::new(false),
+            bell: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
+    fn rouse(&self) {
+        if !self.is_awake.load(Ordering::Relaxed) && !self.is_awake.swap(true, Ordering::SeqCst) {
+            // A counter that is full wakes the thread, too.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The thread: events as they come, mounts, and the housekeeper.
+    fn run(&self) {
+        let _end = EndsAll(self);
+        // Readable for `poll` when something was mounted or unmounted, which no watch tells.
+        let mounts = std::fs::File::open("/proc/self/mountinfo").ok();
+        let mut next_housekeeping = Instant::now() + HOUSEKEEPING_EVERY;
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        loop {
+            let mut sources = vec![PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
+            sources.extend(mounts.as_ref().map(|mounts| PollFd::new(mounts, PollFlags::PRI)));
+            let rest = next_housekeeping.saturating_duration_since(Instant::now());
+            let rest = Timespec::try_from(rest).expect("a second at most");
+            let timeout = self.is_awake.load(Ordering::SeqCst).then_some(&rest);
+            if !matches!(rustix::event::poll(&mut sources, timeout), Ok(_) | Err(Errno::INTR)) {
+                return;
+            }
+            let has = |source: Option<&PollFd<'_>>| source.is_some_and(|source| !source.revents().is_empty());
+            if has(sources.get(1)) {
+                // Whatever it says, it has rung.
+                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            }
+            let is_mounted = has(sources.get(2));
+            drop(sources);
+            self.handle_events(&mut buffer);
+            if is_mounted {
+                self.places.lock().signal_all();
+            }
+            if next_housekeeping <= Instant::now() {
+                next_housekeeping = Instant::now() + HOUSEKEEPING_EVERY;
+                self.keep_house();
+            }
+        }
+    }
+
+    fn keep_house(&self) {
+        // Said before the work is done: who brings more afterwards rings the bell.
+        self.is_awake.store(false, Ordering::SeqCst);
+        let has_more = self.housekeeper.get().is_some_and(|keep| keep());
+        if self.dropped.swap(0, Ordering::Relaxed) > 0 {
+            self.places.lock().forget_dropped(&self.inotify);
+        }
+        if has_more {
+            self.is_awake.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn handle_events(&self, buffer: &mut [MaybeUninit<u8>]) {
+        let mut places = self.places.lock();
+        self.is_at_work.store(true, Ordering::SeqCst);
+        let mut events = Reader::new(&self.inotify, buffer);
+        loop {
+            match events.next() {
+                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => places.signal_all(),
+                Ok(event) => {
+                    let name = event.file_name().map_or(&b""[..], std::ffi::CStr::to_bytes);
+                    places.signal(event.wd(), name);
+                    if event.events().contains(ReadFlags::IGNORED) {
+                        places.by_number.remove(&event.wd());
+                    }
+                }
+                Err(Errno::INTR) => {}
+                // All of them read; an error would be one of our own making, and nothing could be trusted then.
+                Err(Errno::AGAIN) => break,
+                Err(_) => {
+                    places.signal_all();
+                    break;
+                }
+            }
+        }
+        self.is_at_work.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Without its thread no watch can be trusted.
+struct EndsAll<'w>(&'w Watcher);
+
+impl Drop for EndsAll<'_> {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::SeqCst);
+        self.0.is_at_work.store(true, Ordering::SeqCst);
+        self.0.places.lock().signal_all();
+    }
+}
+
+impl Places {
+    /// Tells those who look up this name there; without a name, everybody who passes.
+    fn signal(&mut self, number: i32, name: &[u8]) {
+        let Some(names) = self.by_number.get(&number) else { return };
+        if name.is_empty() {
+            return names.values().for_each(signal);
+        }
+        if let Some(dependents) = names.get(name) {
+            signal(dependents);
+        }
+    }
+
+    fn signal_all(&mut self) {
+        self.by_number.values().flat_map(HashMap::values).for_each(signal);
+    }
+
+    /// Forgets who has gone or knows already, and the kernel's watches that nobody needs any more.
+    fn forget_dropped(&mut self, inotify: &OwnedFd) {
+        let is_of_use =
+            |signal: &Weak<Signal>| signal.upgrade().is_some_and(|signal| !signal.has_changed.load(Ordering::Relaxed));
+        self.by_number.retain(|&number, names| {
+            names.retain(|_, dependents| {
+                dependents.retain(is_of_use);
+                !dependents.is_empty()
+            });
+            if names.is_empty() {
+                // It may be gone with its file.
+                let _ = inotify::remove_watch(inotify, number);
+            }
+            !names.is_empty()
+        });
+        self.by_number.shrink_to_fit();
+    }
+}
+
+#[expect(clippy::ptr_arg, reason = "called for each value of a map")]
+fn signal(dependents: &Vec<Weak<Signal>>) {
+    for signal in dependents.iter().filter_map(Weak::upgrade) {
+        signal.has_changed.store(true, Ordering::Release);
+    }
+}
+
+/// Goes along a path as the kernel does, and watches each directory before a name is looked up in it: what happens to that
+/// name later is told.
+struct Walk<'w> {
+    watcher: &'static Watcher,
+    signal: &'w Arc<Signal>,
+}
+
+impl Walk<'_> {
+    /// What the path leads to.
+    fn along(&self, path: &Path) -> rustix::io::Result<Option<Target>> {
+        let mut rest = components(path.as_os_str().as_bytes());
+        let mut place = open(CWD, b"/")?;
+        let (mut steps, mut links) = (0, 0);
+        while let Some(name) = rest.pop() {
+            steps += 1;
+            if steps > STEPS_MAX {
+                return Err(Errno::NAMETOOLONG);
+            }
+            self.depend(&place, OF_DIRECTORY, &name)?;
+            let found = match open(&place, &name) {
+                Err(Errno::NOENT) => return Ok(None),
+                found => found?,
+            };
+            let stat = rustix::fs::fstat(&found)?;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => place = found,
+                FileType::Symlink => {
+                    links += 1;
+                    if links > LINKS_MAX {
+                        return Err(Errno::LOOP);
+                    }
+                    let text = rustix::fs::readlinkat(&found, c"", Vec::new())?;
+                    if text.to_bytes().starts_with(b"/") {
+                        place = open(CWD, b"/")?;
+                    }
+                    rest.extend(components(text.to_bytes()));
+                }
+                _ if !rest.is_empty() => return Err(Errno::NOTDIR),
+                _ => {
+                    self.depend(&found, OF_FILE, b"")?;
+                    return Ok(Some(target(&stat)));
+                }
+            }
+        }
+        self.depend(&place, OF_DIRECTORY, b"")?;
+        Ok(Some(target(&rustix::fs::fstat(&place)?)))
+    }
+
+    /// Watches what is open, for the sake of this name in it.
+    fn depend(&self, place: &OwnedFd, events: WatchFlags, name: &[u8]) -> rustix::io::Result<()> {
+        let kind = rustix::fs::fstatfs(place)?.f_type as i64 & 0xffff_ffff;
+        if !TELLING.contains(&kind) || mounts::classify(device(&rustix::fs::fstat(place)?), place.as_fd()) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // What is open is named by its descriptor, so that nothing can come between.
+        let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+        // Together: the thread may be about to forget this number.
+        let mut places = self.watcher.places.lock();
+        let number = inotify::add_watch(&self.watcher.inotify, path, events)?;
+        let names = places.by_number.entry(number).or_default();
+        names.entry(name.into()).or_default().push(Arc::downgrade(self.signal));
+        Ok(())
+    }
+}
+
+/// The last one first.
+fn components(path: &[u8]) -> Vec<Box<[u8]>> {
+    let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
+    names.rev().map(Into::into).collect()
+}
+
+fn open(place: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(place, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn target(stat: &rustix::fs::Stat) -> Target {
+    Target { device: device(stat), inode: inode(stat) }
+}
+
+#[allow(clippy::unnecessary_cast)] // The types of these fields differ between architectures.
+fn device(stat: &rustix::fs::Stat) -> u64 {
+    stat.st_dev as u64
+}
+
+#[allow(clippy::unnecessary_cast)] // As above.
+fn inode(stat: &rustix::fs::Stat) -> u64 {
+    stat.st_ino as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A tree `site/releases/7/page` with `site/current -> releases/7`.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Tree {
+            let path = std::env::temp_dir().join(format!("gale-watch-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            let tree = Tree(path);
+            for release in ["7", "8"] {
+                fs::create_dir_all(tree.path(&format!("site/releases/{release}"))).unwrap();
+                fs::write(tree.path(&format!("site/releases/{release}/page")), release).unwrap();
+            }
+            symlink("releases/7", tree.path("site/current")).unwrap();
+            tree
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Whether a watch on `path` holds after `change`; the events may be with the thread, or still unread.
+    fn holds(tree: &Tree, path: &str, change: impl FnOnce(&Tree)) -> Option<bool> {
+        let watch = PathWatch::begin(&tree.path(path))?;
+        change(tree);
+        // A change that is told of is known when the system call returns; then the thread may take its time.
+        while !nothing_unread() {
+            thread::yield_now();
+        }
+        Some(watch.is_intact())
+    }
+
+    #[test]
+    fn whatever_happens_on_the_way_ends_a_watch() {
+        type Change = (&'static str, fn(&Tree));
+        let changes: [Change; 9] = [
+            ("written", |tree| fs::write(tree.path("site/releases/7/page"), "x").unwrap()),
+            ("unlinked", |tree| fs::remove_file(tree.path("site/releases/7/page")).unwrap()),
+            ("replaced", |tree| {
+                fs::rename(tree.path("site/releases/8/page"), tree.path("site/releases/7/page")).unwrap();
+            }),
+            ("permissions", |tree| {
+                fs::set_permissions(tree.path("site/releases/7/page"), PermissionsExt::from_mode(0o600)).unwrap();
+            }),
+            ("a parent's permissions", |tree| {
+                fs::set_permissions(tree.path("site/releases"), PermissionsExt::from_mode(0o700)).unwrap();
+            }),
+            ("a parent renamed", |tree| fs::rename(tree.path("site"), tree.path("elsewhere")).unwrap()),
+            ("the link switched", |tree| {
+                symlink("releases/8", tree.path("site/new")).unwrap();
+                fs::rename(tree.path("site/new"), tree.path("site/current")).unwrap();
+            }),
+            ("written by another name", |tree| {
+                fs::hard_link(tree.path("site/releases/7/page"), tree.path("other")).unwrap();
+                fs::write(tree.path("other"), "x").unwrap();
+            }),
+            ("truncated", |tree| {
+                fs::OpenOptions::new().write(true).open(tree.path("site/releases/7/page")).unwrap().set_len(0).unwrap();
+            }),
+        ];
+        for (number, (what, change)) in changes.into_iter().enumerate() {
+            let tree = Tree::new(&format!("changes-{number}"));
+            let Some(holds) = holds(&tree, "site/current/page", change) else { return };
+            assert!(!holds, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_happens_beside_the_way_does_not() {
+        let tree = Tree::new("beside");
+        let Some(holds) = holds(&tree, "site/current/page", |tree| {
+            fs::write(tree.path("site/releases/7/other"), "x").unwrap();
+            fs::write(tree.path("site/releases/8/page"), "x").unwrap();
+            fs::read(tree.path("site/releases/7/page")).unwrap();
+        }) else {
+            return;
+        };
+        assert!(holds);
+    }
+
+    #[test]
+    fn what_is_missing_is_watched_until_it_comes() {
+        let tree = Tree::new("missing");
+        let Some(watch) = PathWatch::begin(&tree.path("site/missing/page")) else { return };
+        assert_eq!(watch.target(), None);
+        drop(watch);
+        assert_eq!(holds(&tree, "site/missing/page", |_| {}), Some(true));
+        assert_eq!(
+            holds(&tree, "site/missing/page", |tree| fs::create_dir(tree.path("site/missing")).unwrap()),
+            Some(false)
+        );
+    }
+
+    #[test]
+    fn a_watch_names_what_the_path_leads_to() {
+        let tree = Tree::new("target");
+        let Some(watch) = PathWatch::begin(&tree.path("site/./current/../7//page")) else { return };
+        let stat = rustix::fs::stat(tree.path("site/releases/7/page")).unwrap();
+        assert_eq!(watch.target(), Some(target(&stat)));
+        assert!(PathWatch::begin(&tree.path("site/current/page/below")).is_none());
+        assert!(PathWatch::begin(Path::new("/proc/self/status")).is_none(), "nothing is told there");
+    }
+}

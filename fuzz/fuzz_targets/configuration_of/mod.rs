@@ -1,0 +1,21 @@
+//! Reads a configuration with a file of rows as the program does, as far as no socket or file is opened.
+
+use gale_config::MemoryFiles;
+use gale_engine::configuration::main_settings;
+use gale_engine::process::BuildRequest;
+use gale_modules::order::ORDER;
+
+/// `text` stands in the http block; `data` is the file that it includes.
+pub fn build(text: &str, data: &[u8]) {
+    let request = BuildRequest {
+        program: "gale".to_owned(),
+        prefix: "/".into(),
+        configuration_path: "/gale.conf".into(),
+        configuration_text: Some(format!("events {{ }} http {{ {text} }}")),
+        ..BuildRequest::default()
+    };
+    let mut files = MemoryFiles::new().with("/data", data.to_vec());
+    if let Err(report) = main_settings(&ORDER, &request, &mut files) {
+        assert!(!report.render("gale").is_empty());
+    }
+}

@@ -1,0 +1,109 @@
+//! `listen … proxy_protocol`: connections that a proxy introduces.
+
+mod support;
+
+use support::{Driver, Server, Setup, with_each_driver};
+
+with_each_driver!(
+    a_line_or_a_binary_header_tells_who_the_client_is,
+    a_header_may_come_in_pieces_and_with_the_request,
+    a_connection_without_a_header_is_closed_unanswered,
+    a_connection_whose_address_changes_its_mind_is_closed,
+    an_address_has_the_protocol_for_all_its_servers,
+);
+
+const ANSWER: &str = "return 200 \"$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr \
+                      $proxy_protocol_server_port $proxy_protocol_tlv_alpn $proxy_protocol_tlv_ssl_version\";";
+
+fn server(driver: Driver) -> Server {
+    Setup::http(driver, &format!("server {{ listen %UNIX% proxy_protocol; {ANSWER} }}")).start()
+}
+
+const REQUEST: &str = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+const LINE: &str = "PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678\r\n";
+
+/// A header of version 2 with this behind its fixed part.
+fn binary(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+    [b"\r\n\r\n\0\r\nQUIT\n", &[command, family][..], &(rest.len() as u16).to_be_bytes(), rest].concat()
+}
+
+fn a_line_or_a_binary_header_tells_who_the_client_is(driver: Driver) {
+    let server = server(driver);
+    let ipv6 =
+        [&[0x20, 1, 0xd, 0xb8][..], &[0; 11], &[1], &[0x20, 1, 0xd, 0xb8], &[0; 11], &[2], &[0, 9, 1, 0]].concat();
+    let ssl = [&[1, 0, 2, b'h', b'2', 0x20, 0, 12, 1, 0, 0, 0, 0, 0x21, 0, 4][..], b"TLSx"].concat();
+    let expect = |header: &[u8], expected: &str| {
+        let mut client = server.connect();
+        let request = [header, REQUEST.as_bytes()].concat();
+        assert_eq!(client.ask(request).text(), expected);
+        // It stands at the beginning of the connection alone.
+        assert_eq!(client.ask(REQUEST).text(), expected);
+    };
+    expect(LINE.as_bytes(), "192.0.2.1 1234 192.0.2.2 5678  ");
+    expect(b"PROXY TCP6 2001:db8::1 2001:db8::2 9 256\r\n", "2001:db8::1 9 2001:db8::2 256  ");
+    expect(b"PROXY UNKNOWN\r\n", "     ");
+    expect(&binary(0x21, 0x11, &[192, 0, 2, 1, 192, 0, 2, 2, 0, 7, 0, 8]), "192.0.2.1 7 192.0.2.2 8  ");
+    expect(&binary(0x21, 0x21, &[&ipv6[..], &ssl].concat()), "2001:db8::1 9 2001:db8::2 256 h2 TLSx");
+    expect(&binary(0x20, 0, &[]), "     ");
+    server.stop();
+}
+
+fn a_header_may_come_in_pieces_and_with_the_request(driver: Driver) {
+    let server = server(driver);
+    // A large one, which no single read of a head would take.
+    let large =
+        binary(0x21, 0x11, &[&[192, 0, 2, 1, 192, 0, 2, 2, 0, 7, 0, 8, 0xee, 0x0e, 0x00][..], &[7; 0xe00]].concat());
+    for header in [LINE.as_bytes(), &large] {
+        let mut client = server.connect();
+        let request = [header, REQUEST.as_bytes()].concat();
+        for (number, piece) in request.chunks(header.len() / 5).enumerate() {
+            client.send(piece);
+            // An answer on another connection: what was sent has been looked at.
+            assert_eq!(server.connect().ask(format!("{LINE}{REQUEST}")).status, 200, "{number}");
+        }
+        assert!(client.response().text().starts_with("192.0.2.1 "));
+    }
+    server.stop();
+}
+
+fn a_connection_without_a_header_is_closed_unanswered(driver: Driver) {
+    let server = server(driver);
+    for beginning in [REQUEST, "PROXY TCP4 192.0.2.1 nonsense\r\n", "PROXY HTTP\r\n"] {
+        let mut client = server.connect();
+        client.send(beginning);
+        client.assert_closed();
+    }
+    server.connect().send(binary(0x31, 0x11, &[]));
+    server.wait_logged("broken header: \"GET / HTTP/1.1\" while reading PROXY protocol, client: unix:, server: unix:");
+    server.wait_logged("broken header: \"PROXY HTTP\" while reading PROXY protocol");
+    server.wait_logged("unknown PROXY protocol version: 3 while reading PROXY protocol");
+    server.stop();
+}
+
+fn a_connection_whose_address_changes_its_mind_is_closed(driver: Driver) {
+    let mut server = server(driver);
+    let mut with = server.connect();
+    assert_eq!(with.ask(format!("{LINE}{REQUEST}")).status, 200);
+    server.reload_http(driver, &format!("server {{ listen %UNIX%; {ANSWER} }}"));
+    with.assert_closed();
+    let mut without = server.connect();
+    assert_eq!(without.ask(REQUEST).text(), "     ");
+    server.reload_http(driver, &format!("server {{ listen %UNIX% proxy_protocol; {ANSWER} }}"));
+    without.assert_closed();
+    server.stop();
+}
+
+fn an_address_has_the_protocol_for_all_its_servers(driver: Driver) {
+    let text = format!(
+        "server {{ listen %TCP%; server_name one; {ANSWER} }}
+         server {{ listen %TCP% proxy_protocol; server_name two; {ANSWER} }}
+         server {{ listen %UNIX%; {ANSWER} }}"
+    );
+    let server = Setup::http(driver, &text).start();
+    for host in ["one", "two", "other"] {
+        let request = format!("{LINE}GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        assert!(server.connect_tcp(1).ask(request).text().starts_with("192.0.2.1 1234"));
+    }
+    assert_eq!(server.connect().ask(REQUEST).text(), "     ");
+    server.stop();
+}
