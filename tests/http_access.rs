@@ -206,6 +206,7 @@ fn without_the_right_password_one_is_asked_for_it(driver: Driver) {
         basic("ann", "secret"),
         basic("annab", "secret"),
         basic("li\nne", "secret"),
+        basic("strange", "$9$what"),
     ];
     for fields in challenged {
         let response = ask(&mut client, "GET", "/f", &fields);
@@ -217,9 +218,6 @@ fn without_the_right_password_one_is_asked_for_it(driver: Driver) {
     // What a client makes up stays in its line.
     server.wait_logged("user \"li\\x0Ane\" was not found");
     assert_eq!(ask(&mut client, "GET", "/f", &basic("anna", "secret")).status, 200);
-    assert_eq!(ask(&mut client, "GET", "/f", &basic("strange", "secret")).status, 500);
-    let line = server.wait_logged("crypt_r() failed (22: Invalid argument), client: unix:");
-    assert!(line.contains("[crit]"), "{line}");
     let line = server.directory.wait_line("access.log", "\"GET /f HTTP/1.1\" 200");
     assert!(line.starts_with("unix: - anna ["), "{line}");
     server.stop();

@@ -14,6 +14,7 @@ with_each_driver!(
     steps_run_in_the_order_of_the_file,
     rewritten_requests_find_their_location_or_stay,
     an_if_is_a_scope_of_its_own,
+    an_if_keeps_the_content_of_its_location,
     groups_are_those_of_the_last_match,
     arguments_may_be_set,
     variables_have_their_value_from_set_on,
@@ -298,7 +299,7 @@ fn an_if_is_a_scope_of_its_own(driver: Driver) {
     let mut client = server.connect();
     let headers = |client: &mut Client, path: &str| {
         let response = client.get(path);
-        ["X-A", "X-B"].map(|name| response.header(name).map(str::to_owned)).concat_some()
+        ["X-A", "X-B"].map(|name| response.header(name).unwrap_or_default()).concat()
     };
     assert_eq!(headers(&mut client, "/last"), "");
     assert_eq!(headers(&mut client, "/last?a=1"), "a");
@@ -321,14 +322,27 @@ fn an_if_is_a_scope_of_its_own(driver: Driver) {
     server.stop();
 }
 
-trait ConcatSome {
-    fn concat_some(self) -> String;
-}
-
-impl<const N: usize> ConcatSome for [Option<String>; N] {
-    fn concat_some(self) -> String {
-        self.into_iter().flatten().collect()
+fn an_if_keeps_the_content_of_its_location(driver: Driver) {
+    // Only debug builds have content that belongs to a location alone.
+    if !cfg!(debug_assertions) {
+        return;
     }
+    let server = Setup::server(
+        driver,
+        "location / { root %DIR%; test_worker; if ($arg_a) { add_header X-A a; } if ($arg_b) { set $b 1; } }
+         location /file { root %DIR%; if ($arg_a) { add_header X-A a; } }",
+    )
+    .file("file", "file")
+    .start();
+    let mut client = server.connect();
+    let worker = client.get("/").text().to_owned();
+    for path in ["/?a=1", "/?b=1", "/x?a=1&b=1"] {
+        let response = client.get(path);
+        assert_eq!((response.status, response.text()), (200, &*worker), "{path}");
+    }
+    assert_eq!(client.get("/?a=1").header("X-A"), Some("a"));
+    assert_answers(&mut client, &[("/file?a=1", 200, "file")]);
+    server.stop();
 }
 
 fn groups_are_those_of_the_last_match(driver: Driver) {

@@ -107,6 +107,7 @@ impl Plan {
         let sent: usize = items.iter().map(|&index| catalogue()[index].item.length()).sum();
         let received: usize = items.iter().map(|&index| catalogue()[index].baseline.answer.bytes.len()).sum();
         let interim = items.iter().any(|&index| catalogue()[index].item.waits());
+        let delays = items.iter().any(|&index| catalogue()[index].item.delays());
         let ending = match random.below(8) {
             0 => {
                 let after = random.below(sent as u64 + 1) as usize;
@@ -114,7 +115,7 @@ impl Plan {
             }
             1 if received > 150_000 && !interim => Ending::IsDeaf { after: random.below(received as u64 / 4) as usize },
             2 if is_open => Ending::Closes,
-            3 if is_open => Ending::HalfCloses,
+            3 if is_open && !delays => Ending::HalfCloses,
             4 if is_open => Ending::Stalls { head: random.below(STALLED_HEAD.len() as u64) as usize },
             _ => Ending::Waits,
         };

@@ -19,14 +19,23 @@ const CONFIGURATION: &str = "
         client_header_buffer_size 256; large_client_header_buffers 2 1k;
         client_body_buffer_size 2k; client_max_body_size 40k; client_body_temp_path %TEMP%;
         types { text/html html; text/plain txt; }
+        limit_conn_zone $connection zone=simulated_places:1m;
+        limit_req_zone $connection-$connection_requests zone=simulated_rates:1m rate=1r/s;
         server {
             listen %ADDRESS%;
             root /www;
+            # Whoever does not give its place back keeps out the next one on its connection.
+            limit_conn simulated_places 1; limit_req zone=simulated_rates;
             location /sendfile/ { alias /www/; sendfile on; tcp_nopush on; sendfile_max_chunk 70k; }
             location = /hello { return 200 hello; }
             location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
             location /tried/ { try_files $uri /small.txt; }
+            location /secret/ {
+                alias /www/; auth_basic secret; auth_basic_user_file /passwords; auth_delay 5ms;
+            }
+            location /nobody/ { deny all; }
+            location /somebody/ { alias /www/; satisfy any; deny all; auth_basic some; auth_basic_user_file /passwords; }
             location = /small-body { client_max_body_size 10; return 200 x; }
             location /ssi/ { alias /www/; ssi on; types { text/html html; text/plain txt; } }
             location /added/ { alias /www/; add_before_body /hello; add_after_body /large.bin; addition_types *; }
@@ -38,7 +47,7 @@ const CONFIGURATION: &str = "
     }";
 
 const HOOKS: &str = "location = /echo { test_echo; } location = /store { test_store_body; }
-    location = /hints { test_early_hints; alias /www/small.txt; }";
+    location = /hints { early_hints 1; test_early_hints; alias /www/small.txt; }";
 
 pub const CLIENT_HEADER_TIMEOUT: Duration = Duration::from_secs(60);
 pub const CLIENT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -68,7 +77,8 @@ pub fn add_files(simulation: &Simulation) {
     let large = pattern(LARGE);
     let fails = FileFaults { fails_at: Some(BROKEN_AT as u64), ends_at: None };
     let ends = FileFaults { fails_at: None, ends_at: Some(BROKEN_AT as u64) };
-    let files: [(&str, &[u8], FileFaults); 9] = [
+    let files: [(&str, &[u8], FileFaults); 10] = [
+        ("/passwords", b"anna:{PLAIN}secret\n", FileFaults::default()),
         ("/www/small.txt", b"a small file\n", FileFaults::default()),
         ("/www/page.html", &large[..3000], FileFaults::default()),
         ("/www/large.bin", &large, FileFaults::default()),
@@ -142,6 +152,12 @@ impl Item {
     /// Whether it waits for a part of its own answer.
     pub fn waits(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::AwaitInterim))
+    }
+
+    /// Whether the answer waits for something that is given up when the client has ended its own direction.
+    pub fn delays(&self) -> bool {
+        let begins = |text: &[u8]| matches!(&self.parts[0], Part::Bytes(bytes) if bytes.starts_with(text));
+        begins(b"GET /secret/") || begins(b"GET /somebody/")
     }
 
     /// Whether the client itself says that it sends no more.
@@ -237,6 +253,14 @@ pub fn items() -> Vec<Item> {
     add("a redirect", get("/moved", ""), &[301], open);
     add("a long head", get("/hello", &format!("X-Long: {}\r\n", "x".repeat(900))), &[200], open);
     add("arguments", get("/hello?a=b&c=%20", "Accept: */*\r\n"), &[200], open);
+    // Who may.
+    let (right, wrong) = ("Authorization: Basic YW5uYTpzZWNyZXQ=\r\n", "Authorization: Basic YW5uYTpvdGhlcg==\r\n");
+    add("a password", get("/secret/small.txt", right), &[200], open);
+    add("a wrong password", get("/secret/small.txt", wrong), &[401], open);
+    add("no password", get("/secret/large.bin", ""), &[401], open);
+    add("nobody may", get("/nobody/", ""), &[403], open);
+    add("a password or an address", get("/somebody/large.bin", right), &[200], open);
+    add("neither", get("/somebody/small.txt", wrong), &[401], open);
     // The end of a connection.
     add("a text and no more", get("/hello", "Connection: close\r\n"), &[200], closed);
     add("the server's last", get("/last", ""), &[200], closed);

@@ -8,3 +8,8 @@ pub mod event;
 pub mod http;
 pub mod inert;
 pub mod order;
+
+/// The example on the page for authors of modules is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/writing-a-module.md")]
+struct WritingAModule;

@@ -418,6 +418,91 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
 }
 
 #[test]
+fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
+    let ring = RingOptions { submissions: 2, completions: 4, ..RingOptions::default() };
+    event_loop(with_ring(ring)).run(async {
+        let mut pairs = Vec::new();
+        for _ in 0..150 {
+            pairs.push(full_pair().await);
+        }
+        for (number, (server, ..)) in pairs.iter().enumerate() {
+            let answer = format!("answer {number:3}");
+            if is_there() {
+                assert_eq!(server.try_send(answer.as_bytes(), false).unwrap(), answer.len());
+            } else {
+                let mut output = Output::new();
+                output.push_bytes(answer.into());
+                let server = Stream::from_fd(server.as_fd().try_clone_to_owned().unwrap()).unwrap();
+                spawn_sending(server, output);
+            }
+        }
+        for (number, (_server, client, filled)) in pairs.iter().enumerate() {
+            let received =
+                timeout(Duration::from_secs(1), receive(client, filled + 10)).await.expect("an answer was lost");
+            assert_eq!(received[*filled..], *format!("answer {number:3}").as_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
+    if !is_there() {
+        return eprintln!("skipped: no io_uring here");
+    }
+    event_loop(simulated_time()).run(async {
+        let (server, client, filled) = full_pair().await;
+        assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+        // Once in the turn that posted, and once after the post has failed.
+        let leased = leased_bytes();
+        drop(server);
+        turns(2).await;
+        assert!(leased_bytes() > leased, "what waits is not counted");
+        assert_eq!(receive_all(&client).await[filled..], *b"posted");
+        assert_eq!(leased_bytes(), leased);
+
+        let (server, client, filled) = full_pair().await;
+        assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+        turns(2).await;
+        drop(server);
+        assert_eq!(receive_all(&client).await[filled..], *b"posted");
+    });
+}
+
+#[test]
+fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
+    if !is_there() {
+        return eprintln!("skipped: no io_uring here");
+    }
+    event_loop(simulated_time()).run(async {
+        let mut clients = Vec::new();
+        for _ in 0..140 {
+            let (server, client, filled) = full_pair().await;
+            assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+            drop(server);
+            clients.push((client, filled));
+        }
+        turns(2).await;
+        let (oldest, filled) = clients.remove(0);
+        assert_eq!(receive_all(&oldest).await.len(), filled);
+        let (newest, filled) = clients.pop().unwrap();
+        assert_eq!(receive_all(&newest).await.len(), filled + 6);
+    });
+}
+
+/// Both ends of a connection on the ring, the first of which can send nothing more, and how much the second can receive.
+async fn full_pair() -> (Stream, Stream, usize) {
+    let (server, client) = unix_pair();
+    warm_up(&server, &client).await;
+    let mut filled = 0;
+    for length in [64 * 1024, 1] {
+        while let Ok(written) = rustix::io::write(&server, &vec![7; length]) {
+            filled += written;
+        }
+    }
+    (server, client, filled)
+}
+
+#[test]
 fn a_reset_drops_what_was_posted() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
@@ -493,6 +578,18 @@ fn an_ended_loop_has_let_go_of_its_sockets() {
     // The socket is closed when the kernel has cancelled the receive: before the loop was gone.
     client.set_nonblocking(true).unwrap();
     assert_eq!((&client).read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn what_is_closed_in_the_last_turn_is_closed_with_the_loop() {
+    for kernel_max in [None, Some((5, 19)), Some((5, 17)), Some((5, 13))] {
+        let (near, mut client) = std::os::unix::net::UnixStream::pair().unwrap();
+        event_loop(with_ring(RingOptions { kernel_max, ..RingOptions::default() })).run(async {
+            drop(Stream::from_fd(near.into()).unwrap());
+        });
+        client.set_nonblocking(true).unwrap();
+        assert_eq!(client.read(&mut [0; 1]).expect("closed"), 0, "{kernel_max:?}");
+    }
 }
 
 #[test]

@@ -190,34 +190,19 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     Ok(())
 }
 
-/// `limit_except METHOD … { }`: to everything else a location nested in this one, which takes over what this one says.
+/// `limit_except METHOD … { }`: the block for every other method.
 pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let confs = builder.fresh_confs();
-    let parent = current_scope(builder);
-    let http = builder.http_mut();
-    let ScopeDraft { server, name, shape, limit_except, .. } = http.scope(parent);
-    if limit_except.is_some() {
+    let location = current_scope(builder);
+    if builder.http_mut().scope(location).limit_except.is_some() {
         return Err(statement.directive_error("is duplicate"));
     }
-    let (server, name, shape) = (*server, name.clone(), *shape);
     let mut methods = statement.args.iter().map(limited_method).collect::<Result<Vec<Method>, _>>()?;
     if methods.contains(&Method::Get) {
         methods.push(Method::Head);
     }
-    let kind = ScopeKind::Location;
-    let locations = Vec::new();
-    let scope = http.add_scope(ScopeDraft {
-        kind,
-        parent: Some(parent),
-        server,
-        name,
-        shape,
-        confs,
-        locations,
-        limit_except: None,
-    });
-    http.scopes[parent.0 as usize].limit_except = Some(LimitExcept { methods: methods.into(), scope });
-    builder.walk(statement.body(), Place::LIMIT_EXCEPT, Level::Scope(scope));
+    let scope = nameless_block(builder, statement, Place::LIMIT_EXCEPT);
+    let block = LimitExcept { methods: methods.into(), scope };
+    builder.http_mut().scopes[location.0 as usize].limit_except = Some(block);
     Ok(())
 }
 
@@ -230,7 +215,8 @@ fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
     }
 }
 
-/// A block without a name that a request may come into while it is in the one around it: `if`. Returns its scope.
+/// A block without a name that a request may come into while it is in the one around it: `if`, `limit_except`. Returns
+/// its scope.
 ///
 /// It has all settings of the block around it but those that are for a location alone, and the content of the
 /// location stays what it is unless the block has content of its own.

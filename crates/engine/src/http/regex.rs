@@ -113,11 +113,20 @@ impl Regex {
         self.compiled.as_str().strip_prefix(STEPS_MAX).unwrap_or_default()
     }
 
+    /// Whether `text` matches. The error is that of [`Regex::find`].
+    pub fn is_match(&self, text: &[u8]) -> Result<bool, String> {
+        self.run(text, |compiled| compiled.is_match(text))
+    }
+
     /// Searches `text` and keeps where the groups stand. The error, in nginx's words, is that of a search which
     /// took too many steps.
     pub fn find(&self, text: &[u8]) -> Result<Option<Match<'_>>, String> {
-        let found = match self.search(&self.compiled, text) {
-            Err(error) if error.code() == JIT_STACK_LIMIT => self.search(self.interpreted(), text),
+        self.run(text, |compiled| self.search(compiled, text))
+    }
+
+    fn run<T>(&self, text: &[u8], search: impl Fn(&Pcre) -> Result<T, pcre2::Error>) -> Result<T, String> {
+        let found = match search(&self.compiled) {
+            Err(error) if error.code() == JIT_STACK_LIMIT => search(self.interpreted()),
             found => found,
         };
         found.map_err(|error| {
@@ -184,8 +193,8 @@ mod tests {
 
     #[test]
     fn caseless_and_broken_expressions() {
-        assert!(Regex::compile(b"\\.PHP$", true).unwrap().find(b"/a.php").unwrap().is_some());
-        assert!(Regex::compile(b"\\.PHP$", false).unwrap().find(b"/a.php").unwrap().is_none());
+        assert!(Regex::compile(b"\\.PHP$", true).unwrap().is_match(b"/a.php").unwrap());
+        assert!(!Regex::compile(b"\\.PHP$", false).unwrap().is_match(b"/a.php").unwrap());
         let error = |pattern: &[u8]| Regex::compile(pattern, false).unwrap_err();
         assert_eq!(error(b"(a"), "pcre2_compile() failed: missing closing parenthesis in \"(a\"");
         let message = "pcre2_compile() failed: quantifier does not follow a repeatable item in \"a|*bc\" at \"";

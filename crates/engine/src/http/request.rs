@@ -34,6 +34,12 @@ pub const REDIRECTS_MAX: u8 = 10;
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
 
+/// A client behind a server that is trusted to say who it is.
+struct Client {
+    address: SocketAddress,
+    text: Box<str>,
+}
+
 /// In place of the depth: it was reached, and the way back is not at its end yet.
 const CYCLE: u32 = u32::MAX;
 
@@ -53,12 +59,6 @@ enum Stored {
 struct Captured {
     groups: Captures,
     text: Vec<u8>,
-}
-
-/// A client behind a server that is trusted to say who it is.
-struct Client {
-    address: SocketAddress,
-    text: Box<str>,
 }
 
 /// A request and the head of its response.

@@ -20,6 +20,7 @@ use super::configuration::HttpConfiguration;
 use super::connection::ConnectionInfo;
 use super::counters::OwnCounters;
 use super::http1::{Http1, Transfer};
+use super::notes::Notes;
 use super::request::Request;
 use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
@@ -79,6 +80,8 @@ pub struct HttpWorker {
     background: RefCell<Slab<Background>>,
     /// The second that the line was made for, and the line.
     date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
+    /// What modules keep from request to request.
+    notes: RefCell<Notes>,
     /// A response head is put together here before it is queued.
     pub(crate) scratch: RefCell<Vec<u8>>,
     last_complaint: Cell<Option<Moment>>,
@@ -126,6 +129,7 @@ impl HttpWorker {
             waiting_for_end: RefCell::default(),
             background: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
+            notes: RefCell::default(),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
             has_room_alarm: Cell::new(false),
@@ -301,6 +305,16 @@ impl HttpWorker {
     fn forget_background(&self, number: usize) {
         self.background.borrow_mut().remove(number);
         self.waiting_for_end.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait or
+    /// ask for another's.
+    pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let mut notes = self.notes.borrow_mut();
+        if !notes.has::<T>() {
+            notes.put(T::default());
+        }
+        f(notes.get_mut().expect("it was put there"))
     }
 
     /// Takes a connection that has ended off the list.

@@ -158,14 +158,16 @@ impl Chain<'_> {
         let mut client = None;
         for value in values.iter().rev() {
             let mut rest: &[u8] = value;
+            let mut says_anything = false;
             while let Some(address) = take_last(&mut rest) {
                 client = Some(address);
+                says_anything = true;
                 if !self.is_recursive || !self.trusts(&SocketAddress::Inet(address)) {
                     return client;
                 }
             }
             // What is left cannot be understood: nothing before it can be believed.
-            if !self.is_recursive || rest.iter().any(|byte| !is_separator(byte)) {
+            if !says_anything || rest.iter().any(|byte| !is_separator(byte)) {
                 return client;
             }
         }
@@ -256,6 +258,7 @@ mod tests {
         assert_eq!(client(true, &[]), None);
         is(true, &["192.0.2.1, unknown, 10.1.1.1"], "10.1.1.1");
         is(true, &["192.0.2.1", "x, 10.1.1.1"], "10.1.1.1");
+        is(true, &["192.0.2.1", "", "10.1.1.1"], "10.1.1.1");
     }
 
     #[test]

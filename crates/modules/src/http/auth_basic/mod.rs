@@ -37,7 +37,6 @@ use gale_runtime::files::{self, OpenFlags};
 
 use credentials::Credentials;
 pub(super) use credentials::append_user;
-use passwords::Unsupported;
 use recent::Proof;
 
 /// See the file's head.
@@ -121,7 +120,7 @@ fn first(request: &mut Request, conf: &Conf) -> Option<Flow> {
     let path = path_of(request, conf);
     // What a cached path says at once may be all that is needed.
     let opened = files::try_open(&path, OpenFlags::READ)?.ok()?;
-    recent::knows(&Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
+    recent::knows(request.worker(), &Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
 }
 
 fn then<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
@@ -171,7 +170,7 @@ async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> 
     };
     match verdict {
         Ok(Ok(Verdict::Right)) => {
-            recent::remember(proof);
+            recent::remember(request.worker(), proof);
             Flow::Allow
         }
         Ok(Ok(Verdict::Wrong)) => {
@@ -182,10 +181,6 @@ async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> 
             let (user, path) = (Printable(&user), path.display());
             request.log(Level::Error, format_args!("user \"{user}\" was not found in \"{path}\""));
             challenge(request, &conf.realm.get().evaluate(request))
-        }
-        Ok(Ok(Verdict::Unsupported)) => {
-            request.log(Level::Crit, format_args!("crypt_r() failed (22: Invalid argument)"));
-            Flow::Respond(500)
         }
         Ok(Err(error)) => {
             request.log(Level::Crit, format_args!("pread() \"{}\" failed {}", path.display(), OsErrorText(&error)));
@@ -203,19 +198,14 @@ enum Verdict {
     Right,
     Wrong,
     NotFound,
-    /// The password is hashed in a way that is not known.
-    Unsupported,
 }
 
 /// Blocks, and computes for long.
 fn judge(file: &files::File, credentials: &Credentials) -> io::Result<Verdict> {
     Ok(match user_file::find(file, credentials.user())? {
         None => Verdict::NotFound,
-        Some(stored) => match passwords::is_right(credentials.password(), &stored) {
-            Ok(true) => Verdict::Right,
-            Ok(false) => Verdict::Wrong,
-            Err(Unsupported) => Verdict::Unsupported,
-        },
+        Some(stored) if passwords::is_right(credentials.password(), &stored) => Verdict::Right,
+        Some(_) => Verdict::Wrong,
     })
 }
 

@@ -1,15 +1,15 @@
 //! Who has shown the right password a short time ago: so that not every picture of a page costs a slow hash.
 //!
-//! A worker of its own keeps keyed digests (HMAC-SHA-256, with a key that never leaves the process) of user, password and of
+//! Every worker keeps keyed digests (HMAC-SHA-256, with a key that never leaves the process) of user, password and of
 //! the password file as it was; neither names nor passwords. Another file, or the same one after a change, is another
 //! digest. Only what was right is kept.
 
-use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use gale_engine::http::worker::HttpWorker;
 use gale_runtime::{FileMetadata, Moment};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -50,21 +50,18 @@ impl Proof {
 }
 
 /// Whether the credentials were right a short time ago.
-pub(super) fn knows(proof: &Proof) -> bool {
-    RECENT.with_borrow_mut(|recent| recent.knows(&proof.digest, gale_runtime::now()))
+pub(super) fn knows(worker: &HttpWorker, proof: &Proof) -> bool {
+    worker.with_note(|recent: &mut Recent| recent.knows(&proof.digest, gale_runtime::now()))
 }
 
 /// The credentials were right now.
-pub(super) fn remember(proof: Proof) {
+pub(super) fn remember(worker: &HttpWorker, proof: Proof) {
     if proof.is_settled {
-        RECENT.with_borrow_mut(|recent| recent.remember(proof.digest, gale_runtime::now()));
+        worker.with_note(|recent: &mut Recent| recent.remember(proof.digest, gale_runtime::now()));
     }
 }
 
-thread_local! {
-    static RECENT: RefCell<Recent> = RefCell::default();
-}
-
+/// A worker's memory.
 #[derive(Default)]
 struct Recent {
     known: HashSet<Digest>,

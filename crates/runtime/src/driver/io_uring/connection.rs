@@ -294,6 +294,11 @@ impl Connection {
         self.sending.take()
     }
 
+    /// All who wait, when nobody is to wait any more.
+    pub fn take_all_wakers(&mut self) -> [Option<Waker>; 3] {
+        [self.reader.take(), self.writer.take(), self.closed_waiter.take()]
+    }
+
     /// Those who have to look after a completion of `op`.
     pub fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
         // Who waits by a poll now goes on waiting.
@@ -332,7 +337,7 @@ fn receive_entry(descriptor: types::Fd, receive: Receive, terms: Terms) -> squeu
 }
 
 /// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
-fn is_temporary(errno: Errno) -> bool {
+pub(super) fn is_temporary(errno: Errno) -> bool {
     matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
 }
 

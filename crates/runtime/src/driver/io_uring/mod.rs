@@ -27,6 +27,7 @@ mod posts;
 mod ring;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -97,6 +98,8 @@ pub(crate) struct IoUring {
     may_post: Cell<bool>,
     /// To be closed when the turn ends.
     closing: RefCell<Vec<OwnedFd>>,
+    /// Connections that stayed when they were closed, the newest last; see `posts.rs`.
+    closed: RefCell<VecDeque<Key>>,
     /// The kernel can close without a word.
     may_close: bool,
     inbox: OwnedFd,
@@ -152,6 +155,7 @@ impl IoUring {
             posts: RefCell::default(),
             may_post: Cell::new(can_skip_success),
             closing: RefCell::default(),
+            closed: RefCell::default(),
             may_close: can_skip_success,
             inbox: inbox.try_clone_to_owned()?,
             is_inbox_armed: Cell::new(false),
@@ -173,7 +177,8 @@ impl IoUring {
     fn test(&self) -> io::Result<()> {
         let refused = |what: &str| io::Error::new(io::ErrorKind::Unsupported, format!("its self-test failed: {what}"));
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (near, far) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let pair = || net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (near, far) = pair()?;
         let (near, far) = (self.attach(near, Fresh::Connected), self.attach(far, Fresh::Connected));
         {
             let mut connections = self.connections.borrow_mut();
@@ -206,7 +211,7 @@ impl IoUring {
                 _ => Err(refused("nothing was received")),
             }
         });
-        let tested = tested.and_then(|()| self.test_posts(near));
+        let tested = tested.and_then(|()| self.test_posts(pair()?));
         self.close(near);
         self.close(far);
         tested
@@ -405,8 +410,8 @@ impl IoUring {
         let (kind, key) = kind_and_key(completion.user_data);
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
-            KIND_CANCEL | KIND_CLOSE => {}
-            KIND_POST => self.handle_post(key, completion.result),
+            // `handle_failed_posts` has seen to posts.
+            KIND_CANCEL | KIND_CLOSE | KIND_POST => {}
             KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CANCEL_OP => {}
             KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
@@ -534,7 +539,7 @@ impl IoUring {
         let connection = connections.get_mut(key)?;
         let socket = connection.socket.take()?;
         connection.wanted = Ops::default();
-        let wakers = [connection.reader.take(), connection.writer.take(), connection.closed_waiter.take()];
+        let wakers = connection.take_all_wakers();
         let received = std::mem::take(&mut connection.received);
         let in_flight = connection.in_flight;
         // One that was not submitted yet, or has completed, is nobody's memory but ours.
@@ -621,8 +626,11 @@ impl Driver for IoUring {
                 return;
             };
             self.send_posted(key, connection, true);
-            if self.must_linger(connection) {
-                return;
+            if self.must_stay(connection) {
+                let wakers = connection.take_all_wakers();
+                drop(connections);
+                drop(wakers);
+                return self.stay_closed(key);
             }
         }
         if let Some((socket, in_flight)) = self.take_socket(key) {
@@ -853,10 +861,11 @@ impl Driver for IoUring {
             }
         }
         self.turn.set(self.turn.get().wrapping_add(1));
+        self.handle_failed_posts(&completions);
+        self.posts.borrow_mut().clear();
         for completion in completions.iter() {
             self.handle_completion(completion);
         }
-        self.posts.borrow_mut().clear();
         let count = completions.len();
         completions.clear();
         Ok(count)
@@ -874,6 +883,8 @@ impl Drop for IoUring {
                 drop(listeners::take_accepted(completion));
             }
         };
+        // No turn comes that would close them.
+        self.closing.borrow_mut().clear();
         // Every stream has gone before; what is left of them is in flight.
         let is_over = self.ring.borrow_mut().cancel_all(close_accepted) || self.finish_closed();
         if !is_over {

@@ -5,27 +5,28 @@
 //! is sent. So there is nothing to wake and nothing to remember of a connection, and the memory serves the next turn.
 //! What a full socket did not take is told by a completion of the same call; its rest becomes a usual send, which the
 //! driver owns (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post
-//! sent directly first ([`Posts::take_back`]).
+//! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
+//! (Linux 5.19 and 6.0 do not: of what was sent in part they say that nothing was.)
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use bytes::Bytes;
 use io_uring::squeue::Flags;
 use io_uring::{opcode, types};
 use rustix::io::Errno;
-use rustix::net::{self, SendFlags, sockopt};
+use rustix::net::{self, RecvFlags, sockopt};
 
-use super::connection::{Connection, OWNED, Sending};
-use super::operation::{KIND_POST, Op, user_data};
+use super::IoUring;
+use super::connection::{Connection, OWNED, Sending, is_temporary};
+use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Ring};
-use super::{CANCEL_CALLS_MAX, IoUring};
-use crate::driver::Driver;
+use crate::buffer::Buffer;
 use crate::driver::direct::{OPERATIONS_PER_TURN, send_now};
+use crate::driver::{Driver, Fresh};
 use crate::slots::Key;
 
 /// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
@@ -34,8 +35,15 @@ const POSTED_MAX: usize = 1024 * 1024;
 /// How long a peer may take nothing of what was posted for it before its connection was closed.
 const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Writes until the self-test's socket must be full.
-const FILL_WRITES_MAX: usize = 10_000;
+/// How many closed connections may wait for room for what was posted: each holds a descriptor that no stream answers for.
+const CLOSED_MAX: usize = 128;
+
+/// Calls until every failed post is known: each brings a full queue, and the kernel has as many completions at most as
+/// there are operations in flight.
+const OVERFLOW_CALLS_MAX: u32 = 100_000;
+
+/// What the self-test posts to a socket that is not full, and does not hold so much.
+const TEST_BYTES: usize = 64 * 1024;
 
 /// Memory that is kept from turn to turn, in bytes.
 const KEPT_MAX: usize = 128 * 1024;
@@ -151,24 +159,42 @@ impl IoUring {
         if rest.is_empty() {
             return;
         }
+        // The bytes count as sent already, so they are kept even where the worker's memory for buffers is exhausted.
+        let mut kept = Buffer::new();
+        kept.append_past_limit(rest);
         let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
         sending.ticket = OWNED;
         sending.offered = rest.len();
-        sending.output.push_bytes(Bytes::copy_from_slice(rest));
+        sending.output.push_lease(kept.take_lease().expect("there is a rest"));
         connection.sending = Some(sending);
         self.request(key, connection, Op::Send);
     }
 
-    /// Whether the connection has to stay for what the driver still has to send. The kernel sees to it that this ends.
-    pub(super) fn must_linger(&self, connection: &mut Connection) -> bool {
+    /// Whether a connection that is closed has to stay for what the driver still has to send.
+    pub(super) fn must_stay(&self, connection: &mut Connection) -> bool {
         let is_owing = connection.sending.as_ref().is_some_and(|sending| sending.is_owned());
         if !is_owing || connection.is_reset || connection.is_closing {
             return false;
         }
-        // Not for Unix sockets, whose peers are programs of this machine: they have been told by the close.
-        let timeout = UNSENT_TIMEOUT.as_millis() as u32;
-        connection.is_closing = sockopt::set_tcp_user_timeout(connection.socket(), timeout).is_ok();
-        connection.is_closing
+        connection.is_closing = true;
+        // A Unix socket has no such bound: its peer takes the rest, or leaves, or there are others (`stay_closed`).
+        let _ = sockopt::set_tcp_user_timeout(connection.socket(), UNSENT_TIMEOUT.as_millis() as u32);
+        true
+    }
+
+    /// Notes a closed connection that stays. The oldest of too many gives way.
+    pub(super) fn stay_closed(&self, key: Key) {
+        let oldest = {
+            let mut closed = self.closed.borrow_mut();
+            closed.push_back(key);
+            if closed.len() > CLOSED_MAX { closed.pop_front() } else { None }
+        };
+        let Some(oldest) = oldest else { return };
+        // Most have long gone.
+        let is_there = self.connections.borrow_mut().get_mut(oldest).is_some_and(|connection| connection.is_closing);
+        if is_there {
+            self.close(oldest);
+        }
     }
 
     /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
@@ -178,23 +204,35 @@ impl IoUring {
             return Ok(());
         }
         ring.take(completions, usize::MAX);
-        for _ in 0..CANCEL_CALLS_MAX {
+        for _ in 0..OVERFLOW_CALLS_MAX {
             if !ring.has_overflow() {
-                break;
+                return Ok(());
             }
             ring.enter(Some(Duration::ZERO))?;
             ring.take(completions, usize::MAX);
         }
-        Ok(())
+        Err(io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Has what failed posts have left sent later. Comes before all other completions: those wake, and may close.
+    pub(super) fn handle_failed_posts(&self, completions: &[Completion]) {
+        if self.posts.borrow().is_empty() {
+            return;
+        }
+        for completion in completions {
+            if let (KIND_POST, key) = kind_and_key(completion.user_data) {
+                self.handle_failed_post(key, completion.result);
+            }
+        }
     }
 
     /// A post was not sent, or not to its end.
-    pub(super) fn handle_post(&self, key: Key, result: i32) {
+    fn handle_failed_post(&self, key: Key, result: i32) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
-            Err(_) if result == -libc::EAGAIN => 0,
+            Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
             // The connection is broken: that shows when it is read from.
             Err(_) => return,
         };
@@ -202,42 +240,62 @@ impl IoUring {
         self.owe(key, connection, posts.rest(key, sent));
     }
 
-    /// Tries whether the kernel refuses a post at once when the socket, `near`, is full. Where it would wait with it
-    /// instead, nothing is posted.
-    pub(super) fn test_posts(&self, near: Key) -> io::Result<()> {
+    /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one that
+    /// fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
+    pub(super) fn test_posts(&self, pair: (OwnedFd, OwnedFd)) -> io::Result<()> {
         if !self.may_post.get() {
             return Ok(());
         }
-        {
-            let mut connections = self.connections.borrow_mut();
-            let socket = connections.get_mut(near).expect("attached by the caller").socket();
-            sockopt::set_socket_send_buffer_size(socket, 1)?;
-            for _ in 0..FILL_WRITES_MAX {
-                match net::send(socket, &[0; 1024], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                    Ok(_) => {}
-                    Err(Errno::AGAIN) => break,
-                    Err(errno) => return Err(errno.into()),
-                }
+        let (near, far) = pair;
+        sockopt::set_socket_send_buffer_size(&near, 1)?;
+        let near = self.attach(near, Fresh::Connected);
+        self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
+        let tested = self.test_post(near, &[0; TEST_BYTES]).and_then(|rest| match rest {
+            Some(rest @ 1..TEST_BYTES) => {
+                Ok(self.test_post(near, b"posted")? == Some(6) && drain(&far)? == TEST_BYTES - rest)
             }
+            _ => Ok(false),
+        });
+        self.close(near);
+        self.may_post.set(tested?);
+        Ok(())
+    }
+
+    /// Posts, and says how much of it the driver then had to send itself; `None` if the kernel has said nothing.
+    fn test_post(&self, near: Key, bytes: &[u8]) -> io::Result<Option<usize>> {
+        self.turn.update(|turn| turn.wrapping_add(1));
+        if self.try_send(near, bytes, false)? != bytes.len() {
+            return Ok(None);
         }
-        let posted = self.try_send(near, b"posted", false)?;
         self.make_entries();
         let mut completions = Vec::new();
         {
             let mut ring = self.ring.borrow_mut();
             ring.enter(Some(Duration::ZERO))?;
-            ring.take(&mut completions, usize::MAX);
+            self.take_failed_posts(&mut ring, &mut completions)?;
         }
+        self.handle_failed_posts(&completions);
         completions.iter().for_each(|completion| self.handle_completion(completion));
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(near).expect("attached by the caller");
-        let is_refused = posted > 0 && connection.sending.as_ref().is_some_and(|sending| sending.is_owned());
-        self.may_post.set(is_refused);
-        if is_refused {
-            self.posts.borrow_mut().clear();
-        } else {
-            self.posts.borrow_mut().leak();
+        let rest = connection.sending.take_if(|sending| sending.is_owned()).map(|sending| sending.offered);
+        connection.wanted = Ops::default();
+        match rest {
+            Some(_) => self.posts.borrow_mut().clear(),
+            None => self.posts.borrow_mut().leak(),
         }
-        Ok(())
+        Ok(rest)
+    }
+}
+
+/// Receives all that has arrived, and says how much that was.
+fn drain(socket: &OwnedFd) -> io::Result<usize> {
+    let mut received = 0;
+    loop {
+        match net::recv(socket, &mut [0; 4096], RecvFlags::DONTWAIT) {
+            Ok((0, _)) | Err(Errno::AGAIN) => return Ok(received),
+            Ok((count, _)) => received += count,
+            Err(errno) => return Err(errno.into()),
+        }
     }
 }

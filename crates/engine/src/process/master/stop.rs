@@ -1,0 +1,105 @@
+//! How worker processes are told to leave, and how the master ends: graceful, fast, or only at rest (WINCH).
+//!
+//! The master ends when its last worker process has. A fast stop is bounded: who has not ended then is killed.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use super::Master;
+use super::workers::WorkerPhase;
+use crate::process::errors::Level;
+use crate::process::link::Message;
+use crate::process::program::Program;
+use crate::process::{pid_file, system};
+
+/// A fast stop turns to SIGKILL after this long; nginx's own delays add up to about the same.
+const KILL_AFTER: Duration = Duration::from_secs(2);
+
+pub(super) enum Stop {
+    Graceful,
+    Fast { kill_at: Option<Instant> },
+}
+
+impl<P: Program> Master<P> {
+    pub(super) fn begin_graceful_stop(&mut self) {
+        if self.stop.is_some() {
+            return;
+        }
+        self.notifier.stopping();
+        self.stop = Some(Stop::Graceful);
+        self.drop_reload();
+        self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
+        self.close_listeners();
+    }
+
+    pub(super) fn begin_fast_stop(&mut self) {
+        if matches!(self.stop, Some(Stop::Fast { .. })) {
+            return;
+        }
+        if self.stop.is_none() {
+            self.notifier.stopping();
+        }
+        self.drop_reload();
+        self.stop = Some(Stop::Fast { kill_at: Some(Instant::now() + KILL_AFTER) });
+        for worker in &mut self.workers {
+            worker.phase = WorkerPhase::Serving; // also one that drains
+        }
+        self.tell_to_leave(&Message::Terminate, rustix::process::Signal::TERM);
+    }
+
+    pub(super) fn rest(&mut self) {
+        if self.stop.is_some() {
+            return;
+        }
+        self.resting = true;
+        self.respawn.at = None;
+        self.drop_reload();
+        self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
+    }
+
+    /// Tells every worker process that is not leaving already; by signal when the link is gone.
+    fn tell_to_leave(&mut self, message: &Message, signal: rustix::process::Signal) {
+        let mut unreachable = Vec::new();
+        for worker in self.workers.iter_mut().filter(|worker| worker.phase != WorkerPhase::Leaving) {
+            worker.phase = WorkerPhase::Leaving;
+            if worker.link.as_mut().is_none_or(|link| link.send(message).is_err()) {
+                unreachable.push(worker.pid);
+            }
+        }
+        for pid in unreachable {
+            self.kill(pid, signal);
+        }
+    }
+
+    pub(super) fn retire_all_but(&mut self, pid: Pid) {
+        let mut unreachable = Vec::new();
+        for worker in self.workers.iter_mut().filter(|worker| worker.pid != pid) {
+            worker.phase = WorkerPhase::Leaving;
+            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit).is_err()) {
+                unreachable.push(worker.pid);
+            }
+        }
+        for pid in unreachable {
+            self.kill(pid, rustix::process::Signal::QUIT);
+        }
+    }
+
+    fn close_listeners(&mut self) {
+        // As nginx: not while another binary uses the files.
+        let shared = self.upgrade_is_running();
+        for listener in std::mem::take(&mut self.bundle.record.listeners) {
+            if !shared || (!listener.inherited && self.new_binary.is_none()) {
+                system::remove_socket_file(&listener, &*self.log);
+            }
+        }
+    }
+
+    pub(super) fn leave(&mut self) {
+        let path = if self.new_binary.is_some() { pid_file::old_path(&self.pid_path) } else { self.pid_path.clone() };
+        pid_file::remove(&path, &*self.log);
+        self.close_listeners();
+        self.log.write(Level::Notice, "exit");
+        self.program.finish();
+    }
+}
