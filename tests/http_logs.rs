@@ -23,6 +23,7 @@ with_each_driver!(
     a_log_that_the_request_names_is_only_made_below_an_existing_root,
     syslog_gets_each_line_as_a_datagram,
     a_syslog_server_that_is_not_there_holds_nobody_up,
+    standard_error_stays_what_it_is_for_those_who_log_there,
 );
 
 fn a_line_says_what_happened(driver: Driver) {
@@ -363,4 +364,13 @@ fn a_syslog_server_that_is_not_there_holds_nobody_up(driver: Driver) {
     server.wait_logged("write() to \"syslog:server=unix:");
     let mut server = server;
     server.end(rustix::process::Signal::TERM);
+}
+
+fn standard_error_stays_what_it_is_for_those_who_log_there(driver: Driver) {
+    let server = Server::start(driver, "root %DIR%; location /here { error_log stderr; } location /there { }");
+    assert_eq!((server.get("/here").status, server.get("/there").status), (404, 404));
+    server.directory.wait_line("stderr", "/here\" failed (2: No such file or directory)");
+    server.wait_logged("/there\" failed (2: No such file or directory)");
+    assert!(!server.log().contains("/here\" failed"));
+    server.stop();
 }

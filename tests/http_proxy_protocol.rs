@@ -10,6 +10,7 @@ with_each_driver!(
     a_connection_without_a_header_is_closed_unanswered,
     a_connection_whose_address_changes_its_mind_is_closed,
     an_address_has_the_protocol_for_all_its_servers,
+    who_is_trusted_says_who_the_client_is,
 );
 
 const ANSWER: &str = "return 200 \"$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr \
@@ -105,5 +106,21 @@ fn an_address_has_the_protocol_for_all_its_servers(driver: Driver) {
         assert!(server.connect_tcp(1).ask(request).text().starts_with("192.0.2.1 1234"));
     }
     assert_eq!(server.connect().ask(REQUEST).text(), "     ");
+    server.stop();
+}
+
+fn who_is_trusted_says_who_the_client_is(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "real_ip_header proxy_protocol;
+         server { listen %UNIX% proxy_protocol; set_real_ip_from unix:;
+             return 200 \"$remote_addr $remote_port $realip_remote_addr\"; }
+         server { listen %TCP% proxy_protocol; set_real_ip_from 192.0.2.1; return 200 $remote_addr; }",
+    )
+    .start();
+    let request = format!("{LINE}{REQUEST}");
+    assert_eq!(server.connect().ask(&request).text(), "192.0.2.1 1234 unix:");
+    assert_eq!(server.connect().ask(format!("PROXY UNKNOWN\r\n{REQUEST}")).text(), "unix:  unix:");
+    assert_eq!(server.connect_tcp(1).ask(&request).text(), "127.0.0.1");
     server.stop();
 }

@@ -14,6 +14,7 @@ use support::{Client, DEADLINE, Driver, Response, Server, Setup, descriptors_of,
 
 with_each_driver!(
     a_small_file_in_memory_is_always_that_on_disk,
+    files_of_every_size_arrive_whole_however_often_they_are_asked_for,
     what_cannot_be_watched_is_right_all_the_same,
     off_keeps_nothing,
     a_cache_tells_of_changes_although_it_would_believe_for_an_hour,
@@ -129,6 +130,30 @@ fn a_small_file_in_memory_is_always_that_on_disk(driver: Driver) {
         assert_eq!(client.get("/page").status, 403);
         fs::set_permissions(&page, PermissionsExt::from_mode(0o644)).expect("ours");
         assert_eq!(client.get("/page").text(), "page 7");
+    }
+    server.stop();
+}
+
+fn files_of_every_size_arrive_whole_however_often_they_are_asked_for(driver: Driver) {
+    let sizes = [0, 1, 4096, 4097, 40_000, 65_535, 65_536, 65_537];
+    let contents = |size: usize| (0..size).map(|number| b'a' + (number % 23) as u8).collect::<Vec<u8>>();
+    let locations = format!("location /cached/ {{ alias %DIR%/files/; {AN_HOUR} }}");
+    let server = Setup::server(driver, &format!("root %DIR%; keepalive_requests 10000; sendfile on; {locations}"));
+    let setup = sizes.iter().fold(server, |setup, &size| setup.file(&format!("files/{size}"), contents(size)));
+    let server = setup.start();
+    let mut client = server.connect();
+    for _ in 0..30 {
+        for (directory, size) in ["/files", "/cached"].iter().flat_map(|directory| sizes.map(|size| (directory, size)))
+        {
+            let path = format!("{directory}/{size}");
+            let response = client.get(&path);
+            assert_eq!((response.status, response.header("Content-Length")), (200, Some(&*size.to_string())), "{path}");
+            assert!(response.body == contents(size), "{path}");
+            if size > 100 {
+                let part = client.ask(format!("GET {path} HTTP/1.1\r\nHost: h\r\nRange: bytes=100-\r\n\r\n"));
+                assert!(part.status == 206 && part.body == contents(size)[100..], "{path}");
+            }
+        }
     }
     server.stop();
 }

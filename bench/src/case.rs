@@ -111,7 +111,7 @@ impl Case {
     }
 
     /// The servers that this case compares. What changes a case much and is no default of a server is measured with and
-    /// without: nginx's cache of open files, and accepting that waits for the request, which is h2o's default.
+    /// without: the cache of open files, and accepting that waits for the request, which is h2o's default.
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
@@ -126,7 +126,8 @@ impl Case {
                 continue; // it has that one file in memory
             }
             all.push(program.clone());
-            if self.path.starts_with("/file") && program.kind == Kind::Nginx {
+            let may_cache = program.kind == Kind::Nginx || (program.kind == Kind::Gale && self.name != "file");
+            if self.path.starts_with("/file") && may_cache {
                 let label = format!("{} + open_file_cache", program.label);
                 all.push(Program { label, open_file_cache: true, ..program.clone() });
             }

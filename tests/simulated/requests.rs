@@ -1,9 +1,12 @@
 //! The requests that simulated clients send, and the server that they send them to.
 
+use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use gale_runtime::simulation::{FileFaults, Sending, Simulation, Transcript};
 
 use super::answer::Received;
@@ -30,12 +33,16 @@ const CONFIGURATION: &str = "
             location = /hello { return 200 hello; }
             location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
-            location /tried/ { try_files $uri /small.txt; }
+            location /tried/ { open_file_cache max=2 inactive=1s; open_file_cache_errors on; try_files $uri /small.txt; }
             location /secret/ {
                 alias /www/; auth_basic secret; auth_basic_user_file /passwords; auth_delay 5ms;
             }
             location /nobody/ { deny all; }
             location /somebody/ { alias /www/; satisfy any; deny all; auth_basic some; auth_basic_user_file /passwords; }
+            location /packed/ {
+                alias /www/; gzip on; gzip_types *; sub_filter_types *; sub_filter_once off; sub_filter a bb;
+            }
+            location /inflated/ { alias /www/; gzip_static always; gunzip on; }
             location = /small-body { client_max_body_size 10; return 200 x; }
             location /ssi/ { alias /www/; ssi on; types { text/html html; text/plain txt; } }
             location /added/ { alias /www/; add_before_body /hello; add_after_body /large.bin; addition_types *; }
@@ -73,15 +80,23 @@ pub fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
+fn gzipped(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).expect("memory for it");
+    encoder.finish().expect("memory for it")
+}
+
 pub fn add_files(simulation: &Simulation) {
     let large = pattern(LARGE);
     let fails = FileFaults { fails_at: Some(BROKEN_AT as u64), ends_at: None };
     let ends = FileFaults { fails_at: None, ends_at: Some(BROKEN_AT as u64) };
-    let files: [(&str, &[u8], FileFaults); 10] = [
+    let packed = gzipped(&large);
+    let files: [(&str, &[u8], FileFaults); 11] = [
         ("/passwords", b"anna:{PLAIN}secret\n", FileFaults::default()),
         ("/www/small.txt", b"a small file\n", FileFaults::default()),
         ("/www/page.html", &large[..3000], FileFaults::default()),
         ("/www/large.bin", &large, FileFaults::default()),
+        ("/www/large.bin.gz", &packed, FileFaults::default()),
         ("/www/empty.txt", b"", FileFaults::default()),
         ("/www/directory/index.html", b"<p>index", FileFaults::default()),
         ("/www/ssi.html", SSI_PAGE, FileFaults::default()),
@@ -248,6 +263,12 @@ pub fn items() -> Vec<Item> {
     add("asked and let in", get("/asked/small.txt", ""), &[200], open);
     add("asked and refused", get("/refused", ""), &[500], closed);
     add("copied", get("/copied/small.txt", ""), &[200], open);
+    // Bodies that change on their way.
+    let gzip = "Accept-Encoding: gzip\r\n";
+    add("a file to compress", get("/packed/large.bin", gzip), &[200], open);
+    add("a small file to compress", get("/packed/page.html", gzip), &[200], open);
+    add("a file to change", get("/packed/large.bin", ""), &[200], open);
+    add("a file to inflate", get("/inflated/large.bin", ""), &[200], open);
     // Answers without files.
     add("a text", get("/hello", ""), &[200], open);
     add("a redirect", get("/moved", ""), &[301], open);

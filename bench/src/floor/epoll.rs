@@ -11,9 +11,9 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 
-use super::Mode;
+use super::{Answer, Mode};
 
-pub fn serve(listener: &TcpListener, mode: Mode, answer: &[u8]) -> io::Result<()> {
+pub fn serve(listener: &TcpListener, mode: Mode, answer: &Answer) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let listener_key = listener.as_raw_fd();
@@ -45,7 +45,7 @@ fn accept_one(
     listener: &TcpListener,
     epoll: &OwnedFd,
     mode: Mode,
-    answer: &[u8],
+    answer: &Answer,
     connections: &mut Vec<Option<OwnedFd>>,
 ) -> io::Result<()> {
     let connection = match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -72,7 +72,7 @@ enum Next {
     Close,
 }
 
-fn exchange(connection: &OwnedFd, mode: Mode, answer: &[u8]) -> Next {
+fn exchange(connection: &OwnedFd, mode: Mode, answer: &Answer) -> Next {
     let mut buffer = [0u8; 1024];
     match recv(connection, &mut buffer, RecvFlags::empty()) {
         Ok((received, _)) if received > 0 => {}
@@ -85,19 +85,32 @@ fn exchange(connection: &OwnedFd, mode: Mode, answer: &[u8]) -> Next {
 
 /// An answer of some kilobytes fits into an empty socket buffer. Of a larger one the rest is waited for on the spot: no
 /// server spends less on that, and other connections lose nothing, since the client is as busy with this one.
-fn send_all(connection: &OwnedFd, answer: &[u8]) -> rustix::io::Result<()> {
-    let mut rest = answer;
+fn send_all(connection: &OwnedFd, answer: &Answer) -> rustix::io::Result<()> {
+    let flags = if answer.file.is_some() { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+    let mut rest = &answer.bytes[..];
     while !rest.is_empty() {
-        match send(connection, rest, SendFlags::NOSIGNAL) {
-            Ok(sent) => rest = &rest[sent..],
+        let sent = patiently(connection, || send(connection, rest, flags))?;
+        rest = &rest[sent..];
+    }
+    let Some((file, length)) = &answer.file else { return Ok(()) };
+    let mut offset = 0;
+    while offset < *length {
+        let left = usize::try_from(*length - offset).unwrap_or(usize::MAX);
+        patiently(connection, || rustix::fs::sendfile(connection, file, Some(&mut offset), left))?;
+    }
+    Ok(())
+}
+
+fn patiently<T>(connection: &OwnedFd, mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
             Err(Errno::AGAIN) => {
                 rustix::event::poll(&mut [PollFd::new(connection, PollFlags::OUT)], None)?;
             }
             Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
+            result => return result,
         }
     }
-    Ok(())
 }
 
 fn key(descriptor: i32) -> epoll::EventData {

@@ -33,10 +33,10 @@ pub fn main(args: &[String]) -> Result<(), String> {
         "close-deferred" => (Mode::Close, true),
         _ => return Err(usage()),
     };
-    let answer = answer(mode, body_bytes);
+    let answer = Answer::new(mode, body_bytes, driver == "epoll").map_err(|error| format!("floor: {error}"))?;
     let served = listen(port, is_deferred).and_then(|listener| match driver.as_str() {
         "epoll" => epoll::serve(&listener, mode, &answer),
-        "io_uring" => ring::serve(&listener, mode, answer.leak()),
+        "io_uring" => ring::serve(&listener, mode, answer.bytes.leak()),
         _ => Err(io::Error::other(usage())),
     });
     served.map_err(|error| format!("floor: {error}"))
@@ -61,18 +61,37 @@ fn set_deferred(listener: &TcpListener) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// As long as the answer of a real server: nginx's header is of this size.
-fn answer(mode: Mode, body_bytes: usize) -> Vec<u8> {
-    let connection = match mode {
-        Mode::KeepAlive => "keep-alive",
-        Mode::Close => "close",
-    };
-    let mut answer = Vec::new();
-    let _ = write!(
-        answer,
-        "HTTP/1.1 200 OK\r\nServer: floor\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
-         Content-Type: application/octet-stream\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
-    );
-    answer.extend(std::iter::repeat_n(b'x', body_bytes));
-    answer
+/// From this size on the body is a file's, sent by `sendfile`: a copy costs more.
+const SENDFILE_MIN: usize = 64 * 1024;
+
+/// What is sent, each time the same.
+struct Answer {
+    /// The head, and the body unless it is in the file.
+    bytes: Vec<u8>,
+    /// In memory only, and its length.
+    file: Option<(std::fs::File, u64)>,
+}
+
+impl Answer {
+    /// As long as the answer of a real server: nginx's header is of this size.
+    fn new(mode: Mode, body_bytes: usize, may_send_files: bool) -> io::Result<Answer> {
+        let connection = match mode {
+            Mode::KeepAlive => "keep-alive",
+            Mode::Close => "close",
+        };
+        let mut bytes = Vec::new();
+        let _ = write!(
+            bytes,
+            "HTTP/1.1 200 OK\r\nServer: floor\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
+             Content-Type: application/octet-stream\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
+        );
+        if body_bytes < SENDFILE_MIN || !may_send_files {
+            bytes.extend(std::iter::repeat_n(b'x', body_bytes));
+            return Ok(Answer { bytes, file: None });
+        }
+        let memory = rustix::fs::memfd_create("floor", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let mut file = std::fs::File::from(memory);
+        file.write_all(&vec![b'x'; body_bytes])?;
+        Ok(Answer { bytes, file: Some((file, body_bytes as u64)) })
+    }
 }

@@ -238,6 +238,7 @@ pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<(Level,
     };
     let text: &[u8] = &word.text;
     if text == b"stderr" {
+        builder.logs_to_stderr = true;
         return Ok((level, Target::Stderr));
     }
     if text.starts_with(b"syslog:") {

@@ -22,7 +22,6 @@ const MEMORY: &str = "The size of a memory pool: Gale has none.";
 const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
 const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
 const FILES: &str = "How files are read: Gale chooses for each piece.";
-const BROWSERS: &str = "Help for browsers of the past.";
 
 const DIRECTIVES: &[Directive] = &[
     row("types_hash_max_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
@@ -35,8 +34,6 @@ const DIRECTIVES: &[Directive] = &[
     row("map_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
     row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
-    row("msie_padding", Place::ANYWHERE, Takes::Flag, BROWSERS),
-    row("msie_refresh", Place::ANYWHERE, Takes::Flag, BROWSERS),
     row("aio", Place::ANYWHERE, Takes::Exactly(1), FILES),
     row("aio_write", Place::ANYWHERE, Takes::Flag, FILES),
     row("directio", Place::ANYWHERE, Takes::Exactly(1), FILES),

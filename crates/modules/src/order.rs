@@ -58,7 +58,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&realip::MODULE, &client_body::MODULE]),
+    (Phase::PostRead, &[&client_body::MODULE, &realip::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (
@@ -67,6 +67,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
             &realip::MODULE,
+            &realpath_root::MODULE,
             &limit_req::MODULE,
             &limit_conn::MODULE,
             &realpath_root::MODULE,

@@ -5,6 +5,7 @@
 //! calls. Invariant: no input whatsoever panics, and every loop and every list is bounded by the
 //! caller's limits.
 
+pub mod byte_ranges;
 pub mod host;
 pub mod http1;
 mod offence;

@@ -4,27 +4,22 @@
 //!   cargo run --release -p gale-runtime --example accepting -- [ROUNDS] [CLIENTS] [CORE]
 //! ```
 //!
-//! A loop on core 0 accepts, answers one request and closes; one on core 1 (or CORE: with 0 there is always a queue) connects
-//! and asks, with so many connections at a time. All ways take turns; medians (and least) of the CPU time per connection are told, user and kernel together. It
-//! speaks no HTTP and judges nothing.
+//! A loop on core 0 accepts, answers one request and closes; one on core 1 (or CORE: with 0 there is always a queue)
+//! connects and asks, with so many connections at a time. All ways take turns; medians (and least) of the CPU time per
+//! connection are told, user and kernel together. It speaks no HTTP and judges nothing.
+
+mod common;
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use common::{RUN, WARM_UP, beside_server, median_and_least, pin, state_of, thread_time};
 use gale_runtime::*;
-use rustix::thread::{CpuSet, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nConnection: close\r\n\r\n";
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nServer: gale\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
     Content-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
-
-const WARM_UP: Duration = Duration::from_millis(100);
-const RUN: Duration = Duration::from_millis(700);
 
 fn main() {
     let number = |place: usize, default: usize| {
@@ -35,17 +30,15 @@ fn main() {
     let mut samples = vec![Vec::new(); ways.len()];
     for _ in 0..rounds {
         for ((_, driver, options), samples) in ways.iter().zip(&mut samples) {
-            samples.push(measure(*driver, *options, clients, client_core));
+            let server = LoopOptions { driver: *driver, ..LoopOptions::default() };
+            let ask = move |address, server| ask(&address, clients, client_core, &server);
+            samples.push(beside_server(server, *options, answer, ask));
         }
     }
     println!("{rounds} rounds, {clients} clients; medians (least) per connection\n");
     println!("| | server µs | client µs | turns | connections/s |\n|---|---|---|---|---|");
     for ((name, ..), samples) in ways.iter().zip(&samples) {
-        let column = |figure: fn(&Sample) -> f64| {
-            let mut column: Vec<f64> = samples.iter().map(figure).collect();
-            column.sort_by(f64::total_cmp);
-            (column[column.len() / 2], column[0])
-        };
+        let column = |figure| median_and_least::<Sample>(samples, figure);
         println!(
             "| {name} | {:.2} ({:.2}) | {:.2} ({:.2}) | {:.3} | {:.0} |",
             column(|sample| sample.server_us).0,
@@ -79,43 +72,6 @@ struct Sample {
     connections_per_second: f64,
 }
 
-fn measure(driver: DriverChoice, options: AcceptOptions, clients: usize, client_core: usize) -> Sample {
-    let stop = Arc::new(AtomicBool::new(false));
-    let (sender, receiver) = mpsc::channel();
-    let serving = Arc::clone(&stop);
-    let server = std::thread::spawn(move || serve(driver, options, &serving, &sender));
-    let (address, server_loop) = receiver.recv().expect("the server started");
-    let client = std::thread::spawn(move || ask(&address, clients, client_core, &server_loop));
-    let sample = client.join().expect("the client ended");
-    stop.store(true, Relaxed);
-    server.join().expect("the server ended");
-    sample
-}
-
-fn serve(
-    driver: DriverChoice,
-    options: AcceptOptions,
-    stop: &AtomicBool,
-    ready: &mpsc::Sender<(SocketAddress, Remote)>,
-) {
-    pin(0);
-    let mut event_loop = EventLoop::new(LoopOptions { driver, ..LoopOptions::default() }).expect("a loop");
-    assert!(driver != DriverChoice::IoUring || event_loop.driver_reason().is_none(), "io_uring is refused here");
-    event_loop.run(async {
-        let any: SocketAddress = "127.0.0.1:0".parse::<std::net::SocketAddr>().expect("an address").into();
-        let listener = Listener::bind(&any, 4096, options).expect("a port");
-        ready.send((listener.local_address().expect("an address"), remote())).expect("somebody listens");
-        spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                spawn(answer(stream));
-            }
-        });
-        while !stop.load(Relaxed) {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
-}
-
 async fn answer(stream: Stream) {
     let (mut input, mut output) = (Buffer::new(), Output::new());
     if let Ok(1..) = stream.recv(&mut input, 1024).await {
@@ -145,11 +101,21 @@ fn ask(address: &SocketAddress, clients: usize, client_core: usize, server: &Rem
             });
         }
         sleep(WARM_UP).await;
-        let before =
-            (Instant::now(), connections.get(), thread_time(), server_time(server).await, server.turns().count());
+        let before = (
+            Instant::now(),
+            connections.get(),
+            thread_time(),
+            state_of(server, thread_time).await,
+            server.turns().count(),
+        );
         sleep(RUN).await;
-        let after =
-            (Instant::now(), connections.get(), thread_time(), server_time(server).await, server.turns().count());
+        let after = (
+            Instant::now(),
+            connections.get(),
+            thread_time(),
+            state_of(server, thread_time).await,
+            server.turns().count(),
+        );
         let count = (after.1 - before.1) as f64;
         Sample {
             server_us: (after.3 - before.3).as_secs_f64() * 1e6 / count,
@@ -158,29 +124,4 @@ fn ask(address: &SocketAddress, clients: usize, client_core: usize, server: &Rem
             connections_per_second: count / (after.0 - before.0).as_secs_f64(),
         }
     })
-}
-
-/// The CPU time of the server's loop at the end of its turn.
-async fn server_time(server: &Remote) -> Duration {
-    let (sender, receiver) = mpsc::channel();
-    let tell = move || sender.send(thread_time()).unwrap_or_default();
-    server.run(Box::new(tell)).expect("the loop takes calls");
-    loop {
-        match receiver.try_recv() {
-            Ok(time) => return time,
-            Err(_) => yield_now().await,
-        }
-    }
-}
-
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Keeps the calling thread on a core, where there are several.
-fn pin(core: usize) {
-    let mut set = CpuSet::new();
-    set.set(core);
-    let _ = sched_setaffinity(None, &set);
 }

@@ -9,25 +9,20 @@
 //! the CPU time per request are told, user and kernel together. `memory`: what the kernel's slabs grow by when so many
 //! connections begin to wait, beyond the sockets themselves. It speaks no HTTP and judges nothing.
 
+mod common;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use common::{RUN, WARM_UP, beside_server, median_and_least, pin, state_of, thread_time};
 use gale_runtime::*;
-use rustix::thread::{CpuSet, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n";
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nServer: gale\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
     Content-Type: text/plain\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok";
-
-const WARM_UP: Duration = Duration::from_millis(100);
-const RUN: Duration = Duration::from_millis(700);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -68,10 +63,12 @@ struct Sample {
 
 fn compare_cpu(rounds: usize, connections: usize) {
     let ways = ways();
+    let accepting = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
     let mut samples = vec![Vec::new(); ways.len()];
     for _ in 0..rounds {
         for ((_, options), samples) in ways.iter().zip(&mut samples) {
-            samples.push(measure(options.clone(), connections));
+            let ask = move |address, server| ask(&address, connections, &server);
+            samples.push(beside_server(options.clone(), accepting, answer, ask));
         }
     }
     println!("{rounds} rounds, {connections} connections; medians (least) per request\n");
@@ -79,11 +76,7 @@ fn compare_cpu(rounds: usize, connections: usize) {
         "| | server µs | client µs | ring calls | operations | no buffer | requests/s |\n|---|---|---|---|---|---|---|"
     );
     for ((name, _), samples) in ways.iter().zip(&samples) {
-        let column = |figure: fn(&Sample) -> f64| {
-            let mut column: Vec<f64> = samples.iter().map(figure).collect();
-            column.sort_by(f64::total_cmp);
-            (column[column.len() / 2], column[0])
-        };
+        let column = |figure| median_and_least::<Sample>(samples, figure);
         println!(
             "| {name} | {:.2} ({:.2}) | {:.2} | {:.3} | {:.3} | {:.4} | {:.0} |",
             column(|sample| sample.server_us).0,
@@ -95,40 +88,6 @@ fn compare_cpu(rounds: usize, connections: usize) {
             column(|sample| sample.requests_per_second).0,
         );
     }
-}
-
-fn measure(options: LoopOptions, connections: usize) -> Sample {
-    let stop = Arc::new(AtomicBool::new(false));
-    let (sender, receiver) = mpsc::channel();
-    let serving = Arc::clone(&stop);
-    let server = std::thread::spawn(move || serve(options, &serving, &sender));
-    let (address, server_loop) = receiver.recv().expect("the server started");
-    let client = std::thread::spawn(move || ask(&address, connections, &server_loop));
-    let sample = client.join().expect("the client ended");
-    stop.store(true, Relaxed);
-    server.join().expect("the server ended");
-    sample
-}
-
-fn serve(options: LoopOptions, stop: &AtomicBool, ready: &mpsc::Sender<(SocketAddress, Remote)>) {
-    pin(0);
-    let driver = options.driver;
-    let mut event_loop = EventLoop::new(options).expect("a loop");
-    assert!(driver != DriverChoice::IoUring || event_loop.driver_reason().is_none(), "io_uring is refused here");
-    event_loop.run(async {
-        let any: SocketAddress = "127.0.0.1:0".parse::<std::net::SocketAddr>().expect("an address").into();
-        let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
-        let listener = Listener::bind(&any, 4096, options).expect("a port");
-        ready.send((listener.local_address().expect("an address"), remote())).expect("somebody listens");
-        spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                spawn(answer(stream));
-            }
-        });
-        while !stop.load(Relaxed) {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
 }
 
 async fn answer(stream: Stream) {
@@ -164,9 +123,9 @@ fn ask(address: &SocketAddress, connections: usize, server: &Remote) -> Sample {
             });
         }
         sleep(WARM_UP).await;
-        let before = (Instant::now(), requests.get(), thread_time(), server_state(server).await);
+        let before = (Instant::now(), requests.get(), thread_time(), state_of(server, state).await);
         sleep(RUN).await;
-        let after = (Instant::now(), requests.get(), thread_time(), server_state(server).await);
+        let after = (Instant::now(), requests.get(), thread_time(), state_of(server, state).await);
         let count = (after.1 - before.1) as f64;
         let (ring, earlier) = (after.3.1, before.3.1);
         Sample {
@@ -180,31 +139,8 @@ fn ask(address: &SocketAddress, connections: usize, server: &Remote) -> Sample {
     })
 }
 
-/// What the server's loop says at the end of its turn.
-async fn server_state(server: &Remote) -> (Duration, RingCounters) {
-    let (sender, receiver) = mpsc::channel();
-    let tell = move || {
-        let _ = sender.send((thread_time(), ring_counters()));
-    };
-    server.run(Box::new(tell)).expect("the loop takes calls");
-    loop {
-        match receiver.try_recv() {
-            Ok(state) => return state,
-            Err(_) => yield_now().await,
-        }
-    }
-}
-
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Keeps the calling thread on a core, where there are several.
-fn pin(core: usize) {
-    let mut set = CpuSet::new();
-    set.set(core);
-    let _ = sched_setaffinity(None, &set);
+fn state() -> (Duration, RingCounters) {
+    (thread_time(), ring_counters())
 }
 
 fn compare_memory(connections: usize) {

@@ -171,8 +171,8 @@ pub(crate) trait Driver {
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
     /// Sends the first of `bytes`, or takes them over to be sent, if that takes no waiting, and returns how many. 0 says
-    /// nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is closed right
-    /// after this: then the end goes with the data, in one packet.
+    /// nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is
+    /// closed right after this: then the end goes with the data, in one packet.
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
 
     /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.

@@ -163,8 +163,8 @@ impl Stream {
     /// memory of its own. 0 says nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be
     /// sent. As with what is written to a socket's buffer, that bytes count as sent does not mean that they have left:
     /// they do in this turn, or when the peer takes them, also if the stream is dropped. But who ends its side by
-    /// [`Stream::shutdown_write`] uses `poll_send` before. `is_last` promises that the stream is dropped or shut down right after this, if all was sent: then the end
-    /// leaves in the same packet. Errors: the connection's.
+    /// [`Stream::shutdown_write`] uses `poll_send` before. `is_last` promises that the stream is dropped or shut down right
+    /// after this, if all was sent: then the end leaves in the same packet. Errors: the connection's.
     #[inline]
     pub fn try_send(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         self.environment.driver.try_send(self.key, bytes, is_last)

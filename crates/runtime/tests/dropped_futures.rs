@@ -104,6 +104,25 @@ fn fresh() -> (Stream, UnixStream) {
     (Stream::from_fd(near.into()).unwrap(), peer)
 }
 
+/// What becomes of the stream: it and its peer, where that goes on; otherwise it has ended as it should.
+async fn go_on(stream: Stream, peer: UnixStream, then: Then) -> Option<(Stream, UnixStream)> {
+    match then {
+        Then::GoOn => return Some((stream, peer)),
+        Then::Move => return Some((stream.detach().unwrap().attach(), peer)),
+        Then::Close(delay) => {
+            turns(delay).await;
+            drop(stream);
+        }
+        Then::Replace => {
+            drop(stream);
+            let (stream, other) = fresh();
+            assert_fresh(stream, other).await;
+        }
+    }
+    assert_ended(peer).await;
+    None
+}
+
 async fn dropped_receive(max: usize, before: u32, after: u32, then: Then) {
     let (stream, mut peer) = connection().await;
     let mut received = Vec::new();
@@ -118,21 +137,7 @@ async fn dropped_receive(max: usize, before: u32, after: u32, then: Then) {
         }
         assert!(input.is_empty(), "only a poll fills it");
     }
-    let stream = match then {
-        Then::GoOn => stream,
-        Then::Move => stream.detach().unwrap().attach(),
-        Then::Close(delay) => {
-            turns(delay).await;
-            drop(stream);
-            return assert_ended(peer).await;
-        }
-        Then::Replace => {
-            drop(stream);
-            let (stream, other) = fresh();
-            assert_fresh(stream, other).await;
-            return assert_ended(peer).await;
-        }
-    };
+    let Some((stream, mut peer)) = go_on(stream, peer, then).await else { return };
     peer.write_all(&pattern(3000)).unwrap();
     peer.shutdown(std::net::Shutdown::Write).unwrap();
     received.extend(receive_all(&stream).await);
@@ -294,21 +299,7 @@ fn a_wait_for_the_peers_leaving_dropped_in_any_state_disturbs_nobody() {
             peer.shutdown(std::net::Shutdown::Write).unwrap();
             turns(after).await;
         }
-        let stream = match then {
-            Then::GoOn => stream,
-            Then::Move => stream.detach().unwrap().attach(),
-            Then::Close(delay) => {
-                turns(delay).await;
-                drop(stream);
-                return assert_ended(peer).await;
-            }
-            Then::Replace => {
-                drop(stream);
-                let (stream, other) = fresh();
-                assert_fresh(stream, other).await;
-                return assert_ended(peer).await;
-            }
-        };
+        let Some((stream, _peer)) = go_on(stream, peer, then).await else { return };
         timeout(Duration::from_secs(1), stream.peer_closed()).await.expect("it has left");
         assert_eq!(receive_all(&stream).await, b"last words");
     });

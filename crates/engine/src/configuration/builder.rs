@@ -72,6 +72,8 @@ pub struct Builder {
     pub is_privileged: bool,
     /// The error log given with `-e`.
     pub error_log_path: Option<PathBuf>,
+    /// Whether an `error_log` of any block is standard error.
+    pub logs_to_stderr: bool,
     /// Every module, by index.
     pub order: &'static Order,
 
@@ -110,6 +112,7 @@ impl Builder {
             program: request.program.clone(),
             is_privileged: request.privileged,
             error_log_path: request.error_log_path.clone(),
+            logs_to_stderr: false,
             order,
             tables: Rc::new(tables(order)),
             main_confs: make_confs(order.modules),
@@ -370,6 +373,7 @@ impl Builder {
     fn process_settings(&mut self, resources: &mut dyn Resources) -> ProcessSettings {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let mut process = main.to_process_settings();
+        process.keeps_standard_error = self.logs_to_stderr;
         let user = main.user.clone();
         match user.get_opt() {
             Some((name, group)) => match resources.account(name, group.as_deref()) {

@@ -72,6 +72,7 @@ impl MainSettings {
             working_directory: self.working_directory.get_opt().cloned(),
             shutdown_timeout: self.worker_shutdown_timeout.get_opt().copied(),
             keep_net_raw: false,
+            keeps_standard_error: false,
             error_log: self.error_log.get().iter().map(to_process_log).collect(),
         }
     }

@@ -2,9 +2,12 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#error_page>)
 
 use bytes::Bytes;
+use gale_protocol::http1::Version;
 use gale_protocol::http1::response::reason;
+use gale_protocol::uri::escape::{Class, escape};
 
 use super::body::Body;
+use super::browser::Browser;
 use super::phases::Flow;
 use super::pipeline::server_field;
 use super::request::Request;
@@ -17,7 +20,7 @@ pub fn respond(request: &mut Request, status: u16) -> Flow {
     }
     request.status_override = None;
     let core = &request.scope().core;
-    if !request.is_error_page || *core.recursive_error_pages.get() {
+    if !request.is_error_page {
         let page = core.error_page.get().iter().find(|page| page.status == status).cloned();
         if let Some(page) = page {
             return go_to(request, &page);
@@ -34,7 +37,7 @@ fn closes_connection(status: u16) -> bool {
 
 fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
     let target = page.target.evaluate(request);
-    request.is_error_page = true;
+    request.is_error_page = !*request.scope().core.recursive_error_pages.get();
     request.response.clear_entity();
     request.status_override = match page.answer {
         ErrorPageStatus::Keep => Some(page.status),
@@ -52,15 +55,18 @@ fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
         _ => {
             let wanted = request.status_override.take();
             let status = wanted.filter(|status| matches!(status, 301 | 302 | 303 | 307 | 308)).unwrap_or(302);
-            let body = plain(request, status);
             request.response.location = target;
-            Flow::Answer(body)
+            Flow::Answer(plain(request, status))
         }
     }
 }
 
 /// The built-in answer: a short page that says the status.
 pub fn plain(request: &mut Request, status: u16) -> Body {
+    let core = &request.scope().core;
+    if matches!(status, 301 | 302) && *core.msie_refresh.get() && request.browser().is_msie() {
+        return refresh(request);
+    }
     request.response.status = shown_status(status);
     request.response.clear_entity();
     if matches!(status, 204 | 304) || status < 200 {
@@ -70,8 +76,25 @@ pub fn plain(request: &mut Request, status: u16) -> Body {
         return Body::Empty;
     }
     request.response.content_type = b"text/html".as_slice().into();
-    let signature = server_field(request, &request.scope().core);
-    Body::Bytes(page(status, &signature))
+    let core = &request.scope().core;
+    let pads = status >= 400
+        && *core.msie_padding.get()
+        && request.version() >= Version::Http10
+        && matches!(request.browser(), Browser::Msie { .. } | Browser::Chrome);
+    let signature = server_field(request, core);
+    Body::Bytes(page(status, &signature, pads))
+}
+
+/// A page that leads on, for browsers that ignore redirects with certain bodies.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#msie_refresh>)
+fn refresh(request: &mut Request) -> Body {
+    let mut page = b"<html><head><meta http-equiv=\"Refresh\" content=\"0; URL=".to_vec();
+    escape(Class::Refresh, &std::mem::take(&mut request.response.location), &mut page);
+    page.extend_from_slice(b"\"></head></html>\r\n");
+    request.response.status = 200;
+    request.response.clear_entity();
+    request.response.content_type = b"text/html".as_slice().into();
+    Body::Bytes(page.into())
 }
 
 /// nginx's own codes are 400 to the client.
@@ -96,7 +119,12 @@ fn page_reason(status: u16) -> &'static str {
     }
 }
 
-fn page(status: u16, signature: &[u8]) -> Bytes {
+/// Some browsers show pages of their own for errors whose page is shorter than 512 bytes.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#msie_padding>)
+const PADDING: &[u8] = b"<!-- padding, for browsers that put pages of their own in place of short ones -->\r\n";
+const PADDING_TIMES: usize = 6;
+
+fn page(status: u16, signature: &[u8], pads: bool) -> Bytes {
     let shown = shown_status(status);
     let heading = format!("{shown} {}", page_reason(shown));
     let explanation = match status {
@@ -126,6 +154,9 @@ fn page(status: u16, signature: &[u8]) -> Bytes {
         page.extend_from_slice(b"</center>\r\n");
     }
     page.extend_from_slice(b"</body>\r\n</html>\r\n");
+    if pads {
+        page.extend_from_slice(&PADDING.repeat(PADDING_TIMES));
+    }
     page.into()
 }
 
@@ -135,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_page_says_its_status_and_escapes_the_signature() {
-        let page = page(404, b"a<b");
+        let page = page(404, b"a<b", false);
         let text = std::str::from_utf8(&page).unwrap();
         assert!(text.contains("<title>404 Not Found</title>"));
         assert!(text.contains("a&lt;b"));
@@ -144,7 +175,7 @@ mod tests {
 
     #[test]
     fn nginx_s_own_codes_are_400_with_an_explanation() {
-        let page = page(494, b"gale");
+        let page = page(494, b"gale", false);
         let text = std::str::from_utf8(&page).unwrap();
         assert!(text.contains("<h1>400 Bad Request</h1>"));
         assert!(text.contains("<title>400 Request Header Or Cookie Too Large</title>"));

@@ -4,6 +4,7 @@
 pub mod accepting;
 pub mod addresses;
 pub mod body;
+pub mod browser;
 pub mod builder;
 pub mod configuration;
 pub mod connection;

@@ -420,12 +420,12 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
     };
     let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
     let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
+    let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
         body if is_limited || has_trailers => {
             exchange.start(&request.response, &options);
             return Some(body);
         }
-        _ if length == BodyLength::NoBody => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
         Body::File(piece) => {

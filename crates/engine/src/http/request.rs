@@ -13,6 +13,7 @@ use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Moment, SocketAddress};
 
+use super::browser::Browser;
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
 use super::connection::{self, ConnectionInfo};
 use super::exchange::{BodyLimits, Exchange, Sent};
@@ -129,11 +130,11 @@ pub struct Request {
     pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     /// Who the client is, where that is not the other end of the connection.
     client: Option<Rc<Client>>,
     captured: RefCell<Captured>,
     limit_rate: Cell<Option<u64>>,
-    trailers: RefCell<Vec<(Bytes, Bytes)>>,
     variable_depth: Cell<u32>,
 }
 
@@ -194,9 +195,9 @@ impl Request {
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
+            trailers: RefCell::default(),
             client: None,
             captured: RefCell::default(),
-            trailers: RefCell::default(),
             variable_depth: Cell::new(0),
             limit_rate: Cell::new(None),
         }
@@ -636,14 +637,20 @@ impl Request {
         id
     }
 
+    /// The browser that it comes from.
+    pub fn browser(&self) -> Browser {
+        self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
+    }
+
     /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
     fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let Some(agent) = self.header(KnownHeader::UserAgent) else { return false };
-        let agent_has = |text: &[u8]| memchr::memmem::find(agent, text).is_some();
-        if disabled.msie6 && self.method() == Method::Post && is_msie6(agent) {
-            return true;
-        }
-        disabled.safari && agent_has(b"Safari/") && agent_has(b"Mac OS X")
+        let may_be = disabled.msie6 && self.method() == Method::Post || disabled.safari;
+        may_be
+            && match self.browser() {
+                Browser::Msie { is_6 } => is_6 && disabled.msie6 && self.method() == Method::Post,
+                Browser::Safari => disabled.safari,
+                Browser::Chrome | Browser::Other => false,
+            }
     }
 
     /// The connection will be closed after this response.
@@ -669,18 +676,6 @@ impl Shared {
         self.id.set(None);
         self.subrequests.set(0);
     }
-}
-
-/// Whether a browser is Internet Explorer 4 to 6, as nginx recognises it: not the 6 of Windows XP SP2, and not Opera in
-/// disguise.
-pub fn is_msie6(agent: &[u8]) -> bool {
-    let Some(at) = memchr::memmem::find(agent, b"MSIE ") else { return false };
-    let is_old = match &agent[at + b"MSIE ".len()..] {
-        [b'4' | b'5', b'.', _, ..] => true,
-        [b'6', b'.', _, rest @ ..] => memchr::memmem::find(rest, b"SV1").is_none(),
-        _ => false,
-    };
-    is_old && memchr::memmem::find(agent, b"Opera").is_none()
 }
 
 /// A counter behind a keyed hash (SipHash): as good as random, without a system
@@ -726,16 +721,6 @@ impl fmt::Display for Context<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn old_browsers_are_recognised() {
-        for agent in ["Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)", "MSIE 5.5", "MSIE 4.01"] {
-            assert!(is_msie6(agent.as_bytes()), "{agent}");
-        }
-        for agent in ["", "MSIE ", "MSIE 6.", "MSIE 7.0", "MSIE 60.0", "MSIE 6.0; SV1", "MSIE 6.0 Opera 8"] {
-            assert!(!is_msie6(agent.as_bytes()), "{agent}");
-        }
-    }
 
     #[test]
     fn ids_differ_between_requests_and_between_threads() {

@@ -4,12 +4,12 @@
 //! `gale-modules` `http/core.rs`; this file only says what they are.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::Setting;
 use gale_runtime::files::RefusedLinks;
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::open_files::OpenFileCache;
@@ -78,6 +78,8 @@ pub struct CoreSettings {
     pub early_hints: Setting<Vec<Template>>,
     pub error_page: Setting<Vec<ErrorPage>>,
     pub recursive_error_pages: Setting<bool>,
+    pub msie_padding: Setting<bool>,
+    pub msie_refresh: Setting<bool>,
     pub server_tokens: Setting<ServerTokens>,
     pub etag: Setting<bool>,
     pub if_modified_since: Setting<IfModifiedSince>,

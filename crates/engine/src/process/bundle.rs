@@ -99,6 +99,9 @@ impl Bundle {
 
     /// Where standard error goes once the process has left its terminal: the first error log that is a file.
     pub(super) fn standard_error(&self) -> Option<LogHandle> {
+        if self.settings.keeps_standard_error {
+            return None;
+        }
         self.error_log_targets().into_iter().find_map(|target| match target {
             ErrorLogTarget::File(_, file) => Some(file),
             _ => None,

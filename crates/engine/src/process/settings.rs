@@ -45,6 +45,8 @@ pub struct ProcessSettings {
     pub shutdown_timeout: Option<Duration>,
     /// Keep CAP_NET_RAW after the change of user (`proxy_bind … transparent`).
     pub keep_net_raw: bool,
+    /// Somebody logs to standard error: it stays what it is, and does not become the first log file.
+    pub keeps_standard_error: bool,
     /// `error_log` of the main context. Files must have been opened with `Resources::log_file`.
     pub error_log: Vec<ErrorLogSetting>,
 }
@@ -65,6 +67,7 @@ impl Default for ProcessSettings {
             working_directory: None,
             shutdown_timeout: None,
             keep_net_raw: false,
+            keeps_standard_error: false,
             error_log: Vec::new(),
         }
     }

@@ -3,7 +3,6 @@
 //!   root, alias, types, error_page, keepalive_timeout, client_max_body_size, ...
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
-use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -501,6 +500,24 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::flag, slot: slot!(CoreSettings, recursive_error_pages) },
     },
     Directive {
+        name: "msie_padding",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "on",
+        about: "Whether pages of errors are made long enough for MSIE and Chrome to show them.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, msie_padding) },
+    },
+    Directive {
+        name: "msie_refresh",
+        place: Place::ANYWHERE,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether MSIE gets a page that leads on instead of a redirect.",
+        store: &One { parse: values::flag, slot: slot!(CoreSettings, msie_refresh) },
+    },
+    Directive {
         name: "server_tokens",
         place: Place::ANYWHERE,
         takes: Takes::Exactly(1),
@@ -660,6 +677,11 @@ fn size(statement: &Statement) -> Result<usize, Diagnostic> {
 /// Buffers larger than this are a slip of the pen.
 const SIZE_MAX: usize = 1 << 30;
 
+fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
+    let text = builder.http_mut().template(&statement.args[0])?;
+    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
+
 /// `RATE [after=TIME]`
 fn min_rate(statement: &Statement) -> Result<Option<MinRate>, Diagnostic> {
     let bytes_per_second = values::size(statement)?;
@@ -681,11 +703,6 @@ const MIN_RATE_GRACE: Duration = Duration::from_secs(10);
 
 fn satisfy(statement: &Statement) -> Result<Satisfy, Diagnostic> {
     values::enumeration(statement, &[("all", Satisfy::All), ("any", Satisfy::Any)])
-}
-
-fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
-    let text = builder.http_mut().template(&statement.args[0])?;
-    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
 }
 
 fn count(statement: &Statement) -> Result<usize, Diagnostic> {
@@ -876,7 +893,7 @@ fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> 
 fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let mut types = match core.types.get_opt() {
         Some(earlier) => earlier.0.clone(),
-        None => HashMap::new(),
+        None => Default::default(),
     };
     for entry in statement.body() {
         if let Some(error) = &entry.broken {

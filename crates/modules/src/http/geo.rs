@@ -212,7 +212,7 @@ impl<'s> Draft<'s> {
             (b"default", [value]) => {
                 let value = self.value(value);
                 let earlier = self.default.replace(value);
-                self.networks.is_begun = true;
+                self.networks.is_begun |= self.ranges.is_none();
                 if let Some(earlier) = earlier {
                     let what = if self.ranges.is_some() { "default geo range" } else { "network \"default\"," };
                     notes.push(self.duplicate(row, what, value, earlier));

@@ -26,7 +26,7 @@ use gale_engine::http::body::Body;
 use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
 use gale_engine::http::regex::Regex;
-use gale_engine::http::request::{Request, is_msie6};
+use gale_engine::http::request::Request;
 use gale_engine::http::response::ResponseHead;
 use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_engine::http::variables::Variable;
@@ -248,7 +248,7 @@ pub fn is_accepted(request: &Request) -> bool {
     let agent = request.header(KnownHeader::UserAgent);
     request.is_main()
         && request.header(KnownHeader::AcceptEncoding).is_some_and(accepts_gzip)
-        && !(conf.msie6_disabled.get_opt() == Some(&true) && agent.is_some_and(is_msie6))
+        && !(conf.msie6_disabled.get_opt() == Some(&true) && request.browser().is_msie6())
         && request.version() >= *conf.http_version.get()
         && (request.header(KnownHeader::Via).is_none() || is_for_proxies(request, *conf.proxied.get()))
         && !agent.is_some_and(|agent| is_disabled(conf, agent))

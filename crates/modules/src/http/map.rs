@@ -151,7 +151,10 @@ impl<'s> Draft<'s> {
         self.count += 1;
         let entry = Entry { value, number: self.count };
         let name = self.name(http, key)?;
-        let conflict = || Diagnostic::emerg(format!("conflicting parameter \"{}\"", key.text)).at(key.span);
+        let conflict = || {
+            let key_text = key.text.to_ascii_lowercase();
+            Diagnostic::emerg(format!("conflicting parameter \"{}\"", key_text.as_bstr())).at(key.span)
+        };
         self.map.names.insert(name, entry).map_err(|_| conflict())
     }
 

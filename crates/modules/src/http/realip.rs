@@ -127,10 +127,17 @@ fn run(request: &mut Request, conf: &Conf) -> Flow {
     let values: Vec<&[u8]> = match conf.header.get() {
         Header::Single(name) => values_of(request, name).take(1).collect(),
         Header::ForwardedFor => values_of(request, b"X-Forwarded-For").collect(),
-        // No listening socket speaks it yet, and so nobody has said anything.
         Header::ProxyProtocol => Vec::new(),
     };
     let list = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
+    if *conf.header.get() == Header::ProxyProtocol {
+        let source = request.connection().proxied().map(|header| header.source);
+        if let Some(source) = source.filter(|_| list.trusts(request.remote())) {
+            request.set_remote(SocketAddress::Inet(source));
+            request.notes.put(IsKnown);
+        }
+        return Flow::Next;
+    }
     if let Some(client) = list.client(request.remote(), &values) {
         request.set_remote(SocketAddress::Inet(client));
         is_known.0.set(true);

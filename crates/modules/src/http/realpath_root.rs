@@ -56,8 +56,13 @@ fn directory(request: &Request) -> PathBuf {
     PathBuf::from(OsString::from_vec(directory))
 }
 
+/// What is known now is kept: the next time the kernel may not know it.
 fn at_once(request: &mut Request, _: &Conf) -> Option<Flow> {
-    files::try_real_path(&directory(request)).map(|_| Flow::Next)
+    let directory = directory(request);
+    if let Ok(real) = files::try_real_path(&directory)? {
+        request.notes.put(Known { directory, real });
+    }
+    Some(Flow::Next)
 }
 
 fn find(request: &mut Request) -> LocalBoxFuture<'_, Flow> {

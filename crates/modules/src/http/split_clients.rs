@@ -63,7 +63,10 @@ fn split_clients(_: &mut (), builder: &mut Builder, statement: &Statement) -> Re
     for row in statement.body() {
         shares.push(share(row)?);
     }
-    let ends = ends(&shares).ok_or_else(|| statement.error("percent total is greater than 100%"))?;
+    let ends = ends(&shares).ok_or_else(|| {
+        let end = statement.block_end.unwrap_or(statement.name.span);
+        Diagnostic::emerg("percent total is greater than 100%").at(end)
+    })?;
     let values = statement.body().iter().map(|row| row.args[0].text.as_slice().into());
     let parts = ends.into_iter().zip(values).map(|(end, value)| Part { end, value }).collect();
     http.variables.define(name, Some(variable.span), Arc::new(Split { source, parts }), false);

@@ -277,6 +277,8 @@ pub(crate) fn settings() -> CoreSettings {
     core.sendfile_max_chunk.set(0, None);
     core.open_file_cache.set(OpenFileCache::Off, None);
     core.chunked_transfer_encoding.set(true, None);
+    core.msie_padding.set(false, None);
+    core.msie_refresh.set(false, None);
     core.server_tokens.set(ServerTokens::On, None);
     core.internal.set(false, None);
     core.recursive_error_pages.set(false, None);

@@ -196,6 +196,7 @@ impl Http1 {
 
     /// Serves the connection to its end. (A block, because the future of an `async fn` holds its arguments and what they
     /// have become.)
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]
     pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
         async move {
             while let Some(request) = self.next_request().await {

@@ -10,8 +10,9 @@ use gale_runtime::{File, FileMetadata};
 
 use super::table::Keyed;
 
-/// Largest body that is kept in memory. Head and body then leave in one call; above it, reading costs little beside sending.
-pub(super) const BODY_MAX: u64 = 64 * 1024;
+/// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from here on
+/// what a copy costs more than `sendfile` outweighs the call that it saves.
+pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 
 /// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
 /// that serves them has.

@@ -8,7 +8,7 @@
 //! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
-//! (Linux 5.19 and 6.0 do not: of what was sent in part they say that nothing was.)
+//! (A kernel that forgot of what it had sent a part would have us send that twice.)
 
 use std::io;
 use std::ops::Range;

@@ -1,0 +1,19 @@
+//! `Range` fields: what comes of them is never empty, beyond the end, more than the whole or more than allowed.
+#![no_main]
+
+use gale_protocol::byte_ranges::{Asked, parse};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: (u64, u8, &[u8])| {
+    let (total, max, value) = input;
+    let with_unit = [b"bytes=", value].concat();
+    for value in [value, &with_unit[..]] {
+        for max_ranges in [u64::from(max).max(1), i32::MAX as u64] {
+            let Asked::Parts(ranges) = parse(value, total, max_ranges) else { continue };
+            assert!(!ranges.is_empty() && ranges.len() as u64 <= max_ranges);
+            assert!(ranges.iter().all(|range| range.start < range.end && range.end <= total));
+            let sum: u128 = ranges.iter().map(|range| u128::from(range.end - range.start)).sum();
+            assert!(ranges.len() == 1 || sum <= u128::from(total));
+        }
+    }
+});
