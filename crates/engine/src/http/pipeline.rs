@@ -180,6 +180,8 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
                 }
             }
             Phase::Rewrite => Phase::PreAccess,
+            // Whether the client may was settled for its own request.
+            Phase::PreAccess if !request.is_main() => Phase::PreContent,
             Phase::PreAccess => Phase::Access,
             Phase::Access => match request.refusal.take() {
                 Some(status) => return Next::TurnAway(status),
@@ -296,6 +298,13 @@ fn conclude(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time, Afterwards::AskAgain)),
         Flow::Answer(body) => answer(request, body),
+        Flow::Respond(_) if request.fallback.is_some() => {
+            let fallback = request.fallback.take()?;
+            request.response.clear();
+            request.response.status = 200;
+            request.response.content_type = fallback.content_type;
+            answer(request, Body::Bytes(fallback.text))
+        }
         Flow::Respond(status @ (444 | CLIENT_LEFT)) => {
             request.response.status = status;
             Some(Step::Close)
@@ -550,7 +559,7 @@ pub async fn send_rest(request: &Request, mut body: Body) {
     let exchange = request.exchange();
     let mut rate = Rate::of(request).map(Box::new);
     loop {
-        let next = poll_fn(|context| match body.poll_next(context) {
+        let next = poll_fn(|context| match body.poll_next(request, context) {
             Poll::Ready(item) => Poll::Ready(Ok(item)),
             // What is queued, the head at first, need not wait for what comes.
             Poll::Pending => match exchange.poll_sent(context) {

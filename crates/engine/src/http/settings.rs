@@ -98,9 +98,11 @@ pub struct CoreSettings {
     pub absolute_redirect: Setting<bool>,
     pub server_name_in_redirect: Setting<bool>,
     pub port_in_redirect: Setting<bool>,
+    pub subrequest_output_buffer_size: Setting<usize>,
 
     // Logs.
     pub log_not_found: Setting<bool>,
+    pub log_subrequest: Setting<bool>,
     pub error_log: Setting<Vec<(Level, Target)>>,
 }
 

@@ -8,6 +8,7 @@
 //! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
 //! is no address, or comes from somebody who is not trusted, changes nothing.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 
 use gale_base::cidr::Cidr;
@@ -114,11 +115,13 @@ fn header(statement: &Statement) -> Result<Header, Diagnostic> {
     })
 }
 
-/// Who the client is has been found out.
-struct IsKnown;
+/// Whether it has been found out who the client is; subrequests have the same one.
+#[derive(Default)]
+struct IsKnown(Cell<bool>);
 
 fn run(request: &mut Request, conf: &Conf) -> Flow {
-    if request.notes.has::<IsKnown>() {
+    let is_known = request.shared_note::<IsKnown>();
+    if is_known.0.get() {
         return Flow::Next;
     }
     let chain = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
@@ -138,7 +141,7 @@ fn run(request: &mut Request, conf: &Conf) -> Flow {
     };
     if let Some(client) = client {
         request.set_remote(SocketAddress::Inet(client));
-        request.notes.put(IsKnown);
+        is_known.0.set(true);
     }
     Flow::Next
 }
