@@ -23,6 +23,7 @@ with_each_driver!(
     trusted_servers_say_who_the_client_is,
     nobody_else_says_who_the_client_is,
     the_client_is_found_behind_several_servers,
+    the_client_is_who_the_proxy_protocol_says,
 );
 
 /// The status of `path`, which is a file in the server's directory, for this client.
@@ -423,5 +424,31 @@ fn the_client_is_found_behind_several_servers(driver: Driver) {
     let mut client = server.connect();
     assert_eq!(client_of(&mut client, "/f", list), "192.0.2.2||unix:");
     assert_eq!(client_of(&mut client, "/f", "X-Forwarded-For: x, 10.1.1.1\r\n"), "10.1.1.1||unix:");
+    server.stop();
+}
+
+fn the_client_is_who_the_proxy_protocol_says(driver: Driver) {
+    let server = setup(
+        driver,
+        &format!(
+            "real_ip_header proxy_protocol; {TELL}
+             location / {{ set_real_ip_from unix:; deny 192.0.2.9; allow all; }}
+             location /a/ {{ set_real_ip_from 10.0.0.0/8; }}"
+        ),
+    )
+    .replace("listen %UNIX%;", "listen %UNIX% proxy_protocol;")
+    .start();
+    let proxied = |line: &str| {
+        let mut client = server.connect();
+        client.send(line);
+        client
+    };
+    let mut client = proxied("PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678\r\n");
+    assert_eq!(client_of(&mut client, "/f", "X-Real-IP: 192.0.2.7\r\n"), "192.0.2.1|1234|unix:");
+    assert_eq!(client_of(&mut client, "/f", ""), "192.0.2.1|1234|unix:");
+    assert_eq!(client_of(&mut client, "/a/f", ""), "unix:||unix:");
+    assert_eq!(client_of(&mut proxied("PROXY UNKNOWN\r\n"), "/f", ""), "unix:||unix:");
+    let mut refused = proxied("PROXY TCP4 192.0.2.9 192.0.2.2 1234 5678\r\n");
+    assert_eq!(status(&mut refused, "/f"), 403);
     server.stop();
 }

@@ -17,6 +17,7 @@ with_each_driver!(
     index_and_try_files_do_not_pass_refused_links_either,
     the_first_location_decides_whether_errors_lead_on,
     old_browsers_get_long_pages_and_pages_that_lead_on,
+    browsers_that_mishandle_kept_connections_get_none,
     redirects_say_what_the_settings_want,
     what_is_not_found_need_not_be_logged,
     the_rate_may_be_set,
@@ -249,6 +250,25 @@ fn old_browsers_get_long_pages_and_pages_that_lead_on(driver: Driver) {
     assert_eq!((moved.status, moved.header("Location")), (200, None));
     assert!(moved.text().contains("content=\"0; URL=/to%20a?b\">"), "{}", moved.text());
     assert_eq!((ask("/moved", "curl").status, ask("/off", MSIE).status), (301, 302));
+    server.stop();
+}
+
+fn browsers_that_mishandle_kept_connections_get_none(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "location / { return 200 ok; } location /none { keepalive_disable none; return 200 ok; }
+         location /safari { keepalive_disable safari; return 200 ok; }",
+    );
+    const MSIE: &str = "Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)";
+    const SAFARI: &str = "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15) AppleWebKit/605 (KHTML, like Gecko) Safari/605";
+    let is_kept = |method: &str, path: &str, agent: &str| {
+        let fields = format!("Host: h\r\nUser-Agent: {agent}\r\nContent-Length: 0\r\n");
+        let response = server.connect().ask(format!("{method} {path} HTTP/1.1\r\n{fields}\r\n"));
+        response.header("Connection") == Some("keep-alive")
+    };
+    assert!(!is_kept("POST", "/", MSIE) && is_kept("GET", "/", MSIE) && is_kept("POST", "/", SAFARI));
+    assert!(is_kept("POST", "/none", MSIE) && is_kept("POST", "/safari", MSIE));
+    assert!(!is_kept("GET", "/safari", SAFARI) && is_kept("GET", "/safari", "curl"));
     server.stop();
 }
 

@@ -35,6 +35,7 @@ with_each_driver!(
     levels_inherit_fields_as_they_are_told,
     expires_says_how_long_answers_may_be_kept,
     trailers_follow_the_body,
+    hundreds_of_ranges_cost_no_more_than_the_whole,
 );
 
 /// Words, so that there is something to compress.
@@ -605,5 +606,38 @@ fn trailers_follow_the_body(driver: Driver) {
     assert_eq!(head.header("Content-Length"), Some("100000"));
     let old = server.connect().ask("GET /page.html HTTP/1.0\r\n\r\n");
     assert!(old.body == text(100_000));
+    server.stop();
+}
+
+fn hundreds_of_ranges_cost_no_more_than_the_whole(driver: Driver) {
+    let locations = "root %DIR%/files; large_client_header_buffers 4 16k;
+        location /few/ { alias %DIR%/files/; max_ranges 500; }
+        location /none/ { alias %DIR%/files/; max_ranges 0; }";
+    let server = Setup::server(driver, locations).file("files/page.html", text(100_000)).start();
+    let mut client = server.connect();
+    let ranges = |list: Vec<String>| format!("Range: bytes={}\r\n", list.join(","));
+    let whole = text(100_000);
+    for list in [
+        vec!["0-".to_owned(); 500],
+        vec!["-9223372036854775807".to_owned(); 500],
+        vec!["0-0".to_owned(); 1000],
+        (0..500).map(|first| format!("{first}-9223372036854775807")).collect(),
+    ] {
+        let response = ask(&mut client, "/page.html", &ranges(list));
+        assert_eq!((response.status, response.header("Accept-Ranges")), (200, Some("bytes")));
+        assert!(response.body == whole);
+    }
+    // As many as are allowed in words are sent, each with its head.
+    let list: Vec<String> = (0..500).map(|number| format!("{}-{}", number * 100, number * 100 + 9)).collect();
+    let response = ask(&mut client, "/few/page.html", &ranges(list));
+    assert_eq!(response.status, 206);
+    let parts = response.text().split("\r\n--").filter_map(|part| part.split_once("\r\n\r\n")).map(|(_, bytes)| bytes);
+    let parts: Vec<&str> = parts.collect();
+    assert_eq!(parts.len(), 500);
+    assert!(parts.iter().enumerate().all(|(number, part)| part.as_bytes() == &whole[number * 100..][..10]));
+    let one_more = ranges(vec!["0-0".to_owned(); 501]);
+    assert_eq!(ask(&mut client, "/few/page.html", &one_more).status, 200);
+    let none = ask(&mut client, "/none/page.html", "Range: bytes=0-9\r\n");
+    assert_eq!((none.status, none.header("Accept-Ranges")), (200, None));
     server.stop();
 }

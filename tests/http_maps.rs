@@ -15,6 +15,7 @@ with_each_driver!(
     geo_finds_the_smallest_network,
     geo_finds_ranges,
     geo_believes_proxies,
+    geo_asks_for_the_client_that_realip_has_found,
     clients_are_split_as_nginx_splits_them,
     large_tables_are_searched_not_walked,
 );
@@ -255,6 +256,16 @@ fn geo_believes_proxies(driver: Driver) {
     // Whoever comes by the other socket is nobody's proxy.
     let response = server.connect().ask("GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 1.2.3.4\r\n\r\n");
     assert_eq!(response.text(), "none none");
+    server.stop();
+}
+
+fn geo_asks_for_the_client_that_realip_has_found(driver: Driver) {
+    let variables = "set_real_ip_from unix:; geo $place { default none; 1.0.0.0/8 one; 255.255.255.255 unix; }";
+    let server = answering(driver, variables, "$place").start();
+    let mut client = server.connect();
+    assert_eq!(client.get("/").text(), "unix");
+    let response = client.ask("GET / HTTP/1.1\r\nHost: x\r\nX-Real-IP: 1.2.3.4\r\n\r\n");
+    assert_eq!(response.text(), "one");
     server.stop();
 }
 

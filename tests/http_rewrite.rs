@@ -180,12 +180,15 @@ fn conditions_ask_the_disk(driver: Driver) {
              if (!-x $file) { set $r \"${r}X\"; }
              return 200 $r;
          }
+         location /after { if ($uri) { add_header X-If yes; } if (-f %DIR%/www/page) { return 200 file; } return 200 none; }
          location /page { root %DIR%/www; if (-f $request_filename) { return 200 file; } if (-d $request_filename) { return 200 directory; } return 200 none; }",
     )
     .file("www/page", "x")
     .file("www/dir/file", "x")
     .start();
+    // The script goes on where it waited, also in the scope of an `if` that has held.
     let cases = [
+        ("/after", "file"),
         ("/?f=/page", "fDeX"),
         ("/?f=/dir", "Fdex"),
         ("/?f=/dir/none", "FDEX"),

@@ -6,18 +6,13 @@
 mod support;
 
 use std::fs;
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
-    Client, DEADLINE, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, http_configuration,
+    Client, Directory, Driver, Gate, HAS_TEST_HOOKS, Server, Setup, Task, has_own_mounts, http_configuration,
     with_each_driver,
 };
 
@@ -33,65 +28,6 @@ with_each_driver!(
     reloads_under_load_lose_no_task,
     a_task_that_hangs_does_not_hold_up_the_end,
 );
-
-/// Where the tasks of a server wait.
-struct Gate {
-    listener: UnixListener,
-}
-
-/// A task that waits at the gate; dropped, it goes on.
-struct Task {
-    stream: UnixStream,
-}
-
-impl Gate {
-    fn new(server: &Server) -> Gate {
-        let path = server.directory.path().join("gate");
-        let listener = UnixListener::bind(&path).expect("a socket");
-        // The worker may be somebody else.
-        fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).expect("ours");
-        listener.set_nonblocking(true).expect("an option");
-        Gate { listener }
-    }
-
-    /// The next task that has begun.
-    #[track_caller]
-    fn task(&self) -> Task {
-        wait_readable(&self.listener);
-        let (stream, _) = self.listener.accept().expect("somebody is there");
-        Task { stream }
-    }
-
-    /// Whether no task has come to the gate.
-    fn is_empty(&self) -> bool {
-        matches!(self.listener.accept(), Err(error) if error.kind() == ErrorKind::WouldBlock)
-    }
-}
-
-impl Task {
-    /// What the task says: the arguments of the request.
-    #[track_caller]
-    fn says(&mut self) -> String {
-        let mut text = [0; 100];
-        wait_readable(&self.stream);
-        let length = self.stream.read(&mut text).expect("it speaks");
-        String::from_utf8_lossy(&text[..length]).into_owned()
-    }
-}
-
-#[track_caller]
-fn wait_readable(descriptor: &impl std::os::fd::AsFd) {
-    let end = Instant::now() + DEADLINE;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => panic!("no task has begun in time"),
-            Ok(_) => return,
-            Err(error) => assert_eq!(error, rustix::io::Errno::INTR),
-        }
-    }
-}
 
 /// `test_pool` in three forms, and the state of the pools. One worker, unless a test says otherwise: what one connection has
 /// sent before another one is answered has been looked at.
@@ -493,8 +429,7 @@ fn a_task_that_hangs_does_not_hold_up_the_end(driver: Driver) {
         server.directory.wait_line("access.log", "GET /one?waits HTTP/1.1\" 499 0");
         server.end(signal);
         // The thread held on to the very end.
-        wait_readable(&hanging.stream);
-        assert_eq!(hanging.stream.read(&mut [0]).expect("closed by the kernel"), 0);
+        hanging.wait_closed();
         assert!(gate.is_empty());
     }
 }

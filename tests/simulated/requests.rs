@@ -47,6 +47,11 @@ const CONFIGURATION: &str = "
             }
             location /inflated/ { alias /www/; gzip_static always; gunzip on; }
             location = /small-body { client_max_body_size 10; return 200 x; }
+            location /ssi/ { alias /www/; ssi on; types { text/html html; text/plain txt; } }
+            location /added/ { alias /www/; add_before_body /hello; add_after_body /large.bin; addition_types *; }
+            location /asked/ { alias /www/; auth_request /hello; }
+            location = /refused { auth_request /missing; alias /www/small.txt; }
+            location /copied/ { alias /www/; mirror /sendfile/large.bin; mirror /ssi/nested.html; }
             %HOOKS%
         }
     }";
@@ -64,6 +69,12 @@ pub fn configuration() -> String {
     CONFIGURATION.replace("%HOOKS%", if cfg!(debug_assertions) { HOOKS } else { "" })
 }
 
+const SSI_PAGE: &[u8] =
+    b"1<!--#include virtual='/ssi/nested.html?a=b' -->2<!--#include virtual='/ssi/small.txt' wait='yes' -->\
+    3<!--#include virtual='/hello' set='x' --><!--#echo var='x' -->4<!--#include virtual='/large.bin' -->5\
+    <!--#include virtual='/missing' -->";
+const NESTED_PAGE: &[u8] =
+    b"(<!--#echo var='arg_a' --><!--#include virtual='/ssi/small.txt' --><!--#include virtual='/page.html' -->)";
 const LARGE: usize = 200_000;
 /// Where broken files break.
 const BROKEN_AT: usize = 100_000;
@@ -83,7 +94,7 @@ pub fn add_files(simulation: &Simulation) {
     let fails = FileFaults { fails_at: Some(BROKEN_AT as u64), ends_at: None };
     let ends = FileFaults { fails_at: None, ends_at: Some(BROKEN_AT as u64) };
     let packed = gzipped(&large);
-    let files: [(&str, &[u8], FileFaults); 9] = [
+    let files: [(&str, &[u8], FileFaults); 11] = [
         ("/passwords", b"anna:{PLAIN}secret\n", FileFaults::default()),
         ("/www/small.txt", b"a small file\n", FileFaults::default()),
         ("/www/page.html", &large[..3000], FileFaults::default()),
@@ -91,6 +102,8 @@ pub fn add_files(simulation: &Simulation) {
         ("/www/large.bin.gz", &packed, FileFaults::default()),
         ("/www/empty.txt", b"", FileFaults::default()),
         ("/www/directory/index.html", b"<p>index", FileFaults::default()),
+        ("/www/ssi.html", SSI_PAGE, FileFaults::default()),
+        ("/www/nested.html", NESTED_PAGE, FileFaults::default()),
         ("/www/fails.bin", &large, fails),
         ("/www/ends.bin", &large, ends),
     ];
@@ -250,6 +263,13 @@ pub fn items() -> Vec<Item> {
     add("tried files", get("/tried/missing", ""), &[200], open);
     let unchanged = "If-Modified-Since: Sat, 08 Sep 2001 01:46:40 GMT\r\n";
     add("an unchanged file", get("/small.txt", unchanged), &[304], open);
+    // Subrequests.
+    add("a page of several", get("/ssi/ssi.html", ""), &[200], open);
+    add("something added", get("/added/page.html", ""), &[200], open);
+    add("something added to a large file", get("/added/large.bin", ""), &[200], open);
+    add("asked and let in", get("/asked/small.txt", ""), &[200], open);
+    add("asked and refused", get("/refused", ""), &[500], closed);
+    add("copied", get("/copied/small.txt", ""), &[200], open);
     // Bodies that change on their way.
     let gzip = "Accept-Encoding: gzip\r\n";
     add("a file to compress", get("/packed/large.bin", gzip), &[200], open);

@@ -279,9 +279,14 @@ pub fn probe(address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) ->
                         errors.fetch_add(1, Ordering::Relaxed);
                         connection = Connection::open(address).ok();
                     }
-                    if due >= counts_from {
+                    if Instant::now() >= counts_from {
                         latency.record(due.elapsed());
                     }
+                    due += interval;
+                }
+                // What should have been asked meanwhile, and was not because an answer did not come.
+                while due < Instant::now() {
+                    latency.record(due.elapsed());
                     due += interval;
                 }
             });

@@ -6,9 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, auth_basic, autoindex, client_body, core as http_core, empty_gif, geo, gunzip, gzip, gzip_static, headers,
-    index, limit_conn, limit_req, log, map, not_modified, random_index, range, realip, realpath_root, rewrite,
-    split_clients, static_files, stub_status, sub, try_files,
+    access, addition, auth_basic, auth_request, autoindex, client_body, core as http_core, empty_gif, geo, gunzip,
+    gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone, random_index,
+    range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -26,7 +26,10 @@ const MODULES: &[&Module] = &[
     &headers::MODULE,
     &not_modified::MODULE,
     &gunzip::MODULE,
+    &addition::MODULE,
     &sub::MODULE,
+    &ssi::MODULE,
+    &postpone::MODULE,
     &gzip::MODULE,
     &gzip_static::MODULE,
     &range::MODULE,
@@ -37,6 +40,8 @@ const MODULES: &[&Module] = &[
     &empty_gif::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
+    &mirror::MODULE,
+    &auth_request::MODULE,
     &auth_basic::MODULE,
     &access::MODULE,
     &limit_conn::MODULE,
@@ -53,7 +58,7 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&client_body::MODULE, &realip::MODULE]),
+    (Phase::PostRead, &[&realip::MODULE, &client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (
@@ -65,10 +70,11 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &realpath_root::MODULE,
             &limit_req::MODULE,
             &limit_conn::MODULE,
+            &realpath_root::MODULE,
         ],
     ),
-    (Phase::Access, &[&access::MODULE, &auth_basic::MODULE]),
-    (Phase::PreContent, &[&try_files::MODULE]),
+    (Phase::Access, &[&access::MODULE, &auth_basic::MODULE, &auth_request::MODULE]),
+    (Phase::PreContent, &[&try_files::MODULE, &mirror::MODULE]),
     (
         Phase::Content,
         &[
@@ -88,5 +94,15 @@ const PHASES: &[(Phase, &[&Module])] = &[
 
 /// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
 /// way has no ranges.
-const FILTERS: &[&Module] =
-    &[&not_modified::MODULE, &headers::MODULE, &gunzip::MODULE, &sub::MODULE, &gzip::MODULE, &range::MODULE];
+const FILTERS: &[&Module] = &[
+    &not_modified::MODULE,
+    &headers::MODULE,
+    &gunzip::MODULE,
+    &addition::MODULE,
+    &sub::MODULE,
+    &ssi::MODULE,
+    // From here on the output of subrequests is a part of the body.
+    &postpone::MODULE,
+    &gzip::MODULE,
+    &range::MODULE,
+];

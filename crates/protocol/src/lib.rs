@@ -11,6 +11,7 @@ pub mod http1;
 mod offence;
 pub mod proxy_protocol;
 mod range;
+pub mod ssi;
 pub mod uri;
 
 pub use offence::Offence;

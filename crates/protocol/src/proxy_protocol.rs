@@ -331,6 +331,10 @@ mod tests {
             if is_binary {
                 input.splice(..0, *SIGNATURE);
             }
+            let first = (0..=input.len()).map(|length| parse(&input[..length])).find(|found| *found != Ok(Status::NeedMore));
+            if let Some(first) = first {
+                assert_eq!(first.is_err(), parse(&input).is_err(), "in pieces as whole");
+            }
             if let Ok(Status::Complete { consumed, header }) = parse(&input) {
                 assert!(consumed <= input.len() && consumed <= LENGTH_MAX);
                 if let Some(header) = header {

@@ -2,7 +2,7 @@
 
 use gale_protocol::Offence;
 use gale_protocol::uri::escape::{Class, Unescape, count_escapes, escape, escape_html, unescape};
-use gale_protocol::uri::{Form, normalize, split};
+use gale_protocol::uri::{Form, normalize, split, split_unsafe};
 use proptest::prelude::*;
 
 fn normalized(path: &[u8], merge_slashes: bool) -> Result<Vec<u8>, Offence> {
@@ -262,5 +262,17 @@ proptest! {
             let mut out = Vec::new();
             prop_assert!(unescape(kind, &text, &mut out) <= text.len());
         }
+    }
+}
+
+#[test]
+fn a_reference_in_a_document_does_not_lead_upwards() {
+    let split = |text: &'static str| split_unsafe(text.as_bytes()).map(|(path, args)| (path, args.to_vec()));
+    assert_eq!(split("/a%20b?c%20d"), Some((b"/a b".to_vec(), b"c%20d".to_vec())));
+    assert_eq!(split("/a%3fb"), Some((b"/a?b".to_vec(), Vec::new())));
+    assert_eq!(split("a..b/..c/d.."), Some((b"a..b/..c/d..".to_vec(), Vec::new())));
+    assert_eq!(split("/a?../b"), Some((b"/a".to_vec(), b"../b".to_vec())));
+    for refused in ["", "?a", "..", "../a", "/a/..", "/a/../b", "/%2e%2e/a", "/a/%2e.", "/a%00b", "/a\0b"] {
+        assert_eq!(split(refused), None, "{refused:?}");
     }
 }

@@ -8,6 +8,8 @@ const NGINX_VERSION: &str = "1.31.4";
 
 /// What nginx has only if its `configure` is asked for it, and Gale always.
 const WITH: &[&str] = &[
+    "http_addition_module",
+    "http_auth_request_module",
     "http_gunzip_module",
     "http_gzip_static_module",
     "http_random_index_module",
@@ -21,9 +23,7 @@ const WITH: &[&str] = &[
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
     "http_charset_module",
-    "http_ssi_module",
     "http_userid_module",
-    "http_mirror_module",
     "http_referer_module",
     "http_proxy_module",
     "http_fastcgi_module",

@@ -10,6 +10,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use gale_runtime::{File, Lease};
 
+use super::request::Request;
+use super::subrequest::Subrequest;
+
 /// A body on its way out.
 #[derive(Default)]
 pub enum Body {
@@ -63,6 +66,8 @@ pub enum BodyItem {
     Flush,
     /// The end, with these fields after it where the protocol can carry them.
     Trailers(Vec<(Bytes, Bytes)>),
+    /// The output of a subrequest comes here: the filter `postpone` puts it into its place.
+    Subrequest(Box<Subrequest>),
 }
 
 impl BodyItem {
@@ -72,7 +77,7 @@ impl BodyItem {
             BodyItem::Bytes(bytes) => bytes.len() as u64,
             BodyItem::Lease(lease) => lease.len() as u64,
             BodyItem::File(piece) => piece.length,
-            BodyItem::Flush | BodyItem::Trailers(_) => 0,
+            BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => 0,
         }
     }
 
@@ -81,16 +86,16 @@ impl BodyItem {
         match self {
             BodyItem::Bytes(bytes) => bytes,
             BodyItem::Lease(lease) => lease,
-            BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) => &[],
+            BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => &[],
         }
     }
 }
 
 /// A body that comes as it is made.
 pub trait BodyStream {
-    /// The next item, `None` at the end. An error means that the response cannot
-    /// be completed: the client has to notice.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>>;
+    /// The next item of this request's response, `None` at the end. An error means that
+    /// the response cannot be completed: the client has to notice.
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>>;
 
     /// Whether it is known that no further item will come.
     fn is_at_end(&self) -> bool {
@@ -120,10 +125,10 @@ impl Body {
         }
     }
 
-    /// The next item, `None` at the end.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    /// The next item of this request's response, `None` at the end.
+    pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
         let item = match self {
-            Body::Stream(stream) => return stream.poll_next(context),
+            Body::Stream(stream) => return stream.poll_next(request, context),
             Body::Items(items) => items.pop_front(),
             other => match std::mem::take(other) {
                 Body::Bytes(bytes) => Some(BodyItem::Bytes(bytes)),

@@ -378,6 +378,7 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
     let mut variables = std::mem::take(&mut builder.http_mut().variables);
     let definitions = builder.order.modules.iter().flat_map(|module| module.variables);
     variables.resolve(definitions).map_err(|error| Diagnostic::emerg(error.message).at_opt(error.span))?;
+    variables.keep_definitions(builder.order.modules.iter().flat_map(|module| module.variables));
     let servers = finish_servers(&mut scopes, servers);
     let scopes = finish_scopes(scopes, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);

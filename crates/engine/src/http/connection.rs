@@ -37,6 +37,17 @@ impl ConnectionInfo {
         ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
+    /// The same connection, for what may outlive it.
+    pub(super) fn copy(&self) -> ConnectionInfo {
+        let ConnectionInfo { number, remote, listening, accepted, requests, asked: _ } = self;
+        let copy = ConnectionInfo::new(*number, remote.clone(), Rc::clone(listening), *accepted);
+        copy.requests.set(requests.get());
+        if let Some(header) = self.proxied() {
+            copy.set_proxied(Box::new(header.clone()));
+        }
+        copy
+    }
+
     /// What a proxy told of the connection by the PROXY protocol, if it told anything.
     pub fn proxied(&self) -> Option<&ProxyHeader> {
         self.asked.get()?.proxied.get().map(|header| &**header)

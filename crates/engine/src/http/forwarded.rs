@@ -12,14 +12,16 @@ pub fn client(values: &[&[u8]], is_recursive: bool, trusts: impl Fn(IpAddr) -> b
     let mut client = None;
     for value in values.iter().rev() {
         let mut rest: &[u8] = value;
+        let mut says_anything = false;
         while let Some(address) = take_last(&mut rest) {
             client = Some(address);
+            says_anything = true;
             if !is_recursive || !trusts(address.ip().to_canonical()) {
                 return client;
             }
         }
         // What is left cannot be understood: nothing before it can be believed.
-        if !is_recursive || rest.iter().any(|byte| !is_separator(byte)) {
+        if !says_anything || rest.iter().any(|byte| !is_separator(byte)) {
             return client;
         }
     }
@@ -98,6 +100,7 @@ mod tests {
         assert_eq!(find(true, &[]), None);
         is(true, &["192.0.2.1, unknown, 10.1.1.1"], "10.1.1.1");
         is(true, &["192.0.2.1", "x, 10.1.1.1"], "10.1.1.1");
+        is(true, &["192.0.2.1", "", "10.1.1.1"], "10.1.1.1");
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) 
         poll_fn(|context| exchange.poll_sent(context)).await?;
         rate.note(sent, count, gale_runtime::now());
     }
-    if matches!(item, BodyItem::Flush | BodyItem::Trailers(_)) {
+    if matches!(item, BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_)) {
         exchange.push(item);
     }
     Ok(())
@@ -125,7 +125,7 @@ fn split(item: &mut BodyItem, count: u64) -> BodyItem {
             rest.length -= count;
             BodyItem::File(piece)
         }
-        BodyItem::Flush | BodyItem::Trailers(_) => unreachable!("they have no bytes"),
+        BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => unreachable!("they have no bytes"),
     }
 }
 

@@ -30,6 +30,7 @@ pub mod request_body;
 pub mod response;
 pub mod server_name;
 pub mod settings;
+pub mod subrequest;
 pub mod template;
 pub mod thread_pool;
 pub mod transform;

@@ -17,7 +17,7 @@ use gale_protocol::http1::{Version, response};
 use gale_runtime::{SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
-use super::configuration::{BoundHandler, HttpConfiguration};
+use super::configuration::{BoundHandler, HttpConfiguration, ScopeId};
 use super::delivery::FileOptions;
 use super::error_page;
 use super::exchange::{BodyLength, ResponseOptions};
@@ -52,8 +52,9 @@ pub enum Afterwards {
     Respond(u16),
 }
 
-/// A handler that has to wait.
-pub struct Waiting(BoundHandler);
+/// A handler that has to wait, and the scope that it was asked in: its settings are those of that one, although what it
+/// did may have brought the request into another.
+pub struct Waiting(BoundHandler, ScopeId);
 
 impl std::fmt::Debug for Waiting {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,10 +68,11 @@ pub fn advance(request: &mut Request) -> Step {
     loop {
         let flow = match next_handler(configuration.http(), request) {
             Next::Handler(bound) => {
-                let conf = configuration.http().conf(&bound, request.scope);
+                let scope = request.scope;
+                let conf = configuration.http().conf(&bound, scope);
                 match bound.handler.decide(request, conf) {
                     Decision::Flow(flow) => flow,
-                    Decision::MustWait => return Step::Wait(Waiting(bound)),
+                    Decision::MustWait => return Step::Wait(Waiting(bound, scope)),
                 }
             }
             Next::Flow(flow) => match conclude(request, flow) {
@@ -102,9 +104,9 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
                     None
                 }
             },
-            Step::Wait(Waiting(bound)) => {
+            Step::Wait(Waiting(bound, scope)) => {
                 let configuration = Rc::clone(request.configuration());
-                let conf = configuration.http().conf(&bound, request.scope);
+                let conf = configuration.http().conf(&bound, scope);
                 let flow = bound.handler.wait(request, conf).await;
                 perform(request, flow)
             }
@@ -178,6 +180,8 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
                 }
             }
             Phase::Rewrite => Phase::PreAccess,
+            // Whether the client may was settled for its own request.
+            Phase::PreAccess if !request.is_main() => Phase::PreContent,
             Phase::PreAccess => Phase::Access,
             Phase::Access => match request.refusal.take() {
                 Some(status) => return Next::TurnAway(status),
@@ -294,6 +298,13 @@ fn conclude(request: &mut Request, flow: Flow) -> Option<Step> {
         }
         Flow::Delay(time) => Some(Step::Delay(time, Afterwards::AskAgain)),
         Flow::Answer(body) => answer(request, body),
+        Flow::Respond(_) if request.fallback.is_some() => {
+            let fallback = request.fallback.take()?;
+            request.response.clear();
+            request.response.status = 200;
+            request.response.content_type = fallback.content_type;
+            answer(request, Body::Bytes(fallback.text))
+        }
         Flow::Respond(status @ (444 | CLIENT_LEFT)) => {
             request.response.status = status;
             Some(Step::Close)
@@ -548,7 +559,7 @@ pub async fn send_rest(request: &Request, mut body: Body) {
     let exchange = request.exchange();
     let mut rate = Rate::of(request).map(Box::new);
     loop {
-        let next = poll_fn(|context| match body.poll_next(context) {
+        let next = poll_fn(|context| match body.poll_next(request, context) {
             Poll::Ready(item) => Poll::Ready(Ok(item)),
             // What is queued, the head at first, need not wait for what comes.
             Poll::Pending => match exchange.poll_sent(context) {

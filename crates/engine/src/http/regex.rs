@@ -102,6 +102,12 @@ impl Regex {
         &self.variables
     }
 
+    /// The groups that have names, by their numbers.
+    pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
+        let names = self.compiled.capture_names().iter().enumerate();
+        names.filter_map(|(number, name)| Some((number, name.as_deref()?)))
+    }
+
     /// The expression as it was written.
     pub fn pattern(&self) -> &str {
         self.compiled.as_str().strip_prefix(STEPS_MAX).unwrap_or_default()

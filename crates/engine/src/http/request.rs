@@ -1,4 +1,4 @@
-//! A request on its way through the phases, with the response that it will get.
+//! A request on its way through the phases, with the response that it will get. A subrequest is one, too.
 //!
 //! The structure knows no module: a module's own state is in the notes. One
 //! lives for one exchange and goes back to its worker's store of spare ones, so
@@ -23,8 +23,9 @@ use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::request_body::StoredBody;
 use super::response::{ResponseHead, ShortText};
 use super::settings::{KeepaliveDisable, LingeringClose};
+use super::subrequest::{Fallback, NESTED_MAX, Target};
 use super::template::any_is_true;
-use super::variables::{Source, VariableId};
+use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
 
@@ -68,10 +69,10 @@ pub struct Request {
     /// The settings in force: the server's until the location is found.
     pub scope: ScopeId,
 
-    /// The head as it came; `parsed` refers to it by offsets.
-    pub head: Buffer,
+    /// The head as it came; `parsed` refers to it by offsets. Subrequests share both.
+    pub head: Rc<Buffer>,
     /// Where everything stands in `head`.
-    pub parsed: RequestHead,
+    pub parsed: Rc<RequestHead>,
     /// The normalised path; redirects change it.
     pub uri: Vec<u8>,
     /// What followed the question mark.
@@ -82,8 +83,10 @@ pub struct Request {
     pub response: ResponseHead,
     /// Its body, once somebody has read it as a whole.
     pub body: Option<StoredBody>,
-    /// What modules wrote down.
+    /// What modules wrote down. A subrequest has notes of its own.
     pub notes: Notes,
+    /// A filter has put subrequests into the response's body.
+    pub makes_subrequests: bool,
     /// Whether the URI came from a redirect of our own.
     pub is_internal: bool,
     /// Whether an `error_page` is being made: another error does not lead to another one.
@@ -114,6 +117,11 @@ pub struct Request {
     pub(crate) refusal: Option<u16>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
+    /// How many subrequests lie between it and the client's request.
+    pub(super) nesting: u8,
+    /// Stands in for the answer when that is an error, or empty.
+    pub(super) fallback: Option<Fallback>,
+    pub(super) shared: Rc<Shared>,
     /// The client may send another request before it sees that there will be no answer to it.
     pub(crate) more_may_come: Cell<bool>,
 
@@ -124,12 +132,27 @@ pub struct Request {
     is_get_forced: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     /// Who the client is, where that is not the other end of the connection.
-    client: Option<Box<Client>>,
+    client: Option<Rc<Client>>,
     captured: RefCell<Captured>,
-    stored: RefCell<Vec<Stored>>,
-    variable_depth: Cell<u32>,
-    id: Cell<Option<[u8; 16]>>,
     limit_rate: Cell<Option<u64>>,
+    variable_depth: Cell<u32>,
+}
+
+/// What a request shares with its subrequests.
+#[derive(Default)]
+pub(super) struct Shared {
+    stored: RefCell<Vec<Stored>>,
+    notes: RefCell<Notes>,
+    id: Cell<Option<[u8; 16]>>,
+    /// How many subrequests are under way.
+    pub(super) subrequests: Cell<u32>,
+}
+
+impl Default for Request {
+    /// An empty request of no worker: for tests of what looks at no more than its fields.
+    fn default() -> Request {
+        Request::new()
+    }
 }
 
 impl Request {
@@ -139,14 +162,15 @@ impl Request {
             worker: None,
             server: ServerId(0),
             scope: ScopeId(0),
-            head: Buffer::default(),
-            parsed: RequestHead::default(),
+            head: Rc::default(),
+            parsed: Rc::default(),
             uri: Vec::new(),
             args: Vec::new(),
             host: ShortText::new(),
             response: ResponseHead::default(),
-            body: None,
             notes: Notes::default(),
+            body: None,
+            makes_subrequests: false,
             is_internal: false,
             is_error_page: false,
             status_override: None,
@@ -165,28 +189,37 @@ impl Request {
             refusal: None,
             exchange: None,
             keep_alive: Cell::new(false),
+            nesting: 0,
+            fallback: None,
+            shared: Rc::default(),
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
             trailers: RefCell::default(),
             client: None,
             captured: RefCell::default(),
-            stored: RefCell::new(Vec::new()),
             variable_depth: Cell::new(0),
-            id: Cell::new(None),
             limit_rate: Cell::new(None),
         }
     }
 
     /// Forgets the exchange that has ended, keeping the memory.
     pub(crate) fn reset(&mut self) {
-        self.head.clear(); // `parsed` is offsets only, and cleared by the parser
+        // `parsed` is offsets only, and cleared by the parser; what subrequests still hold is theirs.
+        match (Rc::get_mut(&mut self.head), Rc::get_mut(&mut self.parsed), Rc::get_mut(&mut self.shared)) {
+            (Some(head), Some(_), Some(shared)) => {
+                head.clear();
+                shared.clear();
+            }
+            _ => (self.head, self.parsed, self.shared) = Default::default(),
+        }
         self.uri.clear();
         self.args.clear();
         self.host.clear();
         self.response.clear();
-        self.body = None;
         self.notes.clear();
+        self.body = None;
+        self.makes_subrequests = false;
         self.is_internal = false;
         self.is_error_page = false;
         self.adds_uri_to_alias = false;
@@ -202,15 +235,72 @@ impl Request {
         self.body_was_refused = false;
         self.refusal = None;
         self.exchange = None;
+        self.nesting = 0;
+        self.fallback = None;
         self.configuration = None;
         self.worker = None;
         self.is_get_forced = false;
-        self.trailers.get_mut().clear();
         self.client = None;
+        self.trailers.get_mut().clear();
         self.captured.get_mut().groups.clear();
-        self.stored.get_mut().clear();
-        self.id.set(None);
         self.limit_rate.set(None);
+    }
+
+    /// The head that is being read, which nobody else holds yet.
+    pub(super) fn set_head(&mut self, head: Buffer) {
+        *Rc::get_mut(&mut self.head).expect("no subrequest before the head") = head;
+    }
+
+    /// Where things stand in the head that is being read.
+    pub(super) fn parsed_mut(&mut self) -> &mut RequestHead {
+        Rc::get_mut(&mut self.parsed).expect("no subrequest before the head")
+    }
+
+    /// A subrequest of this one before its first phase: the same client, head, variables and configuration, another URI.
+    /// (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
+    pub(super) fn subrequest(&self, target: Target, exchange: Rc<dyn Exchange>) -> Box<Request> {
+        let mut request = self.worker().take_request();
+        request.begin(Rc::clone(self.configuration()), exchange, self.server);
+        request.head = Rc::clone(&self.head);
+        request.parsed = Rc::clone(&self.parsed);
+        request.shared = Rc::clone(&self.shared);
+        request.uri = target.uri;
+        request.args = target.args;
+        request.host.extend_from_slice(&self.host);
+        request.body = if target.shares_body { self.body.clone() } else { Some(StoredBody::default()) };
+        request.is_get_forced = self.is_get_forced || !target.keeps_method;
+        request.fallback = target.fallback;
+        request.client = self.client.clone();
+        request.is_internal = true;
+        request.started = gale_runtime::now();
+        request.is_pipelined = self.is_pipelined;
+        request.number_on_connection = self.number_on_connection;
+        request.place = self.place;
+        request.body_was_refused = self.body_was_refused;
+        request.nesting = self.nesting + 1;
+        request.phase = Phase::ServerRewrite;
+        request
+    }
+
+    /// Whether it is the client's request, not a subrequest.
+    pub fn is_main(&self) -> bool {
+        self.nesting == 0
+    }
+
+    /// Whether subrequests would be nested too deep.
+    pub(super) fn is_nested_too_deep(&self) -> bool {
+        self.nesting > NESTED_MAX
+    }
+
+    /// The note of this type that a request and its subrequests have in common: an empty one at first.
+    pub fn shared_note<T: Default + 'static>(&self) -> Rc<T> {
+        let mut notes = self.shared.notes.borrow_mut();
+        if let Some(note) = notes.get::<Rc<T>>() {
+            return Rc::clone(note);
+        }
+        let note = Rc::<T>::default();
+        notes.put(Rc::clone(&note));
+        note
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -255,7 +345,7 @@ impl Request {
     /// From now on, and in its log lines, the request comes from this address.
     pub fn set_remote(&mut self, address: SocketAddress) {
         let text = connection::text_of(&address);
-        self.client = Some(Box::new(Client { address, text }));
+        self.client = Some(Rc::new(Client { address, text }));
     }
 
     /// The settings in force.
@@ -372,7 +462,7 @@ impl Request {
     }
 
     fn store(&self, id: VariableId, value: Stored) {
-        let mut stored = self.stored.borrow_mut();
+        let mut stored = self.shared.stored.borrow_mut();
         if stored.len() <= id.0 as usize {
             stored.resize_with(self.http().variables.len(), Stored::default);
         }
@@ -384,7 +474,7 @@ impl Request {
         if self.variable_depth.get() == CYCLE {
             return false;
         }
-        match self.stored.borrow().get(id.0 as usize) {
+        match self.shared.stored.borrow().get(id.0 as usize) {
             Some(Stored::Value(value)) => {
                 out.extend_from_slice(value);
                 return true;
@@ -406,6 +496,16 @@ impl Request {
                 found
             }
             Source::Stored | Source::Unknown => false,
+        }
+    }
+
+    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no such.
+    pub fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
+        match self.http().variables.find(name) {
+            Some(Found::Mentioned(id)) => self.append_variable(id, out),
+            // It may refer to others, which are counted.
+            Some(Found::Defined(Source::Evaluated { value, argument })) => value(self, &argument, out),
+            Some(Found::Defined(_)) | None => false,
         }
     }
 
@@ -532,8 +632,8 @@ impl Request {
 
     /// A number that no other request has and that is hard to guess: `$request_id`.
     pub fn id(&self) -> [u8; 16] {
-        let id = self.id.get().unwrap_or_else(unique_id);
-        self.id.set(Some(id));
+        let id = self.shared.id.get().unwrap_or_else(unique_id);
+        self.shared.id.set(Some(id));
         id
     }
 
@@ -569,6 +669,15 @@ impl Request {
     }
 }
 
+impl Shared {
+    fn clear(&mut self) {
+        self.stored.get_mut().clear();
+        self.notes.get_mut().clear();
+        self.id.set(None);
+        self.subrequests.set(0);
+    }
+}
+
 /// A counter behind a keyed hash (SipHash): as good as random, without a system
 /// call, and none can be told from those before it.
 fn unique_id() -> [u8; 16] {
@@ -595,6 +704,9 @@ impl fmt::Display for Context<'_> {
         write!(formatter, ", client: {}, server: {server}", request.remote_text())?;
         if !request.request_line().is_empty() {
             write!(formatter, ", request: \"{}\"", bstr::BStr::new(request.request_line()))?;
+        }
+        if !request.is_main() {
+            write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
         }
         if let Some(host) = request.header(KnownHeader::Host) {
             write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;

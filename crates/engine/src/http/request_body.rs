@@ -81,7 +81,7 @@ impl StoredBody {
 }
 
 /// Reads the request's body to its end, waiting for the client, and keeps it with the
-/// request: whoever asks again gets the same.
+/// request: whoever asks again gets the same, and so do subrequests.
 ///
 /// Errors: those of the client, and [`BodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
@@ -175,7 +175,7 @@ impl Store<'_> {
             BodyItem::Bytes(bytes) => &bytes[..],
             BodyItem::Lease(lease) => &lease[..],
             BodyItem::Flush | BodyItem::Trailers(_) => return Ok(()),
-            BodyItem::File(_) => unreachable!("what a client sends is no file of ours"),
+            BodyItem::File(_) | BodyItem::Subrequest(_) => unreachable!("what a client sends is nothing of ours"),
         };
         self.length += bytes.len() as u64;
         let (kept, mut rest) = bytes.split_at(bytes.len().min(self.room));

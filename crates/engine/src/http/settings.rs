@@ -62,6 +62,11 @@ pub struct CoreSettings {
     pub disable_symlinks: Setting<DisableSymlinks>,
     pub sendfile: Setting<bool>,
     pub sendfile_max_chunk: Setting<u64>,
+    pub open_file_cache: Setting<OpenFileCache>,
+    pub open_file_cache_valid: Setting<Duration>,
+    pub open_file_cache_min_uses: Setting<u64>,
+    pub open_file_cache_errors: Setting<bool>,
+    pub open_file_cache_events: Setting<bool>,
     pub aio: Setting<Aio>,
     /// `u64::MAX` for `off`.
     pub directio: Setting<u64>,
@@ -71,11 +76,6 @@ pub struct CoreSettings {
     pub read_ahead: Setting<u64>,
     /// Accepted, and without a meaning on Linux.
     pub send_lowat: Setting<u64>,
-    pub open_file_cache: Setting<OpenFileCache>,
-    pub open_file_cache_valid: Setting<Duration>,
-    pub open_file_cache_min_uses: Setting<u64>,
-    pub open_file_cache_errors: Setting<bool>,
-    pub open_file_cache_events: Setting<bool>,
 
     // Who may.
     pub satisfy: Setting<Satisfy>,
@@ -98,9 +98,11 @@ pub struct CoreSettings {
     pub absolute_redirect: Setting<bool>,
     pub server_name_in_redirect: Setting<bool>,
     pub port_in_redirect: Setting<bool>,
+    pub subrequest_output_buffer_size: Setting<usize>,
 
     // Logs.
     pub log_not_found: Setting<bool>,
+    pub log_subrequest: Setting<bool>,
     pub error_log: Setting<Vec<(Level, Target)>>,
 }
 

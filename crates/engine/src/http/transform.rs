@@ -14,6 +14,7 @@ use gale_runtime::{Effort, Lease, TurnShare};
 
 use super::body::{Body, BodyItem, BodyStream, FilePiece};
 use super::file_reader::FileReader;
+use super::request::Request;
 
 /// A body whose bytes all come in memory: pieces of files are read.
 #[derive(Default)]
@@ -31,7 +32,7 @@ impl InMemory {
     }
 
     /// The next item, never a piece of a file; `None` at the end.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
         loop {
             if let Some(piece) = &mut self.piece {
                 let read = ready!(self.reader.poll_read(piece, context));
@@ -40,7 +41,7 @@ impl InMemory {
                 }
                 return Poll::Ready(Some(read.map(BodyItem::Lease)));
             }
-            match ready!(self.body.poll_next(context)) {
+            match ready!(self.body.poll_next(request, context)) {
                 Some(Ok(BodyItem::File(piece))) if piece.length > 0 => self.piece = Some(piece),
                 Some(Ok(BodyItem::File(_))) => {}
                 item => return Poll::Ready(item),
@@ -105,8 +106,9 @@ enum State {
     Open,
     /// So many bytes of the item have been taken.
     Taking(BodyItem, usize),
-    Flushing,
-    Flushed,
+    /// The item will be passed on behind all that was taken before it: a flush, or a subrequest.
+    Flushing(BodyItem),
+    Flushed(BodyItem),
     Ending,
     Ended,
 }
@@ -129,9 +131,9 @@ impl<T: Transform> Transformed<T> {
     }
 
     /// Takes the next item of the body in.
-    fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match ready!(self.inner.poll_next(context)).transpose()? {
-            Some(BodyItem::Flush) => self.state = State::Flushing,
+    fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match ready!(self.inner.poll_next(request, context)).transpose()? {
+            Some(item @ (BodyItem::Flush | BodyItem::Subrequest(_))) => self.state = State::Flushing(item),
             Some(trailers @ BodyItem::Trailers(_)) => self.trailers = Some(trailers),
             Some(item) if item.length() > 0 => self.state = State::Taking(item, 0),
             Some(_) => {}
@@ -144,7 +146,7 @@ impl<T: Transform> Transformed<T> {
     fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (input, until) = match &self.state {
             State::Taking(item, taken) => (&item.bytes()[*taken..], Until::MoreInput),
-            State::Flushing => (&[][..], Until::Flush),
+            State::Flushing(_) => (&[][..], Until::Flush),
             _ => (&[][..], Until::End),
         };
         let input = &input[..input.len().min(self.share.units_at_once())];
@@ -165,7 +167,10 @@ impl<T: Transform> Transformed<T> {
                     self.state = State::Open;
                 }
             }
-            State::Flushing if step.is_done => self.state = State::Flushed,
+            State::Flushing(item) if step.is_done => {
+                let item = std::mem::replace(item, BodyItem::Flush);
+                self.state = State::Flushed(item);
+            }
             State::Ending if step.is_done => self.state = State::Ended,
             _ => {}
         }
@@ -185,20 +190,24 @@ impl<T: Transform> Transformed<T> {
 }
 
 impl<T: Transform> BodyStream for Transformed<T> {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
         loop {
             if self.is_full() {
                 return Poll::Ready(self.take_made().map(Ok));
             }
-            let done = match self.state {
-                State::Open => self.poll_open(context),
-                State::Taking(..) | State::Flushing | State::Ending => self.poll_step(context),
-                State::Flushed => {
+            let done = match &mut self.state {
+                State::Open => self.poll_open(request, context),
+                State::Taking(..) | State::Flushing(_) | State::Ending => self.poll_step(context),
+                State::Flushed(_) if self.made.is_some() => {
                     if let Some(made) = self.take_made() {
                         return Poll::Ready(Some(Ok(made)));
                     }
+                    continue;
+                }
+                State::Flushed(item) => {
+                    let item = std::mem::replace(item, BodyItem::Flush);
                     self.state = State::Open;
-                    return Poll::Ready(Some(Ok(BodyItem::Flush)));
+                    return Poll::Ready(Some(Ok(item)));
                 }
                 State::Ended => {
                     let item = self.take_made().or_else(|| self.trailers.take());
@@ -267,7 +276,7 @@ mod tests {
             let body = Body::Items(VecDeque::from(body));
             let mut stream = Transformed::new(body, Twice::default(), 0);
             let mut items = Vec::new();
-            while let Some(item) = poll_fn(|context| stream.poll_next(context)).await {
+            while let Some(item) = poll_fn(|context| stream.poll_next(&Request::default(), context)).await {
                 items.push(match item {
                     Ok(BodyItem::Flush) => "flush".to_owned(),
                     Ok(BodyItem::Trailers(_)) => "trailers".to_owned(),

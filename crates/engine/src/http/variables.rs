@@ -76,6 +76,8 @@ pub fn is_name_byte(byte: u8) -> bool {
 pub struct VariableTable {
     slots: Vec<Slot>,
     by_name: HashMap<Box<[u8]>, VariableId>,
+    /// What modules define, for names that turn up only with requests.
+    definitions: Vec<&'static Variable>,
 }
 
 struct Slot {
@@ -99,6 +101,14 @@ pub(crate) enum Source {
     /// Set by the request's course, for example by a named group: without a
     /// value until then.
     Stored,
+}
+
+/// A variable that was looked up by its name.
+pub(crate) enum Found {
+    /// The configuration mentions it.
+    Mentioned(VariableId),
+    /// A module defines it.
+    Defined(Source),
 }
 
 /// What is wrong with a variable.
@@ -193,6 +203,19 @@ impl VariableTable {
             })?;
         }
         Ok(())
+    }
+
+    /// Keeps what modules define for [`VariableTable::find`].
+    pub(crate) fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable>) {
+        self.definitions = definitions.collect();
+    }
+
+    /// The variable of this name, in lower case, be it mentioned in the configuration or not.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<Found> {
+        match self.by_name.get(name) {
+            Some(&id) => Some(Found::Mentioned(id)),
+            None => define(name, self.definitions.iter().copied()).map(Found::Defined),
+        }
     }
 
     /// How many there are.

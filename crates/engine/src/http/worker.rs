@@ -77,6 +77,7 @@ pub struct HttpWorker {
     spare_transfers: RefCell<Vec<Box<Transfer>>>,
     pub(super) waiting_for_room: RefCell<Vec<Waker>>,
     waiting_for_end: RefCell<Vec<Waker>>,
+    background: RefCell<Slab<Background>>,
     /// The second that the line was made for, and the line.
     date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
     /// What modules keep from request to request.
@@ -86,6 +87,13 @@ pub struct HttpWorker {
     last_complaint: Cell<Option<Moment>>,
     /// A task will wake those that wait for room.
     pub(super) has_room_alarm: Cell<bool>,
+}
+
+/// A task that no connection waits for.
+struct Background {
+    task: Option<TaskId>,
+    /// The configuration that it began with.
+    generation: u64,
 }
 
 pub(super) struct Entry {
@@ -119,6 +127,7 @@ impl HttpWorker {
             spare_transfers: RefCell::default(),
             waiting_for_room: RefCell::default(),
             waiting_for_end: RefCell::default(),
+            background: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
             notes: RefCell::default(),
             scratch: RefCell::default(),
@@ -181,10 +190,10 @@ impl HttpWorker {
         times.min()
     }
 
-    /// Ready when no connection is open any more.
+    /// Ready when no connection is open any more, and nothing is done in the background.
     pub async fn all_closed(&self) {
         poll_fn(|context: &mut Context<'_>| {
-            if self.connection_count() == 0 {
+            if self.connection_count() == 0 && self.background.borrow().is_empty() {
                 return Poll::Ready(());
             }
             self.waiting_for_end.borrow_mut().push(context.waker().clone());
@@ -194,13 +203,19 @@ impl HttpWorker {
     }
 
     /// Closes the connections whose exchange began with this configuration or an
-    /// older one; without one, all of them.
+    /// older one, and ends what is done in the background for such; without one, all of them.
     pub fn expire(&self, configuration: Option<&HttpConfiguration>) {
         let newest = configuration.map_or(u64::MAX, |http| http.generation);
         let is_last_call = configuration.is_none();
         self.close_some(|connection| {
             is_last_call || connection.exchange_generation().is_some_and(|generation| generation <= newest)
         });
+        let expired = |background: &Background| background.generation <= newest;
+        let tasks: Vec<TaskId> = {
+            let background = self.background.borrow();
+            background.iter().filter(|(_, entry)| expired(entry)).filter_map(|(_, entry)| entry.task).collect()
+        };
+        tasks.into_iter().for_each(gale_runtime::abort);
     }
 
     /// Closes idle connections that may be closed now.
@@ -261,6 +276,35 @@ impl HttpWorker {
         let task = gale_runtime::spawn(connection.serve());
         // The task has not run yet: it is there to be found.
         self.connections.borrow_mut()[number].task = Some(task);
+    }
+
+    /// How many tasks there may be in the background: as many as connections.
+    pub fn background_max(&self) -> usize {
+        self.connections_max.get()
+    }
+
+    /// Does something that no connection waits for, for an exchange that began with the configuration of that generation.
+    /// `false` when there is too much of that already.
+    pub fn spawn_background(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
+        if self.background.borrow().len() >= self.background_max() {
+            return false;
+        }
+        let number = self.background.borrow_mut().insert(Background { task: None, generation });
+        let listed = ListedBackground { worker: Rc::clone(self), number };
+        let task = gale_runtime::spawn(async move {
+            let _listed = listed;
+            work.await;
+        });
+        // The task has not run yet: it is there to be found.
+        if let Some(entry) = self.background.borrow_mut().get_mut(number) {
+            entry.task = Some(task);
+        }
+        true
+    }
+
+    fn forget_background(&self, number: usize) {
+        self.background.borrow_mut().remove(number);
+        self.waiting_for_end.take().into_iter().for_each(Waker::wake);
     }
 
     /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait or
@@ -326,6 +370,18 @@ impl HttpWorker {
             line[DATE_VALUE].copy_from_slice(&http_date::format(now));
         }
         out.extend_from_slice(line);
+    }
+}
+
+/// The place of a background task in its worker's list, from which it is taken however the task ends.
+struct ListedBackground {
+    worker: Rc<HttpWorker>,
+    number: usize,
+}
+
+impl Drop for ListedBackground {
+    fn drop(&mut self) {
+        self.worker.forget_background(self.number);
     }
 }
 

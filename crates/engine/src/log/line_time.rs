@@ -4,6 +4,7 @@
 //! busy log asks once.
 
 use std::cell::Cell;
+use std::ffi::CString;
 use std::fmt;
 
 /// A second, in parts, in the local time zone.
@@ -56,6 +57,35 @@ fn ask_library(seconds: u64) -> LocalTime {
         second: small(parts.tm_sec),
         offset_minutes: i32::try_from(parts.tm_gmtoff / 60).unwrap_or(0),
     }
+}
+
+/// Which time zone a time is shown in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zone {
+    /// The machine's.
+    Local,
+    /// Greenwich's.
+    Gmt,
+}
+
+/// A time in a format of the C library's `strftime`, in English; `None` when that is empty, or longer than nginx's bound.
+pub fn format_time(format: &[u8], seconds: u64, zone: Zone) -> Option<Vec<u8>> {
+    const TEXT_MAX: usize = 2048;
+    let format = CString::new(format).ok()?;
+    let seconds = libc::time_t::try_from(seconds).ok()?;
+    let mut text = vec![0_u8; TEXT_MAX];
+    // SAFETY: all bytes zero is a valid `tm`, whose pointer is not followed before the library has set it; the pointers are
+    // to live values of the right type, the format ends with NUL, and no more than the length of `text` is written.
+    let length = unsafe {
+        let mut parts: libc::tm = std::mem::zeroed();
+        match zone {
+            Zone::Local => libc::localtime_r(&raw const seconds, &raw mut parts),
+            Zone::Gmt => libc::gmtime_r(&raw const seconds, &raw mut parts),
+        };
+        libc::strftime(text.as_mut_ptr().cast(), text.len(), format.as_ptr(), &raw const parts)
+    };
+    text.truncate(length);
+    (length > 0).then_some(text)
 }
 
 impl LocalTime {
@@ -139,6 +169,17 @@ mod tests {
         assert_eq!(time.common_log().to_string(), "02/Nov/2026:03:04:05 -0330");
         assert_eq!(time.syslog().to_string(), "Nov  2 03:04:05");
         assert_eq!(time.iso8601().to_string(), "2026-11-02T03:04:05-03:30");
+    }
+
+    #[test]
+    fn times_are_shown_in_any_format() {
+        let shown = |format: &str| {
+            format_time(format.as_bytes(), 784_111_777, Zone::Gmt).map(|text| String::from_utf8(text).unwrap())
+        };
+        assert_eq!(shown("%A, %d-%b-%Y %H:%M:%S %Z").as_deref(), Some("Sunday, 06-Nov-1994 08:49:37 GMT"));
+        assert_eq!(shown(""), None);
+        assert_eq!(shown(&"x".repeat(2048)), None);
+        assert!(format_time(b"%Z %z", 784_111_777, Zone::Local).is_some());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use access::{AccessBuffers, Hold};
-pub use line_time::{LocalTime, local_time};
+pub use line_time::{LocalTime, Zone, format_time, local_time};
 pub use named::{NamedLine, OpenLogs, append_named};
 pub use syslog::{Syslog, SyslogServer, SyslogSettings};
 pub use writer::{LogWriter, Writers};

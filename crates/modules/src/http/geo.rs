@@ -70,7 +70,7 @@ impl Definition for Geo {
 impl Geo {
     fn address(&self, request: &Request) -> Option<IpAddr> {
         let address = match self.source {
-            None => request.connection().remote.inet().map(|address| address.ip()),
+            None => request.remote().inet().map(|address| address.ip()),
             Some(source) => {
                 let mut text = Vec::new();
                 request.append_variable(source, &mut text);

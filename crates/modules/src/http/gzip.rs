@@ -241,11 +241,13 @@ pub fn has_vary(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get())
 }
 
-/// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it.
+/// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it. A part of its
+/// answer may not: the whole is compressed.
 pub fn is_accepted(request: &Request) -> bool {
     let Some(conf) = request.scope().conf_of::<Conf>() else { return false };
     let agent = request.header(KnownHeader::UserAgent);
-    request.header(KnownHeader::AcceptEncoding).is_some_and(accepts_gzip)
+    request.is_main()
+        && request.header(KnownHeader::AcceptEncoding).is_some_and(accepts_gzip)
         && !(conf.msie6_disabled.get_opt() == Some(&true) && request.browser().is_msie6())
         && request.version() >= *conf.http_version.get()
         && (request.header(KnownHeader::Via).is_none() || is_for_proxies(request, *conf.proxied.get()))

@@ -198,6 +198,9 @@ fn is_usual(status: u16) -> bool {
 }
 
 fn add_fields(request: &mut Request, conf: &Conf) {
+    if !request.is_main() {
+        return;
+    }
     let is_usual = is_usual(request.response.status);
     if is_usual {
         set_expires(request, conf.expires.get());

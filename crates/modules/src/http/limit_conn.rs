@@ -9,6 +9,7 @@
 //! once, also over internal redirects. A zone that is full rejects: every key in it is in use.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bstr::{BStr, BString};
@@ -77,7 +78,7 @@ pub const MODULE: Module = Module {
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     variables: &[Variable::named("limit_conn_status", |request, _, out| {
-        let Some(verdict) = request.notes.get::<Verdict>() else { return false };
+        let Some(verdict) = request.shared_note::<Judged>().0.get() else { return false };
         out.extend_from_slice(verdict.name());
         true
     })],
@@ -154,8 +155,13 @@ impl Drop for Held {
 /// The note that holds a request's places until it is over.
 struct Places(#[expect(dead_code, reason = "held for its end")] Vec<Held>);
 
+/// What became of the client's request: it is judged once, be it in a subrequest.
+#[derive(Default)]
+struct Judged(Cell<Option<Verdict>>);
+
 fn limit(request: &mut Request, conf: &Conf) -> Flow {
-    if request.notes.has::<Verdict>() {
+    let judged = request.shared_note::<Judged>();
+    if judged.0.get().is_some() {
         return Flow::Next;
     }
     let is_dry_run = *conf.dry_run.get();
@@ -163,15 +169,15 @@ fn limit(request: &mut Request, conf: &Conf) -> Flow {
         Some(places) if places.is_empty() => Flow::Next,
         Some(places) => {
             request.notes.put(Places(places));
-            request.notes.put(Verdict::Passed);
+            judged.0.set(Some(Verdict::Passed));
             Flow::Next
         }
         None if is_dry_run => {
-            request.notes.put(Verdict::RejectedDryRun);
+            judged.0.set(Some(Verdict::RejectedDryRun));
             Flow::Next
         }
         None => {
-            request.notes.put(Verdict::Rejected);
+            judged.0.set(Some(Verdict::Rejected));
             Flow::Respond(*conf.status.get())
         }
     }

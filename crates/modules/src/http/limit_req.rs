@@ -9,6 +9,7 @@
 //! same requests are delayed for the same time. A request is judged once, also over internal redirects.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ pub const MODULE: Module = Module {
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     variables: &[Variable::named("limit_req_status", |request, _, out| {
-        let Some(verdict) = request.notes.get::<Verdict>() else { return false };
+        let Some(verdict) = request.shared_note::<Judged>().0.get() else { return false };
         out.extend_from_slice(verdict.name());
         true
     })],
@@ -157,8 +158,13 @@ impl Verdict {
     }
 }
 
+/// What became of the client's request: it is judged once, be it in a subrequest.
+#[derive(Default)]
+struct Judged(Cell<Option<Verdict>>);
+
 fn limit(request: &mut Request, conf: &Conf) -> Flow {
-    if request.notes.has::<Verdict>() {
+    let judged = request.shared_note::<Judged>();
+    if judged.0.get().is_some() {
         return Flow::Next;
     }
     let judgement = judge(request, conf.limits.get());
@@ -172,7 +178,7 @@ fn limit(request: &mut Request, conf: &Conf) -> Flow {
         Judgement::Rejected { .. } | Judgement::NoRoom if is_dry_run => (Verdict::RejectedDryRun, Flow::Next),
         Judgement::Rejected { .. } | Judgement::NoRoom => (Verdict::Rejected, Flow::Respond(*conf.status.get())),
     };
-    request.notes.put(verdict);
+    judged.0.set(Some(verdict));
     flow
 }
 

@@ -1,7 +1,9 @@
 //! The modules of the http block.
 
 pub mod access;
+pub mod addition;
 pub mod auth_basic;
+pub mod auth_request;
 pub mod autoindex;
 pub mod client_body;
 pub mod core;
@@ -17,13 +19,16 @@ pub mod limit_req;
 mod limits;
 pub mod log;
 pub mod map;
+pub mod mirror;
 pub mod not_modified;
+pub mod postpone;
 pub mod random_index;
 pub mod range;
 pub mod realip;
 pub mod realpath_root;
 pub mod rewrite;
 pub mod split_clients;
+pub mod ssi;
 pub mod static_files;
 pub mod stub_status;
 pub mod sub;

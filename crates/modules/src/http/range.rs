@@ -30,7 +30,7 @@ pub const MODULE: Module =
     Module { name: "http_range_filter", filters: &[&Judge { applies: |_: &()| true, run: cut }], ..Module::EMPTY };
 
 fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
-    if !request.response.allows_ranges {
+    if !request.response.allows_ranges || !request.is_main() {
         return Filtered::Goes;
     }
     let max_ranges = *request.scope().core.max_ranges.get();
@@ -139,7 +139,7 @@ impl Parts {
 }
 
 impl BodyStream for Parts {
-    fn poll_next(&mut self, _context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, _request: &Request, _context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
         if self.ready.is_empty()
             && let Some(range) = self.ranges.next()
         {
@@ -183,7 +183,7 @@ impl Source {
                 BodyItem::Bytes(bytes) => Piece::Bytes(bytes),
                 BodyItem::Lease(lease) => Piece::Bytes(Bytes::copy_from_slice(&lease)),
                 BodyItem::File(piece) => Piece::File(piece),
-                BodyItem::Flush | BodyItem::Trailers(_) => continue,
+                BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => continue,
             };
             self.0.push((position, piece));
             position += length;
@@ -290,7 +290,7 @@ mod tests {
     fn contents(mut body: Body) -> Vec<u8> {
         let mut contents = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
-        while let Poll::Ready(Some(item)) = body.poll_next(&mut context) {
+        while let Poll::Ready(Some(item)) = body.poll_next(&Request::default(), &mut context) {
             match item.unwrap() {
                 BodyItem::Bytes(bytes) => contents.extend_from_slice(&bytes),
                 BodyItem::File(FilePiece { file, offset, length }) => {

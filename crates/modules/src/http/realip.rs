@@ -8,12 +8,13 @@
 //! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
 //! is no address, or comes from somebody who is not trusted, changes nothing.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 
 use gale_base::cidr::Cidr;
-use gale_base::units;
 use gale_config::{Body, Diagnostic, ManyWith, One, Place, Reporter, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, HostAddresses};
+use gale_engine::http::forwarded;
 use gale_engine::http::phases::{Decide, Flow, Handler, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
@@ -87,7 +88,7 @@ enum Header {
     Single(Box<[u8]>),
     /// `X-Forwarded-For`: all fields of this name are one list.
     ForwardedFor,
-    /// The PROXY protocol.
+    /// What the connection began with: `listen … proxy_protocol`.
     ProxyProtocol,
 }
 
@@ -114,30 +115,33 @@ fn header(statement: &Statement) -> Result<Header, Diagnostic> {
     })
 }
 
-/// Who the client is has been found out.
-struct IsKnown;
+/// Whether it has been found out who the client is; subrequests have the same one.
+#[derive(Default)]
+struct IsKnown(Cell<bool>);
 
 fn run(request: &mut Request, conf: &Conf) -> Flow {
-    if request.notes.has::<IsKnown>() {
+    let is_known = request.shared_note::<IsKnown>();
+    if is_known.0.get() {
         return Flow::Next;
     }
-    let values: Vec<&[u8]> = match conf.header.get() {
-        Header::Single(name) => values_of(request, name).take(1).collect(),
-        Header::ForwardedFor => values_of(request, b"X-Forwarded-For").collect(),
-        Header::ProxyProtocol => Vec::new(),
-    };
-    let list = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
-    if *conf.header.get() == Header::ProxyProtocol {
-        let source = request.connection().proxied().map(|header| header.source);
-        if let Some(source) = source.filter(|_| list.trusts(request.remote())) {
-            request.set_remote(SocketAddress::Inet(source));
-            request.notes.put(IsKnown);
+    let chain = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
+    let client = match conf.header.get() {
+        Header::Single(name) => {
+            let values: Vec<&[u8]> = values_of(request, name).take(1).collect();
+            chain.client(request.remote(), &values)
         }
-        return Flow::Next;
-    }
-    if let Some(client) = list.client(request.remote(), &values) {
+        Header::ForwardedFor => {
+            let values: Vec<&[u8]> = values_of(request, b"X-Forwarded-For").collect();
+            chain.client(request.remote(), &values)
+        }
+        Header::ProxyProtocol => {
+            let told = request.connection().proxied().map(|header| header.source);
+            told.filter(|_| chain.trusts(request.remote()))
+        }
+    };
+    if let Some(client) = client {
         request.set_remote(SocketAddress::Inet(client));
-        request.notes.put(IsKnown);
+        is_known.0.set(true);
     }
     Flow::Next
 }
@@ -159,27 +163,15 @@ impl Chain<'_> {
         if !self.trusts(nearest) {
             return None;
         }
-        let mut client = None;
-        for value in values.iter().rev() {
-            let mut rest: &[u8] = value;
-            let mut says_anything = false;
-            while let Some(address) = take_last(&mut rest) {
-                client = Some(address);
-                says_anything = true;
-                if !self.is_recursive || !self.trusts(&SocketAddress::Inet(address)) {
-                    return client;
-                }
-            }
-            // What is left cannot be understood: nothing before it can be believed.
-            if !says_anything || rest.iter().any(|byte| !is_separator(byte)) {
-                return client;
-            }
-        }
-        client
+        forwarded::client(values, self.is_recursive, |address| self.trusts_address(Some(address)))
     }
 
     fn trusts(&self, address: &SocketAddress) -> bool {
-        let address = address.inet().map(|address| address.ip().to_canonical());
+        self.trusts_address(address.inet().map(|address| address.ip().to_canonical()))
+    }
+
+    /// Without an address it came on a UNIX-domain socket.
+    fn trusts_address(&self, address: Option<IpAddr>) -> bool {
         self.trusted.iter().any(|trusted| match (trusted, address) {
             (Trusted::Unix, None) => true,
             (Trusted::Network(network), Some(address)) => network.contains(address),
@@ -187,39 +179,6 @@ impl Chain<'_> {
             _ => false,
         })
     }
-}
-
-fn is_separator(byte: &u8) -> bool {
-    matches!(byte, b' ' | b',')
-}
-
-/// The last address of a list, which is taken off it; none, with the list as it is, when there is none or it cannot be
-/// understood.
-fn take_last(list: &mut &[u8]) -> Option<SocketAddr> {
-    let end = list.iter().rposition(|byte| !is_separator(byte))? + 1;
-    let start = list[..end].iter().rposition(is_separator).map_or(0, |before| before + 1);
-    let address = parse_address(&list[start..end])?;
-    *list = &list[..start];
-    Some(address)
-}
-
-/// An address, possibly with a port; one of IPv6 possibly in brackets, and with a port always.
-fn parse_address(text: &[u8]) -> Option<SocketAddr> {
-    let text = std::str::from_utf8(text).ok()?;
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Some(SocketAddr::new(address, 0));
-    }
-    if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-        return Some(SocketAddr::new(address.parse().ok()?, 0));
-    }
-    let (address, port) = text.rsplit_once(':')?;
-    let address = match address.strip_prefix('[') {
-        Some(address) => IpAddr::V6(address.strip_suffix(']')?.parse().ok()?),
-        None => IpAddr::V4(address.parse().ok()?),
-    };
-    let port =
-        units::parse_number(port.as_bytes()).and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0)?;
-    Some(SocketAddr::new(address, port))
 }
 
 #[cfg(test)]
@@ -231,50 +190,15 @@ mod tests {
         let values: Vec<&[u8]> = values.iter().map(|value| value.as_bytes()).collect();
         let nearest = SocketAddress::Inet("127.0.0.1:1".parse().unwrap());
         let found = Chain { trusted: &trusted, is_recursive }.client(&nearest, &values);
-        found.map(|address| if address.port() == 0 { address.ip().to_string() } else { address.to_string() })
-    }
-
-    #[track_caller]
-    fn is(is_recursive: bool, values: &[&str], expected: &str) {
-        assert_eq!(client(is_recursive, values).as_deref(), Some(expected), "{values:?}");
+        found.map(|address| address.ip().to_string())
     }
 
     #[test]
-    fn the_last_address_counts() {
-        is(false, &["192.0.2.1"], "192.0.2.1");
-        is(false, &["192.0.2.1, 10.1.1.1"], "10.1.1.1");
-        is(false, &["192.0.2.1", "192.0.2.2 ,, "], "192.0.2.2");
-        is(false, &["2001:db8::1"], "2001:db8::1");
-    }
-
-    #[test]
-    fn the_last_address_counts_that_is_not_trusted() {
-        is(true, &["192.0.2.1, 192.0.2.2, 10.1.1.1"], "192.0.2.2");
-        is(true, &["192.0.2.1, 10.1.1.1", "10.1.1.2"], "192.0.2.1");
-        is(true, &["10.1.1.1,10.1.1.2"], "10.1.1.1");
-    }
-
-    #[test]
-    fn what_cannot_be_understood_ends_the_list() {
-        assert_eq!(client(false, &["x"]), None);
-        assert_eq!(client(true, &["192.0.2.1, x"]), None);
-        assert_eq!(client(true, &[""]), None);
+    fn the_last_address_counts_or_the_last_that_is_not_trusted() {
+        let list = ["192.0.2.1, 192.0.2.2, 10.1.1.1"];
+        assert_eq!(client(false, &list).as_deref(), Some("10.1.1.1"));
+        assert_eq!(client(true, &list).as_deref(), Some("192.0.2.2"));
         assert_eq!(client(true, &[]), None);
-        is(true, &["192.0.2.1, unknown, 10.1.1.1"], "10.1.1.1");
-        is(true, &["192.0.2.1", "x, 10.1.1.1"], "10.1.1.1");
-        is(true, &["192.0.2.1", "", "10.1.1.1"], "10.1.1.1");
-    }
-
-    #[test]
-    fn addresses_may_have_ports() {
-        is(false, &["192.0.2.1:80"], "192.0.2.1:80");
-        is(false, &["[2001:db8::1]:80"], "[2001:db8::1]:80");
-        is(false, &["[2001:db8::1]"], "2001:db8::1");
-        for wrong in
-            ["192.0.2.1:0", "192.0.2.1:65536", "192.0.2.1:", "[192.0.2.1]:1x", "[2001:db8::1", "[::1]x:1", ":80"]
-        {
-            assert_eq!(client(false, &[wrong]), None, "{wrong}");
-        }
     }
 
     #[test]

@@ -352,7 +352,7 @@ struct Echo {
 }
 
 impl BodyStream for Echo {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, _request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
         let item = self.exchange.poll_body(context, &self.limits);
         item.map(|item| item.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
     }

@@ -67,6 +67,21 @@ impl Target {
     }
 }
 
+/// Splits a reference that stands in a document or in a response into a decoded path and arguments. It need not begin with
+/// "/" and is not normalised. `None` if it is empty, has a NUL, or a ".." segment, be it encoded.
+pub fn split_unsafe(reference: &[u8]) -> Option<(Vec<u8>, &[u8])> {
+    let mark = memchr::memchr(b'?', reference);
+    let (path, args) = match mark {
+        Some(mark) => (&reference[..mark], &reference[mark + 1..]),
+        None => (reference, &b""[..]),
+    };
+    let mut decoded = Vec::new();
+    escape::unescape(escape::Unescape::All, path, &mut decoded);
+    let is_refused =
+        |path: &[u8]| path.contains(&0) || path.split(|&byte| byte == b'/').any(|segment| segment == b"..");
+    (!path.is_empty() && !is_refused(path) && !is_refused(&decoded)).then_some((decoded, args))
+}
+
 /// Splits a request target in origin, absolute or asterisk form; the offsets are those of `target`.
 ///
 /// Spaces and control characters are refused, bytes from 0x80 are not (as in nginx).

@@ -277,13 +277,13 @@ pub(crate) fn settings() -> CoreSettings {
     core.tcp_nopush.set(false, None);
     core.sendfile.set(false, None);
     core.sendfile_max_chunk.set(0, None);
+    core.open_file_cache.set(OpenFileCache::Off, None);
     core.aio.set(Aio::Auto, None);
     core.directio.set(u64::MAX, None);
     core.directio_alignment.set(512, None);
     core.output_buffers.set(HeaderBuffers { count: 2, size: 32 * 1024 }, None);
     core.postpone_output.set(1460, None);
     core.read_ahead.set(0, None);
-    core.open_file_cache.set(OpenFileCache::Off, None);
     core.chunked_transfer_encoding.set(true, None);
     core.msie_padding.set(false, None);
     core.msie_refresh.set(false, None);
@@ -336,7 +336,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     }));
     let mut request = Request::new();
     request.worker = Some(HttpWorker::new(Rc::clone(&configuration), 1));
-    request.parsed.framing = Framing::Chunked;
+    request.parsed_mut().framing = Framing::Chunked;
     let exchange: Rc<MockExchange> = Rc::clone(exchange);
     request.begin(configuration, exchange, ServerId(0));
     request
@@ -394,7 +394,7 @@ mod tests {
     struct Echo(Rc<MockExchange>, BodyLimits);
 
     impl BodyStream for Echo {
-        fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        fn poll_next(&mut self, _request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
             let piece = ready!(self.0.poll_body(context, &self.1));
             Poll::Ready(piece.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
         }

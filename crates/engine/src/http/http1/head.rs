@@ -104,7 +104,7 @@ impl Http1 {
                         request
                     }
                 };
-                match parser.parse(input.readable(), &head.limits, &mut request.parsed) {
+                match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
                         head.begin_waiting(&self.worker.counters);
                         if let Some(timeout) = head.timeout.take() {
@@ -120,12 +120,12 @@ impl Http1 {
                             self.worker.give_back(request);
                             return Poll::Ready(Arrival::Closed);
                         };
-                        request.head = head;
+                        request.set_head(head);
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
                         head.end_waiting(&self.worker.counters);
-                        request.head = std::mem::take(input);
+                        request.set_head(std::mem::take(input));
                         *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
                     }
@@ -250,7 +250,7 @@ impl Http1 {
         let reading = part_read(&request);
         self.worker.counters.begin_request();
         self.worker.counters.end_request();
-        request.parsed.keep_first_line(request.head.readable());
+        keep_first_line(&mut request);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;
         self.end(request);
@@ -286,7 +286,7 @@ impl Http1 {
             Err(offence) => {
                 // The path is for the log; an offence in it was told already.
                 let _ = self.prepare(request, core);
-                request.parsed.keep_first_line(request.head.readable());
+                keep_first_line(request);
                 let input = request.head.readable();
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
                 if request.parsed.method_range.is_empty() {
@@ -362,8 +362,14 @@ impl Http1 {
 /// What has come of a head that will not be whole.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
     let mut request = pending.take()?;
-    request.head = std::mem::take(input);
+    request.set_head(std::mem::take(input));
     Some(request)
+}
+
+/// Only the first line of a broken head is relied on from now on.
+fn keep_first_line(request: &mut Request) {
+    let head = Rc::clone(&request.head);
+    request.parsed_mut().keep_first_line(head.readable());
 }
 
 /// nginx's words for what was read of a head that was not understood to its end.

@@ -369,6 +369,7 @@ impl Sender {
             BodyItem::Lease(lease) => self.output.push_lease(lease),
             item @ BodyItem::File(_) => self.queue.push_back(item),
             BodyItem::Flush | BodyItem::Trailers(_) => {}
+            BodyItem::Subrequest(_) => unreachable!("`postpone` takes them out"),
         }
     }
 

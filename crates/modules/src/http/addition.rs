@@ -1,0 +1,134 @@
+//! addition: the output of subrequests before and after a response.
+//!   add_before_body URI;             http, server, location
+//!   add_after_body URI;              http, server, location
+//!   addition_types TYPE ...;         http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_addition_module.html>)
+//!
+//! Only to responses of status 200. What comes after begins together with what comes before, unless the body in
+//! between comes as it is made: then it begins when that has ended, so that nothing is kept ready for a long time.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot};
+use gale_engine::http::body::{Body, BodyItem, BodyStream};
+use gale_engine::http::filters::Change;
+use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::request::Request;
+use gale_engine::http::subrequest::{Subrequest, Target};
+use gale_engine::module::{ConfType, Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_addition_filter",
+    directives: &[
+        Directive {
+            name: "add_before_body",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: BlockBody::None,
+            default: "",
+            about: "Whose output comes before the body.",
+            store: &One { parse: uri, slot: slot!(Conf, add_before_body) },
+        },
+        Directive {
+            name: "add_after_body",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: BlockBody::None,
+            default: "",
+            about: "Whose output comes after the body.",
+            store: &One { parse: uri, slot: slot!(Conf, add_after_body) },
+        },
+        Directive {
+            name: "addition_types",
+            place: Place::ANYWHERE,
+            takes: Takes::AtLeast(1),
+            body: BlockBody::None,
+            default: "text/html",
+            about: "The media types of responses that something is added to, besides text/html.",
+            store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, addition_types) },
+        },
+    ],
+    conf: Some(ConfType::of::<Conf>()),
+    filters: &[&Change { applies: |conf: &Conf| conf.before().is_some() || conf.after().is_some(), run: add }],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    add_before_body: Setting<Box<[u8]>>,
+    add_after_body: Setting<Box<[u8]>>,
+    addition_types: Setting<Vec<MediaTypes>>,
+}
+
+impl Conf {
+    fn before(&self) -> Option<&[u8]> {
+        given(&self.add_before_body)
+    }
+
+    fn after(&self) -> Option<&[u8]> {
+        given(&self.add_after_body)
+    }
+}
+
+/// An empty URI takes away what is inherited.
+fn given(setting: &Setting<Box<[u8]>>) -> Option<&[u8]> {
+    setting.is_set().then(|| &**setting.get()).filter(|uri| !uri.is_empty())
+}
+
+fn uri(statement: &Statement) -> Result<Box<[u8]>, Diagnostic> {
+    Ok(statement.args[0].text.as_slice().into())
+}
+
+fn add(request: &mut Request, conf: &Conf, body: &mut Body) {
+    let is_wanted = request.is_main()
+        && request.response.status == 200
+        && MediaTypes::contain(conf.addition_types.get(), &request.response.content_type);
+    if !is_wanted {
+        return;
+    }
+    request.response.will_change();
+    request.makes_subrequests = true;
+    let (before, after) = (conf.before().map(Target::new), conf.after().map(Target::new));
+    *body = Body::Stream(Box::new(Added { before, body: std::mem::take(body), after, last: None }));
+}
+
+struct Added {
+    /// Not begun yet, like `after`.
+    before: Option<Target>,
+    body: Body,
+    after: Option<Target>,
+    /// What comes after, already begun.
+    last: Option<BodyItem>,
+}
+
+impl BodyStream for Added {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        let is_made_later = matches!(self.body, Body::Stream(_));
+        if let Some(before) = self.before.take() {
+            return Poll::Ready(Some(begin(request, before)));
+        }
+        if !is_made_later && let Some(after) = self.after.take() {
+            match begin(request, after) {
+                Ok(item) => self.last = Some(item),
+                error => return Poll::Ready(Some(error)),
+            }
+        }
+        if let Some(item) = ready!(self.body.poll_next(request, context)) {
+            return Poll::Ready(Some(item));
+        }
+        self.body = Body::Empty;
+        let last = self.last.take().map(Ok);
+        Poll::Ready(last.or_else(|| Some(begin(request, self.after.take()?))))
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.before.is_none() && self.after.is_none() && self.last.is_none() && self.body.is_at_end()
+    }
+}
+
+fn begin(request: &Request, target: Target) -> io::Result<BodyItem> {
+    let subrequest = Subrequest::start(request, target).ok_or_else(|| io::Error::other("too many subrequests"))?;
+    Ok(BodyItem::Subrequest(Box::new(subrequest)))
+}

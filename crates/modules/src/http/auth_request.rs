@@ -1,0 +1,133 @@
+//! auth_request: asks another location whether a request may go on.
+//!   auth_request URI|off;                http, server, location
+//!   auth_request_set $VARIABLE VALUE;    http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_auth_request_module.html>)
+//!
+//! 2xx lets the request in, 401 (with its challenges) and 403 become its answer, everything else is 500. The question is
+//! a subrequest without a body; of its answer only the head counts.
+
+use std::sync::Arc;
+
+use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::http::phases::{Flow, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::response::Field;
+use gale_engine::http::subrequest::{Target, ask};
+use gale_engine::http::template::Template;
+use gale_engine::http::variables::{Definition, VariableId};
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::Level;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_auth_request",
+    directives: &[
+        Directive {
+            name: "auth_request",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "off",
+            about: "Where to ask whether a request may go on.",
+            store: &Custom(auth_request),
+        },
+        Directive {
+            name: "auth_request_set",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(2),
+            body: Body::None,
+            default: "",
+            about: "A variable that gets a value when the answer is there; the value may use variables of the answer.",
+            store: &Custom(auth_request_set),
+        },
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    handlers: &[(
+        Phase::Access,
+        &Wait {
+            applies: |conf: &Conf| conf.uri().is_some(),
+            first: |_, _| None,
+            then: |request, conf| Box::pin(decide(request, conf)),
+        },
+    )],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    /// What is said here or inherited: a URI, or nobody is asked.
+    asks: Option<Option<Box<[u8]>>>,
+    set: Vec<(VariableId, Template)>,
+}
+
+impl Conf {
+    fn uri(&self) -> Option<&[u8]> {
+        self.asks.as_ref()?.as_deref()
+    }
+}
+
+/// A variable before there is an answer.
+struct Unset;
+
+impl Definition for Unset {
+    fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
+        false
+    }
+}
+
+fn auth_request(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if conf.asks.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let uri: &[u8] = &statement.args[0].text;
+    conf.asks = Some((uri != b"off").then(|| uri.into()));
+    Ok(())
+}
+
+fn auth_request_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let word = &statement.args[0];
+    let Some(name) = word.text.strip_prefix(b"$") else {
+        return Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span));
+    };
+    let http = builder.http_mut();
+    let variable = http.variables.assigned(name, Some(word.span), Arc::new(Unset));
+    let value = http.template(&statement.args[1])?;
+    conf.set.push((variable, value));
+    Ok(())
+}
+
+fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("its own settings");
+    let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) else { return Ok(()) };
+    conf.asks = conf.asks.take().or_else(|| parent.asks.clone());
+    if conf.set.is_empty() {
+        conf.set = parent.set.clone();
+    }
+    Ok(())
+}
+
+async fn decide(request: &mut Request, conf: &Conf) -> Flow {
+    let uri = conf.uri().expect("there whenever the handler is");
+    let answer = match ask(request, Target { shares_body: false, ..Target::new(uri) }).await {
+        Ok(answer) => answer,
+        Err(status) => return Flow::Respond(status),
+    };
+    // Stored, so that they are there after internal redirects.
+    for (variable, value) in &conf.set {
+        request.assign_variable(*variable, &value.evaluate(&answer));
+    }
+    match answer.response.status {
+        200..300 => Flow::Allow,
+        403 => Flow::Respond(403),
+        401 => {
+            let is_challenge = |field: &&Field| field.name.eq_ignore_ascii_case(b"www-authenticate");
+            request.response.fields.extend(answer.response.fields.iter().filter(is_challenge).cloned());
+            Flow::Respond(401)
+        }
+        status => {
+            request.log(Level::Error, format_args!("auth request unexpected status: {status}"));
+            Flow::Respond(500)
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! mirror: copies of a request, whose answers nobody reads.
+//!   mirror URI|off;                 http, server, location; several make several copies
+//!   mirror_request_body on|off;     http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_mirror_module.html>)
+//!
+//! Copies have the method, the arguments, and unless that is off the body of the original, which is read first then.
+//! They run in the background: unlike in nginx, the next request of the connection does not wait for them.
+
+use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::request::Request;
+use gale_engine::http::request_body::read_body;
+use gale_engine::http::subrequest::{Target, run_in_background};
+use gale_engine::module::{ConfType, Directive, Module};
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_mirror",
+    directives: &[
+        Directive {
+            name: "mirror",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "off",
+            about: "Where to send copies of requests.",
+            store: &Custom(mirror),
+        },
+        Directive {
+            name: "mirror_request_body",
+            place: Place::ANYWHERE,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "on",
+            about: "Whether copies have the request's body.",
+            store: &One { parse: values::flag, slot: slot!(Conf, mirror_request_body) },
+        },
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    handlers: &[(
+        Phase::PreContent,
+        &Wait { applies: |conf: &Conf| !conf.uris().is_empty(), first: at_once, then: read_and_copy },
+    )],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    /// Empty for `off`; `None` until something is said here or inherited.
+    copies: Option<Vec<Box<[u8]>>>,
+    mirror_request_body: Setting<bool>,
+}
+
+impl Conf {
+    fn uris(&self) -> &[Box<[u8]>] {
+        self.copies.as_deref().unwrap_or_default()
+    }
+}
+
+fn mirror(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let uri: &[u8] = &statement.args[0].text;
+    match (&mut conf.copies, uri) {
+        (copies @ None, b"off") => *copies = Some(Vec::new()),
+        (Some(_), b"off") => return Err(statement.directive_error("is duplicate")),
+        (Some(uris), _) if uris.is_empty() => return Err(statement.directive_error("is duplicate")),
+        (copies, uri) => copies.get_or_insert_default().push(uri.into()),
+    }
+    Ok(())
+}
+
+fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("its own settings");
+    if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>())
+        && conf.copies.is_none()
+    {
+        conf.copies = parent.copies.clone();
+    }
+    Ok(())
+}
+
+/// Without a body to read first, the copies begin at once.
+fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
+    if !request.is_main() {
+        return Some(Flow::Next);
+    }
+    let reads_body = *conf.mirror_request_body.get() && request.declared_body_length() != Some(0);
+    if reads_body && request.body.is_none() {
+        return None;
+    }
+    Some(copy(request, conf))
+}
+
+fn read_and_copy<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
+    Box::pin(async move {
+        match read_body(request).await {
+            Ok(_) => copy(request, conf),
+            Err(error) => Flow::Respond(error.status()),
+        }
+    })
+}
+
+fn copy(request: &mut Request, conf: &Conf) -> Flow {
+    for uri in conf.uris() {
+        let target = Target { args: request.args.clone(), keeps_method: true, ..Target::new(uri) };
+        // Too many is in the error log, and none of the client's business.
+        run_in_background(request, target);
+    }
+    Flow::Next
+}

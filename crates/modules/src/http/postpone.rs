@@ -1,0 +1,125 @@
+//! postpone: puts the output of subrequests into the places where filters before it have put the subrequests.
+//!
+//! No directives. It stands where nginx has it: what a subrequest gives out passes the filters of the subrequest's own
+//! location down to here, and from here on those of the client's request, as a part of its body.
+//!
+//! Output is in order; the work is not. While a subrequest is the next one, the body behind it is looked at, and the
+//! subrequests in it begin. What is kept that way is bounded, in items and in bytes.
+
+use std::collections::VecDeque;
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use gale_engine::http::body::{Body, BodyItem, BodyStream};
+use gale_engine::http::filters::Change;
+use gale_engine::http::request::Request;
+use gale_engine::module::Module;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_postpone_filter",
+    filters: &[&Change { applies: |_: &()| true, run: put_in_place }],
+    ..Module::EMPTY
+};
+
+/// How many items are kept behind a subrequest: so many subrequests of one document can run at a time.
+const ITEMS_MAX: usize = 64;
+
+/// How many bytes in memory are kept behind a subrequest.
+const BYTES_MAX: usize = 64 * 1024;
+
+fn put_in_place(request: &mut Request, _: &(), body: &mut Body) {
+    if std::mem::take(&mut request.makes_subrequests) {
+        let source = std::mem::take(body);
+        *body = Body::Stream(Box::new(Postponed { source: Some(source), waiting: VecDeque::new(), waiting_bytes: 0 }));
+    }
+}
+
+struct Postponed {
+    /// What comes from the filters before; `None` when it has ended.
+    source: Option<Body>,
+    /// What has come, in order. An error is the last thing.
+    waiting: VecDeque<io::Result<BodyItem>>,
+    waiting_bytes: usize,
+}
+
+impl BodyStream for Postponed {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        loop {
+            if self.waiting.is_empty() {
+                let Some(source) = &mut self.source else { return Poll::Ready(None) };
+                let item = ready!(source.poll_next(request, context));
+                self.take(item, context);
+                continue;
+            }
+            self.look_ahead(request, context);
+            let Some(Ok(BodyItem::Subrequest(first))) = self.waiting.front_mut() else {
+                return Poll::Ready(self.give());
+            };
+            match first.poll_next(context) {
+                Poll::Ready(Some(item)) => return Poll::Ready(Some(item)),
+                Poll::Ready(None) => drop(self.waiting.pop_front()),
+                Poll::Pending => {
+                    self.run_others(context);
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.waiting.is_empty() && self.source.as_ref().is_none_or(Body::is_at_end)
+    }
+}
+
+impl Postponed {
+    /// Takes what lies behind a subrequest, as far as it is there and there is room.
+    fn look_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        while matches!(self.waiting.front(), Some(Ok(BodyItem::Subrequest(_))))
+            && self.waiting.len() < ITEMS_MAX
+            && self.waiting_bytes < BYTES_MAX
+            && let Some(source) = &mut self.source
+            && let Poll::Ready(item) = source.poll_next(request, context)
+        {
+            self.take(item, context);
+        }
+    }
+
+    fn take(&mut self, item: Option<io::Result<BodyItem>>, context: &mut Context<'_>) {
+        if !matches!(item, Some(Ok(_))) {
+            self.source = None;
+        }
+        let Some(mut item) = item else { return };
+        match &mut item {
+            Ok(BodyItem::Subrequest(subrequest)) => subrequest.poll_ahead(context),
+            Ok(item) => self.waiting_bytes += bytes_in_memory(item),
+            Err(_) => {}
+        }
+        self.waiting.push_back(item);
+    }
+
+    fn give(&mut self) -> Option<io::Result<BodyItem>> {
+        let item = self.waiting.pop_front()?;
+        if let Ok(item) = &item {
+            self.waiting_bytes -= bytes_in_memory(item);
+        }
+        Some(item)
+    }
+
+    /// The first subrequest has to wait: meanwhile the others go on.
+    fn run_others(&mut self, context: &mut Context<'_>) {
+        for item in self.waiting.iter_mut().skip(1) {
+            if let Ok(BodyItem::Subrequest(subrequest)) = item {
+                subrequest.poll_ahead(context);
+            }
+        }
+    }
+}
+
+fn bytes_in_memory(item: &BodyItem) -> usize {
+    match item {
+        BodyItem::Bytes(bytes) => bytes.len(),
+        BodyItem::Lease(lease) => lease.len(),
+        BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => 0,
+    }
+}

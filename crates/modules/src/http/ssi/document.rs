@@ -1,0 +1,556 @@
+//! A document with commands, as a body: text goes through, commands are carried out.
+//! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html#commands>)
+//!
+//! It works as far as it is asked: what it includes leaves as an item of its own, and it is the filter `postpone` that asks
+//! for more while that is under way. Only `wait` and `set` of `include` make the document itself wait.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bstr::BStr;
+use bytes::Bytes;
+use gale_engine::http::body::{Body, BodyItem, BodyStream};
+use gale_engine::http::regex::Regex;
+use gale_engine::http::request::Request;
+use gale_engine::http::subrequest::{Fallback, InMemorySubrequest, Subrequest, Target};
+use gale_engine::http::transform::InMemory;
+use gale_engine::process::Level;
+use gale_protocol::ssi::text::{self, Expression};
+use gale_protocol::ssi::{Command, Event, PARAMETERS_MAX, Parser};
+use gale_protocol::uri::escape::{Class, escape, escape_html};
+
+use super::page::{Page, TooMuch};
+use super::{Conf, TimeFormat};
+
+/// How many commands are carried out before other tasks have their turn.
+const COMMANDS_AT_ONCE: u32 = 64;
+
+/// How long a text may become when its variables are put in.
+const TEXT_MAX: usize = 64 * 1024;
+
+const ERROR_MESSAGE: &[u8] = b"[an error occurred while processing the directive]";
+
+/// See the file's head.
+pub struct Document {
+    source: InMemory,
+    /// The item that is being parsed, and how far.
+    item: Option<(BodyItem, usize)>,
+    parser: Parser,
+    has_ended: bool,
+    page: Rc<Page>,
+    waits_for: Waiting,
+    commands_left: u32,
+
+    is_silent: bool,
+    error_message: Bytes,
+    time_format: TimeFormat,
+    encoding: Encoding,
+    /// Whether text is shown: not in the branches of an `if` that were not chosen, and not in blocks.
+    is_shown: bool,
+    is_block: bool,
+    condition: Condition,
+    has_chosen: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Condition {
+    /// Outside of an `if`, or of no matter.
+    None,
+    /// Behind `if` or `elif`.
+    If,
+    /// Behind `else`.
+    Else,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Encoding {
+    None,
+    Url,
+    Entity,
+}
+
+/// What a document waits for before it goes on.
+enum Waiting {
+    Nothing,
+    /// `wait="yes"`: the output of what was included.
+    Output(Rc<Cell<bool>>),
+    /// `set`: the value of this variable.
+    Value(Vec<u8>, InMemorySubrequest),
+}
+
+/// A command that cannot be carried out; what is wrong was logged.
+struct Failed;
+
+/// What a command puts into the document.
+type Outcome = Result<Option<BodyItem>, Failed>;
+
+/// A command that is known.
+struct Row {
+    name: &'static str,
+    /// Where it may stand: anywhere, up to an `else`, or up to `endif`.
+    condition: Condition,
+    /// Names, and whether the parameter must be there.
+    parameters: &'static [(&'static str, bool)],
+    run: fn(&mut Document, &Request, &Parameters<'_>) -> Outcome,
+}
+
+/// The values of a command's parameters, in the order of its row.
+struct Parameters<'c> {
+    command: &'c Command,
+    values: [Option<&'c [u8]>; 5],
+}
+
+const COMMANDS: &[Row] = &[
+    Row {
+        name: "include",
+        condition: Condition::None,
+        parameters: &[("virtual", false), ("file", false), ("wait", false), ("set", false), ("stub", false)],
+        run: Document::include,
+    },
+    Row {
+        name: "echo",
+        condition: Condition::None,
+        parameters: &[("var", true), ("default", false), ("encoding", false)],
+        run: Document::echo,
+    },
+    Row {
+        name: "config",
+        condition: Condition::None,
+        parameters: &[("errmsg", false), ("timefmt", false)],
+        run: Document::config,
+    },
+    Row { name: "set", condition: Condition::None, parameters: &[("var", true), ("value", true)], run: Document::set },
+    Row { name: "if", condition: Condition::None, parameters: &[("expr", true)], run: Document::test },
+    Row { name: "elif", condition: Condition::If, parameters: &[("expr", true)], run: Document::test },
+    Row { name: "else", condition: Condition::If, parameters: &[], run: Document::otherwise },
+    Row { name: "endif", condition: Condition::Else, parameters: &[], run: Document::end_if },
+    Row { name: "block", condition: Condition::None, parameters: &[("name", true)], run: Document::block },
+    Row { name: "endblock", condition: Condition::None, parameters: &[], run: Document::end_block },
+];
+
+impl Document {
+    /// A document whose text is `body`.
+    pub(super) fn new(body: Body, page: Rc<Page>, conf: &Conf, time_format: TimeFormat) -> Document {
+        Document {
+            source: InMemory::new(body),
+            item: None,
+            parser: Parser::new(*conf.ssi_value_length.get()),
+            has_ended: false,
+            page,
+            waits_for: Waiting::Nothing,
+            commands_left: COMMANDS_AT_ONCE,
+            is_silent: *conf.ssi_silent_errors.get(),
+            error_message: Bytes::from_static(ERROR_MESSAGE),
+            time_format,
+            encoding: Encoding::Entity,
+            is_shown: true,
+            is_block: false,
+            condition: Condition::None,
+            has_chosen: false,
+        }
+    }
+}
+
+impl BodyStream for Document {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        loop {
+            if let Err(error) = ready!(self.poll_waited(request, context)) {
+                return Poll::Ready(Some(Err(error)));
+            }
+            let Some((item, at)) = &mut self.item else {
+                match ready!(self.source.poll_next(request, context)).transpose() {
+                    Ok(Some(item @ (BodyItem::Bytes(_) | BodyItem::Lease(_)))) => self.item = Some((item, 0)),
+                    Ok(None) => {
+                        if std::mem::replace(&mut self.has_ended, true) {
+                            return Poll::Ready(None);
+                        }
+                        let rest = self.parser.end().and_then(|event| self.handle(request, event));
+                        if let Some(item) = rest {
+                            return Poll::Ready(Some(Ok(item)));
+                        }
+                    }
+                    other => return Poll::Ready(other.transpose()),
+                }
+                continue;
+            };
+            let Some(event) = self.parser.next(item.bytes(), at) else {
+                self.item = None;
+                continue;
+            };
+            // Commands without output could follow each other without end.
+            if matches!(event, Event::Command(_)) {
+                self.commands_left = self.commands_left.saturating_sub(1);
+            }
+            if let Some(item) = self.handle(request, event) {
+                self.commands_left = COMMANDS_AT_ONCE;
+                return Poll::Ready(Some(Ok(item)));
+            }
+            if self.commands_left == 0 {
+                self.commands_left = COMMANDS_AT_ONCE;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Document {
+    /// Ready when nothing is waited for any more.
+    fn poll_waited(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.waits_for {
+            Waiting::Nothing => return Poll::Ready(Ok(())),
+            // Whoever puts the output into its place asks again.
+            Waiting::Output(has_ended) if !has_ended.get() => return Poll::Pending,
+            Waiting::Output(_) => {}
+            Waiting::Value(name, subrequest) => {
+                let (status, value) = ready!(subrequest.poll(request, context))?;
+                if status < 300 && self.page.set_variable(name, value).is_err() {
+                    self.complain(request, too_much());
+                }
+            }
+        }
+        self.waits_for = Waiting::Nothing;
+        Poll::Ready(Ok(()))
+    }
+
+    /// What an event puts into the document.
+    fn handle(&mut self, request: &Request, event: Event) -> Option<BodyItem> {
+        match event {
+            Event::Text(range) => {
+                let (item, _) = self.item.as_mut().expect("the text is of this item");
+                if self.is_shown {
+                    return Some(part(item, range));
+                }
+                if self.is_block {
+                    let kept = self.page.append_block(&item.bytes()[range]);
+                    self.check_block(request, kept);
+                }
+                None
+            }
+            Event::HeldText(text) if self.is_shown => Some(BodyItem::Bytes(Bytes::from_static(text))),
+            Event::HeldText(text) => {
+                if self.is_block {
+                    let kept = self.page.append_block(text);
+                    self.check_block(request, kept);
+                }
+                None
+            }
+            Event::Command(command) => self.carry_out(request, &command).unwrap_or_else(|Failed| self.failure()),
+            Event::Mistake(message) => {
+                self.complain(request, message);
+                self.failure()
+            }
+        }
+    }
+
+    fn carry_out(&mut self, request: &Request, command: &Command) -> Outcome {
+        let Some(row) = COMMANDS.iter().find(|row| row.name.as_bytes() == command.name) else {
+            if self.is_shown {
+                let message = format!("invalid SSI command: \"{}\"", BStr::new(&command.name));
+                return Err(self.complain(request, message));
+            }
+            return Ok(None);
+        };
+        if !self.is_shown && row.name != "endblock" {
+            if self.is_block {
+                let mut text = Vec::new();
+                command.append_text(&mut text);
+                let kept = self.page.append_block(&text);
+                self.check_block(request, kept);
+                return Ok(None);
+            }
+            if row.condition == Condition::None {
+                return Ok(None);
+            }
+        }
+        if row.condition != Condition::None && (self.condition == Condition::None || self.condition > row.condition) {
+            return Err(self.complain(request, format!("invalid context of SSI command: \"{}\"", row.name)));
+        }
+        let parameters = Parameters::of(command, row).map_err(|message| self.complain(request, message))?;
+        (row.run)(self, request, &parameters)
+    }
+
+    /// What is shown in place of a command that failed.
+    fn failure(&self) -> Option<BodyItem> {
+        let is_shown = !self.is_silent && !self.error_message.is_empty();
+        is_shown.then(|| BodyItem::Bytes(self.error_message.clone()))
+    }
+
+    fn complain(&self, request: &Request, message: String) -> Failed {
+        request.log(Level::Error, format_args!("{message}"));
+        Failed
+    }
+
+    fn check_block(&mut self, request: &Request, kept: Result<(), TooMuch>) {
+        if let Err(TooMuch) = kept {
+            self.complain(request, too_much());
+            self.is_block = false;
+        }
+    }
+
+    /// A text with the values of its variables.
+    fn evaluate(&self, request: &Request, text: &[u8]) -> Result<Vec<u8>, Failed> {
+        let mut out = Vec::new();
+        let mut is_too_long = false;
+        let evaluated = text::evaluate(text, &mut out, |name, out| {
+            is_too_long |= out.len() > TEXT_MAX;
+            if !is_too_long {
+                self.append_variable(request, name, out);
+            }
+        });
+        evaluated.map_err(|message| self.complain(request, message))?;
+        if is_too_long || out.len() > TEXT_MAX {
+            return Err(self.complain(request, too_much()));
+        }
+        Ok(out)
+    }
+
+    fn append_variable(&self, request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
+        self.page.append_variable(name, out) || request.append_named_variable(name, out)
+    }
+
+    /// `include virtual|file [wait] [set|stub]`
+    fn include(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
+        let [uri, file, wait, set, stub] = parameters.values;
+        let complain = |message: String| Err(self.complain(request, message));
+        let text = match (uri, file) {
+            (Some(uri), Some(file)) => {
+                let (uri, file) = (BStr::new(uri), BStr::new(file));
+                return complain(format!("inclusion may be either virtual=\"{uri}\" or file=\"{file}\""));
+            }
+            (Some(text), None) | (None, Some(text)) => text,
+            (None, None) => return complain("no parameter in \"include\" SSI command".to_owned()),
+        };
+        if set.is_some() && stub.is_some() {
+            let message = "\"set\" and \"stub\" cannot be used together in \"include\" SSI command";
+            return complain(message.to_owned());
+        }
+        let waits = match (wait, file) {
+            (Some(_), Some(file)) => {
+                return complain(format!("\"wait\" cannot be used with file=\"{}\"", BStr::new(file)));
+            }
+            (Some(wait), None) if wait.eq_ignore_ascii_case(b"yes") => true,
+            (Some(wait), None) if !wait.eq_ignore_ascii_case(b"no") => {
+                return complain(format!("invalid value \"{}\" in the \"wait\" parameter", BStr::new(wait)));
+            }
+            (_, file) => file.is_some(),
+        };
+        let target = self.target(request, text)?;
+        if self.page.count_include().is_err() {
+            return complain(too_much());
+        }
+        if let Some(name) = set {
+            let name = name.to_ascii_lowercase();
+            if !self.page.append_variable(&name, &mut Vec::new()) {
+                // It is there, if empty, whatever becomes of the subrequest.
+                let made = self.page.set_variable(&name, Bytes::new());
+                made.map_err(|TooMuch| self.complain(request, too_much()))?;
+            }
+            let subrequest = InMemorySubrequest::start(request, target).ok_or(Failed)?;
+            self.waits_for = Waiting::Value(name, subrequest);
+            return Ok(None);
+        }
+        let fallback = match stub {
+            Some(name) => Some(self.stub(request, name)?),
+            None => None,
+        };
+        let subrequest = Subrequest::start(request, Target { fallback, ..target }).ok_or(Failed)?;
+        if waits {
+            self.waits_for = Waiting::Output(subrequest.end_flag());
+        }
+        Ok(Some(BodyItem::Subrequest(Box::new(subrequest))))
+    }
+
+    /// What is to be included; without a slash at its beginning it stands beside this document.
+    fn target(&self, request: &Request, text: &[u8]) -> Result<Target, Failed> {
+        let mut uri = self.evaluate(request, text)?;
+        if !uri.starts_with(b"/") {
+            let directory = request.uri.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+            uri.splice(0..0, request.uri[..directory].iter().copied());
+        }
+        Target::parse(request, &uri).ok_or(Failed)
+    }
+
+    fn stub(&self, request: &Request, name: &[u8]) -> Result<Fallback, Failed> {
+        let text = self.page.block(name).ok_or_else(|| {
+            let message = format!("\"stub\"=\"{}\" for \"include\" not found", BStr::new(name));
+            self.complain(request, message)
+        })?;
+        Ok(Fallback { content_type: request.response.content_type.clone(), text })
+    }
+
+    /// `echo var [default] [encoding]`
+    fn echo(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
+        let [name, default, encoding, ..] = parameters.values;
+        let mut value = Vec::new();
+        if !self.append_variable(request, &name.unwrap_or_default().to_ascii_lowercase(), &mut value) {
+            value = default.unwrap_or(b"(none)").into();
+        }
+        if value.is_empty() {
+            return Ok(None);
+        }
+        match encoding {
+            None => {}
+            Some(b"none") => self.encoding = Encoding::None,
+            Some(b"url") => self.encoding = Encoding::Url,
+            Some(b"entity") => self.encoding = Encoding::Entity,
+            Some(other) => {
+                let message = format!("unknown encoding \"{}\" in the \"echo\" command", BStr::new(other));
+                self.complain(request, message);
+            }
+        }
+        let mut shown = Vec::new();
+        match self.encoding {
+            Encoding::None => shown = value,
+            Encoding::Url => escape(Class::Html, &value, &mut shown),
+            Encoding::Entity => escape_html(&value, &mut shown),
+        }
+        Ok(Some(BodyItem::Bytes(shown.into())))
+    }
+
+    /// `config [errmsg] [timefmt]`
+    fn config(&mut self, _request: &Request, parameters: &Parameters<'_>) -> Outcome {
+        let [message, time_format, ..] = parameters.values;
+        if let Some(time_format) = time_format {
+            self.time_format.0.replace(time_format.into());
+        }
+        if let Some(message) = message {
+            self.error_message = Bytes::copy_from_slice(message);
+        }
+        Ok(None)
+    }
+
+    /// `set var value`
+    fn set(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
+        let [name, value, ..] = parameters.values;
+        let value = self.evaluate(request, value.unwrap_or_default())?;
+        let kept = self.page.set_variable(&name.unwrap_or_default().to_ascii_lowercase(), value.into());
+        kept.map_err(|TooMuch| self.complain(request, too_much()))?;
+        Ok(None)
+    }
+
+    /// `if expr` and `elif expr`
+    fn test(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
+        if parameters.command.name == b"if" && self.condition != Condition::None {
+            let message = "the \"if\" command inside the \"if\" command";
+            return Err(self.complain(request, message.to_owned()));
+        }
+        if self.has_chosen {
+            self.is_shown = false;
+            return Ok(None);
+        }
+        let [expression, ..] = parameters.values;
+        self.is_shown = self.holds(request, expression.unwrap_or_default())?;
+        self.has_chosen = self.is_shown;
+        self.condition = Condition::If;
+        Ok(None)
+    }
+
+    fn holds(&self, request: &Request, text: &[u8]) -> Result<bool, Failed> {
+        let Some(expression) = Expression::parse(text) else {
+            return Err(self.complain(request, format!("invalid expression in \"{}\"", BStr::new(text))));
+        };
+        let left = self.evaluate(request, &expression.left)?;
+        let Some(comparison) = expression.comparison else { return Ok(!left.is_empty()) };
+        let right = self.evaluate(request, &comparison.text)?;
+        let is_same = if comparison.is_regex { self.matches(request, &right, left)? } else { left == right };
+        Ok(is_same != comparison.is_negative)
+    }
+
+    fn matches(&self, request: &Request, expression: &[u8], text: Vec<u8>) -> Result<bool, Failed> {
+        let regex = Regex::compile(expression, false).map_err(|message| self.complain(request, message))?;
+        let found = regex.find(&text).map_err(|error| {
+            request.log(Level::Alert, format_args!("regular expression failed: {error}"));
+            Failed
+        })?;
+        let Some(found) = found else { return Ok(false) };
+        let captures = found.captures;
+        for (number, name) in regex.names() {
+            let value = Bytes::copy_from_slice(captures.text(&text, number).unwrap_or_default());
+            let kept = self.page.set_variable(name.to_ascii_lowercase().as_bytes(), value);
+            kept.map_err(|TooMuch| self.complain(request, too_much()))?;
+        }
+        self.page.set_captures(captures, text);
+        Ok(true)
+    }
+
+    /// `else`
+    fn otherwise(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
+        self.is_shown = !self.has_chosen;
+        self.condition = Condition::Else;
+        Ok(None)
+    }
+
+    /// `endif`
+    fn end_if(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
+        self.is_shown = true;
+        self.has_chosen = false;
+        self.condition = Condition::None;
+        Ok(None)
+    }
+
+    /// `block name`
+    fn block(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
+        let [name, ..] = parameters.values;
+        self.is_shown = false;
+        let begun = self.page.begin_block(name.unwrap_or_default().into());
+        self.is_block = true;
+        self.check_block(request, begun);
+        Ok(None)
+    }
+
+    /// `endblock`
+    fn end_block(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
+        self.is_shown = true;
+        self.is_block = false;
+        Ok(None)
+    }
+}
+
+impl<'c> Parameters<'c> {
+    /// The error is nginx's message.
+    fn of(command: &'c Command, row: &Row) -> Result<Parameters<'c>, String> {
+        let name = row.name;
+        if command.parameters.len() > PARAMETERS_MAX {
+            return Err(format!("too many SSI command parameters: \"{name}\""));
+        }
+        let mut values = [None; 5];
+        for (parameter, value) in &command.parameters {
+            let found = row.parameters.iter().position(|(known, _)| known.as_bytes() == parameter);
+            let parameter = BStr::new(parameter);
+            let Some(index) = found else {
+                return Err(format!("invalid parameter name: \"{parameter}\" in \"{name}\" SSI command"));
+            };
+            if values[index].replace(&value[..]).is_some() {
+                return Err(format!("duplicate \"{parameter}\" parameter in \"{name}\" SSI command"));
+            }
+        }
+        let absent = row.parameters.iter().zip(&values).find(|((_, is_needed), value)| *is_needed && value.is_none());
+        match absent {
+            Some(((parameter, _), _)) => {
+                Err(format!("mandatory \"{parameter}\" parameter is absent in \"{name}\" SSI command"))
+            }
+            None => Ok(Parameters { command, values }),
+        }
+    }
+}
+
+/// Gale's own message: nginx has no bounds here.
+fn too_much() -> String {
+    "the SSI page has too many or too long variables, blocks or includes".to_owned()
+}
+
+/// A part of an item that is in memory; all of it is the item itself.
+fn part(item: &mut BodyItem, range: std::ops::Range<usize>) -> BodyItem {
+    if range.len() == item.bytes().len() {
+        // The parser is done with it.
+        let empty = BodyItem::Bytes(Bytes::new());
+        return std::mem::replace(item, empty);
+    }
+    match item {
+        BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.slice(range)),
+        other => BodyItem::Bytes(Bytes::copy_from_slice(&other.bytes()[range])),
+    }
+}

@@ -1,0 +1,164 @@
+//! ssi: commands in documents: other documents are included, variables shown, parts left out.
+//!   ssi on|off;                             http, server, location, if in location
+//!   ssi_last_modified on|off;               http, server, location
+//!   ssi_min_file_chunk SIZE;                http, server, location
+//!   ssi_silent_errors on|off;               http, server, location
+//!   ssi_types TYPE ...;                     http, server, location
+//!   ssi_value_length LENGTH;                http, server, location
+//!   $date_local, $date_gmt                  the time in the format of the document
+//! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html>)
+//!
+//! How commands are written is `gale_protocol::ssi`, what they do `document.rs`, what the documents of a request have in
+//! common `page.rs`. `ssi_min_file_chunk` is accepted and without effect: what had to be read to be parsed is sent from
+//! memory.
+
+mod document;
+mod page;
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::rc::Rc;
+
+use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values};
+use gale_engine::http::body::Body;
+use gale_engine::http::filters::Change;
+use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::request::Request;
+use gale_engine::http::variables::Variable;
+use gale_engine::log::{Zone, format_time};
+use gale_engine::module::{ConfType, Directive, Module};
+
+use self::document::Document;
+
+/// See the file's head.
+pub const MODULE: Module = Module {
+    name: "http_ssi_filter",
+    directives: &[
+        Directive {
+            name: "ssi",
+            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+            takes: Takes::Flag,
+            body: BlockBody::None,
+            default: "off",
+            about: "Whether commands in responses are carried out.",
+            store: &One { parse: values::flag, slot: slot!(Conf, ssi) },
+        },
+        Directive {
+            name: "ssi_last_modified",
+            place: Place::ANYWHERE,
+            takes: Takes::Flag,
+            body: BlockBody::None,
+            default: "off",
+            about: "Whether the Last-Modified field of the document is kept.",
+            store: &One { parse: values::flag, slot: slot!(Conf, ssi_last_modified) },
+        },
+        Directive {
+            name: "ssi_min_file_chunk",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: BlockBody::None,
+            default: "1k",
+            about: "Accepted; parts of a document are sent from memory.",
+            store: &One { parse: values::size, slot: slot!(Conf, ssi_min_file_chunk) },
+        },
+        Directive {
+            name: "ssi_silent_errors",
+            place: Place::ANYWHERE,
+            takes: Takes::Flag,
+            body: BlockBody::None,
+            default: "off",
+            about: "Whether nothing is shown in place of a command that fails.",
+            store: &One { parse: values::flag, slot: slot!(Conf, ssi_silent_errors) },
+        },
+        Directive {
+            name: "ssi_types",
+            place: Place::ANYWHERE,
+            takes: Takes::AtLeast(1),
+            body: BlockBody::None,
+            default: "text/html",
+            about: "The media types of documents with commands, besides text/html.",
+            store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, ssi_types) },
+        },
+        Directive {
+            name: "ssi_value_length",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: BlockBody::None,
+            default: "256",
+            about: "How long the value of a command's parameter may be.",
+            store: &One { parse: value_length, slot: slot!(Conf, ssi_value_length) },
+        },
+    ],
+    conf: Some(ConfType::of::<Conf>()),
+    variables: &[
+        Variable::named("date_local", |request, _, out| append_date(request, Zone::Local, out)),
+        Variable::named("date_gmt", |request, _, out| append_date(request, Zone::Gmt, out)),
+    ],
+    filters: &[&Change { applies: |conf: &Conf| *conf.ssi.get(), run: include }],
+    ..Module::EMPTY
+};
+
+#[derive(Default)]
+struct Conf {
+    ssi: Setting<bool>,
+    ssi_last_modified: Setting<bool>,
+    ssi_min_file_chunk: Setting<u64>,
+    ssi_silent_errors: Setting<bool>,
+    ssi_types: Setting<Vec<MediaTypes>>,
+    ssi_value_length: Setting<usize>,
+}
+
+/// Values are kept in memory, [`gale_protocol::ssi::PARAMETERS_MAX`] of them at a time.
+const VALUE_LENGTH_MAX: u64 = 64 * 1024;
+
+fn value_length(statement: &Statement) -> Result<usize, Diagnostic> {
+    let length = values::size(statement)?;
+    let fitting = usize::try_from(length).ok().filter(|_| length <= VALUE_LENGTH_MAX);
+    fitting.ok_or_else(|| {
+        let hint = "values of up to 64k are possible";
+        statement.directive_error("invalid value").at(statement.args[0].span).hint(hint)
+    })
+}
+
+/// How this request's document shows times: `config timefmt`.
+#[derive(Clone)]
+struct TimeFormat(Rc<RefCell<Vec<u8>>>);
+
+impl Default for TimeFormat {
+    fn default() -> TimeFormat {
+        TimeFormat(Rc::new(RefCell::new(TIME_FORMAT.into())))
+    }
+}
+
+const TIME_FORMAT: &[u8] = b"%A, %d-%b-%Y %H:%M:%S %Z";
+
+fn append_date(request: &Request, zone: Zone, out: &mut Vec<u8>) -> bool {
+    let now = gale_runtime::wall_seconds();
+    let append = |format: &[u8], out: &mut Vec<u8>| match format {
+        b"%s" => write!(out, "{now}").is_ok(),
+        format => format_time(format, now, zone).map(|text| out.extend_from_slice(&text)).is_some(),
+    };
+    match request.notes.get::<TimeFormat>() {
+        Some(format) => append(&format.0.borrow(), out),
+        None => append(TIME_FORMAT, out),
+    }
+}
+
+fn include(request: &mut Request, conf: &Conf, body: &mut Body) {
+    let is_document = body.length() != Some(0) && request.response.content_length != Some(0);
+    if !is_document || !MediaTypes::contain(conf.ssi_types.get(), &request.response.content_type) {
+        return;
+    }
+    if request.is_main() {
+        request.response.will_change();
+        if !*conf.ssi_last_modified.get() {
+            request.response.last_modified = None;
+            request.response.etag.clear();
+        }
+    }
+    request.makes_subrequests = true;
+    let time_format = TimeFormat::default();
+    request.notes.put(time_format.clone());
+    let document = Document::new(std::mem::take(body), request.shared_note(), conf, time_format);
+    *body = Body::Stream(Box::new(document));
+}

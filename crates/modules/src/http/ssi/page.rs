@@ -1,0 +1,134 @@
+//! What the documents of one client's request have in common: variables, blocks, and the groups of the last regular
+//! expression. Whatever a document says, it is bounded.
+
+use std::cell::{Cell, RefCell};
+
+use bytes::Bytes;
+use gale_engine::http::regex::Captures;
+
+/// How many documents a request may include, one after another: nginx's bound for those under way at a time, which there
+/// are all. It ends pages that include themselves several times.
+const INCLUDES_MAX: u32 = 65535 - 1000;
+
+/// How many bytes the blocks and the variables of a request may have.
+const BYTES_MAX: usize = 1024 * 1024;
+
+/// What an entry costs besides its bytes.
+const ENTRY_BYTES: usize = 64;
+
+/// There is no room for what was to be kept.
+pub struct TooMuch;
+
+/// See the file's head.
+#[derive(Default)]
+pub struct Page {
+    variables: RefCell<Vec<(Vec<u8>, Bytes)>>,
+    blocks: RefCell<Vec<(Vec<u8>, Vec<u8>)>>,
+    captured: RefCell<(Captures, Vec<u8>)>,
+    includes: Cell<u32>,
+    bytes: Cell<usize>,
+}
+
+impl Page {
+    /// Gives a variable its value; the name is in lower case.
+    pub fn set_variable(&self, name: &[u8], value: Bytes) -> Result<(), TooMuch> {
+        let mut variables = self.variables.borrow_mut();
+        let known = variables.iter_mut().find(|(known, _)| known == name);
+        let before = known.as_ref().map_or(0, |(_, value)| value.len());
+        let bytes = self.bytes.get() - before + value.len();
+        let bytes = if known.is_some() { bytes } else { bytes + name.len() + ENTRY_BYTES };
+        self.spend_up_to(bytes)?;
+        match known {
+            Some((_, known)) => *known = value,
+            None => variables.push((name.into(), value)),
+        }
+        Ok(())
+    }
+
+    /// Appends the value of a variable of the page, or of a group; `false` when there is none.
+    pub fn append_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
+        if let [digit @ b'0'..=b'9'] = name {
+            let (captures, text) = &*self.captured.borrow();
+            let number = usize::from(digit - b'0');
+            if number < captures.len() {
+                out.extend_from_slice(captures.text(text, number).unwrap_or_default());
+                return true;
+            }
+        }
+        let variables = self.variables.borrow();
+        let found = variables.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| out.extend_from_slice(value)).is_some()
+    }
+
+    /// From now on `$0` to `$9` are the groups of this match in `text`.
+    pub fn set_captures(&self, captures: Captures, text: Vec<u8>) {
+        self.captured.replace((captures, text));
+    }
+
+    /// A new block of this name, to which [`Page::append_block`] adds.
+    pub fn begin_block(&self, name: Vec<u8>) -> Result<(), TooMuch> {
+        self.spend_up_to(self.bytes.get() + name.len() + ENTRY_BYTES)?;
+        self.blocks.borrow_mut().push((name, Vec::new()));
+        Ok(())
+    }
+
+    /// Adds to the block that was begun last.
+    pub fn append_block(&self, text: &[u8]) -> Result<(), TooMuch> {
+        self.spend_up_to(self.bytes.get() + text.len())?;
+        if let Some((_, block)) = self.blocks.borrow_mut().last_mut() {
+            block.extend_from_slice(text);
+        }
+        Ok(())
+    }
+
+    /// The first block of this name.
+    pub fn block(&self, name: &[u8]) -> Option<Bytes> {
+        let blocks = self.blocks.borrow();
+        let (_, text) = blocks.iter().find(|(known, _)| known == name)?;
+        Some(Bytes::copy_from_slice(text))
+    }
+
+    /// Counts one more document that is included.
+    pub fn count_include(&self) -> Result<(), TooMuch> {
+        self.includes.set(self.includes.get() + 1);
+        if self.includes.get() > INCLUDES_MAX { Err(TooMuch) } else { Ok(()) }
+    }
+
+    fn spend_up_to(&self, bytes: usize) -> Result<(), TooMuch> {
+        if bytes > BYTES_MAX {
+            return Err(TooMuch);
+        }
+        self.bytes.set(bytes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_page_keeps_is_bounded() {
+        let page = Page::default();
+        let half = Bytes::from(vec![b'x'; BYTES_MAX / 2 - 100]);
+        for _ in 0..100 {
+            assert!(page.set_variable(b"same", half.clone()).is_ok());
+        }
+        assert!(page.set_variable(b"other", half.clone()).is_ok());
+        assert!(page.set_variable(b"third", half.clone()).is_err());
+        assert!(page.begin_block(b"a".to_vec()).is_err() || page.append_block(&half).is_err());
+        assert!(page.set_variable(b"same", Bytes::new()).is_ok());
+        assert!(page.begin_block(b"b".to_vec()).is_ok() && page.append_block(b"text").is_ok());
+        assert_eq!(page.block(b"b").as_deref(), Some(&b"text"[..]));
+        let empty = Page::default();
+        let made = (0..BYTES_MAX).take_while(|number| empty.set_variable(&number.to_be_bytes(), Bytes::new()).is_ok());
+        assert!(made.count() < BYTES_MAX / ENTRY_BYTES);
+    }
+
+    #[test]
+    fn includes_are_counted() {
+        let page = Page::default();
+        assert!((0..INCLUDES_MAX).all(|_| page.count_include().is_ok()));
+        assert!(page.count_include().is_err());
+    }
+}
