@@ -307,8 +307,8 @@ async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, tasks
     while serving.connections() > 0 && now() < deadline {
         sleep(Duration::from_secs(1)).await;
     }
-    // What is on its way, and tasks of pools that nobody waits for.
-    sleep(Duration::from_secs(10)).await;
+    // What is on its way, and tasks of pools that nobody waits for: a file is read ahead of its client.
+    sleep(simulation.faults().task_max * 2 + Duration::from_secs(10)).await;
     assert_eq!(serving.connections(), 0, "connections");
     assert_eq!(simulation.open_ends(), 0, "sockets");
     assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
@@ -495,6 +495,34 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
                     Received::new(&transcript.received, &plan.heads());
                 };
                 client.check(simulation, check).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn a_crowd_that_wants_the_same_file_from_a_slow_disk_gets_it_whole() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults {
+            cold_files: *random.pick(&[300, 900, 1000]),
+            slow_calls: *random.pick(&[0, 100, 900]),
+            task_max: Duration::from_millis(*random.pick(&[1, 50, 5000])),
+            ..Faults::swarm(&random)
+        });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let name = *random.pick(&["a large file", "a large file by sendfile", "a large file by a pool"]);
+            let wanted = catalogue().iter().position(|known| known.item.name == name).expect("it is known");
+            // Some leave in the middle, also those who have begun a read that others wait for.
+            let clients: Vec<_> = (0..20)
+                .map(|_| Plan { items: vec![wanted], ..Plan::new(&random) })
+                .map(|plan| Client::spawn(plan, &random))
+                .collect();
+            for client in clients {
+                client.check(simulation, Plan::check).await;
             }
             check_nothing_is_left(simulation, serving, tasks).await;
         });

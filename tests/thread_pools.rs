@@ -7,13 +7,13 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
-    Client, Directory, Driver, Gate, HAS_TEST_HOOKS, Server, Setup, Task, http_configuration, is_root, with_each_driver,
+    Client, Directory, Driver, Gate, HAS_TEST_HOOKS, Server, Setup, Task, has_own_mounts, http_configuration,
+    with_each_driver,
 };
 
 with_each_driver!(
@@ -217,35 +217,6 @@ fn a_device_that_hangs_leaves_half_of_its_pool(driver: Driver) {
     (0..2).for_each(|_| drop(gate.task()));
     hanging.iter_mut().for_each(assert_done);
     server.stop();
-}
-
-/// Whether this is a process with mounts of its own. If not, the test is run once more in one that is: what it mounts
-/// changes how every other server on the machine opens files.
-#[track_caller]
-fn has_own_mounts(test: &str) -> bool {
-    const MARK: &str = "GALE_TEST_HAS_OWN_MOUNTS";
-    if std::env::var_os(MARK).is_some() {
-        return true;
-    }
-    if !HAS_TEST_HOOKS || !is_root() {
-        eprintln!("skipped: only root can mount file systems");
-        return false;
-    }
-    let program = std::env::current_exe().expect("a test program");
-    let mut command = Command::new("unshare");
-    command.arg("--mount").arg(program).args(["--exact", test, "--nocapture"]).env(MARK, "yes");
-    match command.output() {
-        Ok(output) if output.status.success() => {
-            assert!(
-                String::from_utf8_lossy(&output.stdout).contains("1 passed"),
-                "there is no test {test}: {output:?}"
-            );
-        }
-        // The status of a failed test program.
-        Ok(output) if output.status.code() == Some(101) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
-        other => eprintln!("skipped: no mounts of one's own here: {other:?}"),
-    }
-    false
 }
 
 /// A file system that is mounted and has nobody behind it: whoever looks into it waits until this is dropped.

@@ -30,6 +30,9 @@ const CONFIGURATION: &str = "
             # Whoever does not give its place back keeps out the next one on its connection.
             limit_conn simulated_places 1; limit_req zone=simulated_rates;
             location /sendfile/ { alias /www/; sendfile on; tcp_nopush on; sendfile_max_chunk 70k; }
+            location /pool/ { alias /www/; aio threads; sendfile on; output_buffers 1 128k; read_ahead 1m; }
+            location /off/ { alias /www/; aio off; sendfile on; }
+            location /direct/ { alias /www/; aio on; directio 2k; }
             location = /hello { return 200 hello; }
             location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
@@ -245,6 +248,10 @@ pub fn items() -> Vec<Item> {
     add("an empty file", get("/empty.txt", ""), &[200], open);
     add("a large file", get("/large.bin", ""), &[200], open);
     add("a large file by sendfile", get("/sendfile/large.bin", ""), &[200], open);
+    add("a large file by a pool", get("/pool/large.bin", ""), &[200], open);
+    add("a large file as nginx does it", get("/off/large.bin", ""), &[200], open);
+    add("a large file past the page cache", get("/direct/large.bin", ""), &[200], open);
+    add("several parts past the page cache", get("/direct/large.bin", "Range: bytes=7-7,500-70000\r\n"), &[206], open);
     add("a part", get("/large.bin", "Range: bytes=1000-99999\r\n"), &[206], open);
     add("a part by sendfile", get("/sendfile/large.bin", "Range: bytes=1000-\r\n"), &[206], open);
     add("several parts", get("/large.bin", "Range: bytes=0-9,500-70000,-5\r\n"), &[206], open);
@@ -312,7 +319,9 @@ pub fn items() -> Vec<Item> {
     for (name, target) in [
         ("a file that fails", "/fails.bin"),
         ("a file that fails by sendfile", "/sendfile/fails.bin"),
+        ("a file that fails past the page cache", "/direct/fails.bin"),
         ("a file that has become shorter", "/ends.bin"),
+        ("a file that has become shorter in a pool", "/pool/ends.bin"),
         ("a file that has become shorter by sendfile", "/sendfile/ends.bin"),
     ] {
         add(name, get(target, ""), &[200], After::BrokenOff(BROKEN_AT));

@@ -17,6 +17,7 @@
 mod client;
 mod directory;
 mod gate;
+mod mounts;
 mod processes;
 
 use std::ffi::OsString;
@@ -31,6 +32,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 pub use client::{Client, Response};
 pub use directory::{Directory, Watch};
 pub use gate::{Gate, Task};
+pub use mounts::has_own_mounts;
 pub use processes::{
     children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, proportional_memory, resident_memory,
     wait_ended,

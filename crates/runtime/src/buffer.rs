@@ -13,6 +13,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
+use std::sync::Arc;
 
 const KIB: usize = 1024;
 
@@ -69,10 +70,56 @@ fn charge_of(size: usize) -> usize {
 
 /// One block of memory, charged to its thread.
 struct Block {
-    memory: Box<[u8]>,
+    memory: Memory,
     charged: usize,
     /// It stays on the thread whose account it is in.
     _not_send: PhantomData<Rc<()>>,
+}
+
+/// A block's memory: its own, or shared with others who only read. Whoever writes to what is shared gets a copy.
+enum Memory {
+    Own(Box<[u8]>),
+    Shared(Arc<Box<[u8]>>),
+}
+
+impl Memory {
+    /// None; allocates nothing.
+    fn none() -> Memory {
+        Memory::Own(Box::default())
+    }
+
+    /// The memory as a block that can be used again, if nobody else has it.
+    fn into_own(self) -> Option<Box<[u8]>> {
+        match self {
+            Memory::Own(memory) => Some(memory),
+            Memory::Shared(memory) => Arc::into_inner(memory),
+        }
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Memory::Own(memory) => memory,
+            Memory::Shared(memory) => memory,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        if let Memory::Shared(memory) = self {
+            *self = Memory::Own(Box::clone(memory));
+        }
+        match self {
+            Memory::Own(memory) => memory,
+            Memory::Shared(_) => unreachable!("replaced above"),
+        }
+    }
 }
 
 impl Block {
@@ -91,15 +138,16 @@ impl Block {
         let kept = class_of(size).and_then(|class| FREE.try_with(|free| free.borrow_mut()[class].pop()).ok().flatten());
         let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
         LEASED.set(LEASED.get() + charged);
-        Block { memory, charged, _not_send: PhantomData }
+        Block { memory: Memory::Own(memory), charged, _not_send: PhantomData }
     }
 }
 
 impl Block {
     fn return_memory(&mut self) {
-        let memory = std::mem::take(&mut self.memory);
-        // Nothing when the memory is away (see `Lease::return_memory`); of no class when it is too large for any.
-        if let Some(class) = class_of(memory.len()).filter(|_| !memory.is_empty()) {
+        let Some(memory) = std::mem::replace(&mut self.memory, Memory::none()).into_own() else { return };
+        // Nothing when the memory is away (see `Lease::return_memory`); of no class when it is too large for any, or comes from
+        // elsewhere.
+        if let Some(class) = class_of(memory.len()).filter(|&class| memory.len() == LEASE_CLASSES[class]) {
             let _ = FREE.try_with(|free| {
                 let list = &mut free.borrow_mut()[class];
                 if list.len() < KEPT_MAX[class] {
@@ -167,16 +215,19 @@ impl Lease {
         self.block.charged
     }
 
-    /// Takes memory of the size that `return_memory` told, holding `length` bytes.
-    pub(crate) fn restore_memory(&mut self, memory: Box<[u8]>, length: usize) {
-        assert!(length <= memory.len() && memory.len() == self.block.charged);
-        self.block.memory = memory;
-        self.start = 0;
-        self.end = length as u32;
+    /// Takes memory of at least the size that `return_memory` told, which holds the lease's bytes in this part. Others may have
+    /// it, too.
+    pub(crate) fn restore_memory(&mut self, memory: Arc<Box<[u8]>>, bytes: Range<usize>) {
+        assert!(bytes.end <= memory.len() && bytes.len() <= self.block.charged);
+        self.block.memory = Memory::Shared(memory);
+        (self.start, self.end) = (bytes.start as u32, bytes.end as u32);
     }
 
     /// Appends as much of `bytes` as there is room behind the end and returns how much that was.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> usize {
+        if matches!(self.block.memory, Memory::Shared(_)) {
+            return 0;
+        }
         let room = &mut self.block.memory[self.end as usize..];
         let count = room.len().min(bytes.len());
         room[..count].copy_from_slice(&bytes[..count]);
@@ -409,6 +460,24 @@ mod tests {
         let lease = buffer.take_lease().unwrap();
         assert!(buffer.is_empty());
         assert_eq!(&lease.slice(99..101)[..], [1, 2]);
+    }
+
+    #[test]
+    fn shared_memory_is_charged_to_everybody_and_copied_for_whoever_writes() {
+        let before = leased_bytes();
+        let (mut one, mut other) = (Lease::new(1000).unwrap(), Lease::new(1000).unwrap());
+        assert_eq!((one.return_memory(), other.return_memory(), leased_bytes()), (1024, 1024, before + 2048));
+        let memory = Arc::new(vec![7; 1024].into_boxed_slice());
+        one.restore_memory(Arc::clone(&memory), 0..5);
+        other.restore_memory(memory, 0..5);
+        one[0] = 1;
+        assert_eq!((&one[..], &other[..]), (&[1, 7, 7, 7, 7][..], &[7; 5][..]));
+        let mut buffer = Buffer::from(other);
+        buffer.append(&[8]).unwrap();
+        assert_eq!(buffer.readable(), [7, 7, 7, 7, 7, 8]);
+        drop((one, buffer));
+        assert_eq!(leased_bytes(), before);
+        assert_eq!(size_of::<Lease>(), 32);
     }
 
     #[test]

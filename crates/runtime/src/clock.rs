@@ -11,6 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::environment::Environment;
+
 /// A point of monotonic time, in nanoseconds from an arbitrary start. Cheap to copy and to compare.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(u64);
@@ -72,6 +74,12 @@ pub enum ClockChoice {
 const VIRTUAL_WALL_START: Duration = Duration::from_secs(1_000_000_000);
 /// Not zero, so that "before the start" can be expressed.
 pub(crate) const VIRTUAL_START_NANOS: u64 = 1_000_000_000;
+
+/// The time of the running loop, or, on a thread without one, that of the system's clock.
+pub(crate) fn now_anywhere() -> Moment {
+    Environment::try_with(|environment| environment.clock.now())
+        .unwrap_or_else(|| Moment(nanoseconds(ClockId::Monotonic)))
+}
 
 pub(crate) struct Clock {
     /// `Some` for virtual time.

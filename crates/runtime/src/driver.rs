@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
+use self::file_read::{FileRead, FileReading};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
@@ -22,6 +23,7 @@ use crate::slots::Key;
 
 mod direct;
 pub(crate) mod epoll;
+pub(crate) mod file_read;
 pub(crate) mod io_uring;
 mod listening;
 pub(crate) mod simulated;
@@ -247,6 +249,11 @@ pub(crate) trait Driver {
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
+
+    /// Begins to read from a file; gives the read back if this driver cannot do that, or has too many.
+    fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
+        Err(read)
+    }
 
     /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
     fn next_event(&self) -> Option<u64> {

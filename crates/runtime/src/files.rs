@@ -7,6 +7,10 @@
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
 //! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
+//! | last close of a large file, or of one that was unlinked | pool | |
+//!
+//! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
+//! (`residency.rs`) goes to the pool without a look. What a pool reads is read once for all who want it (`reads.rs`).
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
 //! that is leased out.) Where `openat2` is missing (old kernels,
@@ -17,18 +21,24 @@ mod links;
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
+use rustix::fs::{Advice, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buffer::Lease;
+use crate::clock::{Moment, now_anywhere};
+use crate::devices::{Knowledge, Verdict, watch};
+use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
+use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
+use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, Residency, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
 
 pub use links::{
@@ -36,8 +46,18 @@ pub use links::{
 };
 
 /// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
-/// handing over costs more.
+/// handing over costs more, unless it is known to be unlinked.
 const CLOSE_IN_POOL_BYTES: u64 = 1 << 20;
+
+/// A file that was open for longer than this is asked whether it has been unlinked before it is closed: until then hardly
+/// anybody has had the time.
+const UNLINKED_SOON: Duration = Duration::from_millis(10);
+
+/// What `O_DIRECT` demands of offsets, lengths and memory at least: the page, which serves every block size up to it.
+const DIRECT_ALIGNMENT_MIN: usize = 4096;
+
+/// Files from this size on are worth telling the kernel that they will be read from one end to the other; nginx's number.
+const SEQUENTIAL_MIN_BYTES: u64 = 128 * 1024;
 
 /// `openat2` with `RESOLVE_CACHED` does not exist or is forbidden here.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
@@ -376,7 +396,36 @@ struct Shared {
     descriptor: Option<OwnedFd>,
     metadata: FileMetadata,
     access: Access,
+    hash: FileHash,
+    opened: Moment,
+    /// Its file system was found to be in memory.
+    lies_in_memory: AtomicBool,
+    was_advised: AtomicBool,
+    /// The same file, opened past the page cache; `None` where that cannot be.
+    direct: OnceLock<Option<OwnedFd>>,
 }
+
+/// What a look at a piece of a file found.
+#[derive(Debug)]
+pub enum Look {
+    /// This much of the piece from its beginning; nothing at the end of the file.
+    Found(Lease),
+    /// It is not in memory; the kernel has begun to read it.
+    NotInMemory,
+    /// The look itself might have waited.
+    NotLooked,
+}
+
+impl Look {
+    /// How the piece is read when it was not found.
+    pub fn how(&self) -> ReadHow {
+        ReadHow { unlooked: matches!(self, Look::NotLooked), ..ReadHow::default() }
+    }
+}
+
+/// What all loops of the process know together.
+static KNOWLEDGE: LazyLock<Arc<Knowledge>> = LazyLock::new(|| Knowledge::new(Residency::new()));
+static FLIGHTS: LazyLock<Arc<Flights>> = LazyLock::new(Flights::new);
 
 /// Where it can be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -397,7 +446,17 @@ impl Access {
 
 impl File {
     fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access) -> Self {
-        File { shared: Arc::new(Shared { descriptor: Some(descriptor), metadata, access }) }
+        let shared = Shared {
+            descriptor: Some(descriptor),
+            metadata,
+            access,
+            hash: FileHash::new(metadata.device, metadata.inode),
+            opened: now_anywhere(),
+            lies_in_memory: AtomicBool::new(false),
+            was_advised: AtomicBool::new(false),
+            direct: OnceLock::new(),
+        };
+        File { shared: Arc::new(shared) }
     }
 
     fn open_simulated(world: &World, path: &Path, flags: OpenFlags) -> io::Result<File> {
@@ -445,68 +504,284 @@ impl File {
     /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the file. In
     /// the pool `default` if nothing is in memory. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases.
     pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Lease> {
-        let mut lease = Lease::new(length)?;
-        match self.read_resident(offset, &mut lease) {
-            Some(result) => result.map(|()| lease),
-            None => self.read_in_pool(&default_pool(), offset, lease).await,
+        match self.look(offset, length)? {
+            Look::Found(lease) => Ok(lease),
+            missed => self.begin_read(&default_pool(), offset, length, missed.how())?.await,
         }
     }
 
     /// Reads as [`File::read_at`], with the given pool.
     pub async fn read_at_in(&self, pool: &ThreadPool, offset: u64, length: usize) -> io::Result<Lease> {
-        let mut lease = Lease::new(length)?;
-        match self.read_resident(offset, &mut lease) {
-            Some(result) => result.map(|()| lease),
-            None => self.read_in_pool(pool, offset, lease).await,
+        match self.look(offset, length)? {
+            Look::Found(lease) => Ok(lease),
+            missed => self.begin_read(pool, offset, length, missed.how())?.await,
         }
     }
 
-    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not.
+    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when the
+    /// look might wait.
     pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Lease>> {
-        let mut lease = Lease::new(length)?;
-        self.read_resident(offset, &mut lease).map(|result| result.map(|()| lease)).transpose()
+        match self.look(offset, length)? {
+            Look::Found(lease) => Ok(Some(lease)),
+            Look::NotInMemory | Look::NotLooked => Ok(None),
+        }
     }
 
-    /// Fills and shortens the lease; `None` = not without waiting.
-    fn read_resident(&self, offset: u64, lease: &mut Lease) -> Option<io::Result<()>> {
+    /// Reads what is in memory now, at most `length` bytes from `offset` on, if that cannot wait. Errors: pread(2)'s,
+    /// `OutOfMemory` at the hard limit of leases.
+    pub fn look(&self, offset: u64, length: usize) -> io::Result<Look> {
+        if self.waits_for_others() {
+            return Ok(Look::NotLooked);
+        }
+        self.with_knowledge(|knowledge| {
+            let now = now_anywhere();
+            if knowledge.device(self.metadata().device).is_crowded(now)
+                && !self.is_known(knowledge, offset, length as u64, now, WORTH_TRYING_TICKS)
+            {
+                return Ok(Look::NotLooked);
+            }
+            let mut lease = Lease::new(length)?;
+            match self.watched(|| self.read_nowait(offset, &mut lease)).0 {
+                Some(Ok(count)) => {
+                    lease.truncate(count);
+                    self.note_resident(knowledge, offset, count);
+                    count_event(Event::Hit);
+                    count_piece(Rung::Read, count as u64);
+                    Ok(Look::Found(lease))
+                }
+                Some(Err(error)) => Err(error),
+                None => {
+                    knowledge.residency.forget(self.shared.hash, offset / GRANULE);
+                    count_event(Event::Miss);
+                    Ok(Look::NotInMemory)
+                }
+            }
+        })
+    }
+
+    /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there a moment ago,
+    /// or a page of it is now. False, too, where a look might wait, and for a while after calls that should not have waited
+    /// did. Errors: pread(2)'s.
+    pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
+        if self.waits_for_others() {
+            return Ok(false);
+        }
+        self.with_knowledge(|knowledge| {
+            let now = now_anywhere();
+            let device = knowledge.device(self.metadata().device);
+            if device.is_distrusted(now) {
+                return Ok(false);
+            }
+            let end = offset + length;
+            let mut at = offset;
+            while at < end {
+                let granule = at / GRANULE;
+                let part_end = ((granule + 1) * GRANULE).min(end);
+                let age = knowledge.residency.age(self.shared.hash, granule, now);
+                if age.is_none_or(|age| age > BELIEVED_TICKS) {
+                    // A piece that begins or ends within a part may begin or end in the part's other half.
+                    let is_there =
+                        !device.is_crowded(now) && self.probe(at)? && (part_end < end || self.probe(end - 1)?);
+                    count_event(if is_there { Event::Hit } else { Event::Miss });
+                    if !is_there {
+                        return Ok(false);
+                    }
+                    knowledge.residency.note(self.shared.hash, granule, now);
+                }
+                at = part_end;
+            }
+            Ok(true)
+        })
+    }
+
+    fn probe(&self, offset: u64) -> io::Result<bool> {
+        let page = self.watched(|| self.read_nowait(offset, &mut [0])).0;
+        page.transpose().map(|count| count == Some(1))
+    }
+
+    /// Calls something that should not wait for this file, and says whether it was quick. If it waited, that is counted, and
+    /// the device is distrusted for a while.
+    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> (T, bool) {
+        let (result, mut verdict) = watch(call);
+        if matches!(self.shared.access, Access::Simulated(_)) {
+            let is_slow = World::current().is_some_and(|world| world.call_was_slow());
+            verdict = if is_slow { Verdict::Waited } else { Verdict::Quick };
+        }
+        if verdict != Verdict::Quick {
+            count_event(Event::LongCall);
+        }
+        if verdict == Verdict::Waited {
+            count_event(Event::Misprediction);
+            self.with_knowledge(|knowledge| knowledge.device(self.metadata().device).distrust(now_anywhere()));
+        }
+        (result, verdict == Verdict::Quick)
+    }
+
+    /// A piece has been sent, and that was so quick that it must have been in memory.
+    pub fn note_sent(&self, offset: u64, length: usize) {
+        self.with_knowledge(|knowledge| self.note_resident(knowledge, offset, length));
+    }
+
+    pub(crate) fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
+        if length > 0 {
+            let now = now_anywhere();
+            let last = (offset + length as u64 - 1) / GRANULE;
+            (offset / GRANULE..=last).for_each(|granule| knowledge.residency.note(self.shared.hash, granule, now));
+        }
+    }
+
+    fn is_known(&self, knowledge: &Knowledge, offset: u64, length: u64, now: Moment, ticks: u16) -> bool {
+        let last = (offset + length).saturating_sub(1).min(self.metadata().size.saturating_sub(1)) / GRANULE;
+        (offset / GRANULE..=last)
+            .all(|granule| knowledge.residency.age(self.shared.hash, granule, now).is_some_and(|age| age <= ticks))
+    }
+
+    fn with_knowledge<R>(&self, f: impl FnOnce(&Arc<Knowledge>) -> R) -> R {
+        match World::current() {
+            Some(world) => f(&world.knowledge),
+            None => f(&KNOWLEDGE),
+        }
+    }
+
+    /// Begins to read a piece that is not in memory in a pool, or takes part in such a read that is under way; not beyond
+    /// the end of the piece, fewer bytes at the end of the file, none behind it. Errors: `OutOfMemory` at the hard limit of
+    /// leases.
+    pub fn begin_read(&self, pool: &ThreadPool, offset: u64, length: usize, how: ReadHow) -> io::Result<PieceRead> {
+        // No look is of use there.
+        let how = ReadHow { unlooked: how.unlooked && !self.waits_for_others() && how.direct.is_none(), ..how };
+        match World::current() {
+            Some(world) => world.flights.join(&world.knowledge, self, pool, (offset, length), how),
+            None => FLIGHTS.join(&KNOWLEDGE, self, pool, (offset, length), how),
+        }
+    }
+
+    pub(crate) fn key(&self) -> FileKey {
+        let metadata = self.metadata();
+        match self.waits_for_others() {
+            true => FileKey::Itself(Arc::as_ptr(&self.shared) as usize),
+            false => FileKey::Content {
+                device: metadata.device,
+                inode: metadata.inode,
+                size: metadata.size,
+                modified_seconds: metadata.modified_seconds,
+                modified_nanos: metadata.modified_nanos,
+            },
+        }
+    }
+
+    /// Tells the kernel, once, that the file will be read from one end to the other (`read_ahead`): it reads ahead twice as
+    /// far then. Small files are not worth the call.
+    pub fn advise_sequential(&self) {
+        let is_worth_it = self.metadata().size > SEQUENTIAL_MIN_BYTES && self.shared.access == Access::Local;
+        if is_worth_it && !self.shared.was_advised.swap(true, Ordering::Relaxed) {
+            // It is only a hint.
+            let _ = rustix::fs::fadvise(self.as_fd(), 0, None, Advice::Sequential);
+        }
+    }
+
+    /// Reads what is in memory now; `None` = not without waiting.
+    pub(crate) fn read_nowait(&self, offset: u64, into: &mut [u8]) -> Option<io::Result<usize>> {
         match self.shared.access {
             Access::Local => {}
             Access::Waits => return None,
             Access::Simulated(faults) => {
-                let read = World::current().map(|world| world.read_resident(self, faults, offset, lease));
+                let read = World::current().map(|world| world.read_resident(self, faults, offset, into));
                 return read.flatten().map(|result| result.map_err(io::Error::from));
             }
         }
         loop {
-            let slices = &mut [IoSliceMut::new(lease)];
-            let result = match rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT) {
+            let result = if self.shared.lies_in_memory.load(Ordering::Relaxed) {
+                rustix::io::pread(self.as_fd(), &mut *into, offset)
+            } else {
+                let slices = &mut [IoSliceMut::new(into)];
+                rustix::io::preadv2(self.as_fd(), slices, offset, ReadWriteFlags::NOWAIT)
+            };
+            return match result {
                 Err(Errno::INTR) => continue,
                 // File systems in memory do not know the flag and need not wait. Others that do not know it may (overlayfs).
                 Err(Errno::OPNOTSUPP) if mounts::lies_in_memory(self.metadata().device) => {
-                    rustix::io::pread(self.as_fd(), &mut **lease, offset)
+                    self.shared.lies_in_memory.store(true, Ordering::Relaxed);
+                    continue;
                 }
-                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => return None,
-                result => result,
+                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => None,
+                result => Some(result.map_err(io::Error::from)),
             };
-            return Some(result.map(|count| lease.truncate(count)).map_err(io::Error::from));
         }
     }
 
-    async fn read_in_pool(&self, pool: &ThreadPool, offset: u64, mut lease: Lease) -> io::Result<Lease> {
-        let length = lease.len();
-        let file = self.clone();
-        // A read that waits in the queue holds no memory: when this future is dropped, the account ends and the read
-        // never begins. What is beyond the account is at most what the threads are reading.
-        let size = lease.return_memory();
-        let (memory, count) = pool
-            .run_for(self.device(), move || {
-                let mut memory = vec![0; size].into_boxed_slice();
-                let count = file.read_blocking(offset, &mut memory[..length]);
-                (memory, count)
-            })
-            .await?;
-        lease.restore_memory(memory, count?);
+    /// Reads a piece where it is, however long that takes (`aio off`); past the page cache where an alignment says so.
+    /// Errors: pread(2)'s, `OutOfMemory` at the hard limit of leases.
+    pub fn read_in_place(&self, offset: u64, length: usize, direct: Option<u32>) -> io::Result<Lease> {
+        let mut lease = Lease::new(length)?;
+        let count = match direct {
+            Some(alignment) => {
+                let (memory, piece) = self.read_direct(offset, length, alignment)?;
+                lease[..piece.len()].copy_from_slice(&memory[piece.clone()]);
+                piece.len()
+            }
+            None => self.read_blocking(offset, &mut lease)?,
+        };
+        lease.truncate(count);
+        count_piece(Rung::Blocking, count as u64);
         Ok(lease)
+    }
+
+    /// Reads past the page cache, where the caller may block; through it where the file system has no other way. Returns the
+    /// memory and where the piece is in it.
+    pub(crate) fn read_direct(
+        &self,
+        offset: u64,
+        length: usize,
+        alignment: u32,
+    ) -> io::Result<(Box<[u8]>, Range<usize>)> {
+        let through_cache = || {
+            let mut memory = vec![0; length].into_boxed_slice();
+            let count = self.read_blocking(offset, &mut memory)?;
+            Ok((memory, 0..count))
+        };
+        let Some(direct) = self.direct() else { return through_cache() };
+        let mut blocks = Blocks::around(offset, length, alignment);
+        let mut done = 0;
+        while done < blocks.into.len() {
+            let begin = blocks.offset + done as u64;
+            let rest = blocks.into.start + done..blocks.into.end;
+            match rustix::io::pread(direct, &mut blocks.memory[rest], begin) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(Errno::INTR) => continue,
+                // Larger blocks than anybody said.
+                Err(Errno::INVAL) => return through_cache(),
+                Err(errno) => return Err(errno.into()),
+            }
+            // Only the end of the file is not aligned.
+            if !done.is_multiple_of(DIRECT_ALIGNMENT_MIN) {
+                break;
+            }
+        }
+        let piece = blocks.piece(done);
+        if piece.is_empty() && offset < self.metadata().size {
+            // Not the end that was known: what it is shows without the detour over blocks.
+            return through_cache();
+        }
+        Ok((blocks.memory, piece))
+    }
+
+    /// Whether [`File::direct`] will not block.
+    pub(crate) fn was_opened_directly(&self) -> bool {
+        self.shared.direct.get().is_some()
+    }
+
+    /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. May block.
+    pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
+        if matches!(self.shared.access, Access::Simulated(_)) {
+            return None;
+        }
+        let open = || {
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.as_fd()));
+            let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()
+        };
+        self.shared.direct.get_or_init(open).as_ref().map(AsFd::as_fd)
     }
 
     /// Reads until `into` is full or the file ends, where the caller may block.
@@ -535,6 +810,35 @@ impl File {
     }
 }
 
+/// The blocks around a piece of a file, and memory that is aligned as they are: what `O_DIRECT` demands.
+pub(crate) struct Blocks {
+    pub memory: Box<[u8]>,
+    /// The part of the memory that the blocks go into.
+    pub into: Range<usize>,
+    /// Where the first block begins in the file.
+    pub offset: u64,
+    /// How far behind that the piece begins.
+    before: usize,
+    length: usize,
+}
+
+impl Blocks {
+    pub fn around(offset: u64, length: usize, alignment: u32) -> Blocks {
+        let alignment = (alignment as usize).next_power_of_two().max(DIRECT_ALIGNMENT_MIN);
+        let before = (offset % alignment as u64) as usize;
+        let wanted = (before + length).next_multiple_of(alignment);
+        let memory = vec![0; wanted + alignment].into_boxed_slice();
+        let skipped = memory.as_ptr().align_offset(alignment);
+        Blocks { memory, into: skipped..skipped + wanted, offset: offset - before as u64, before, length }
+    }
+
+    /// Where the piece is in the memory, when so many bytes of the blocks have been read.
+    pub fn piece(&self, read: usize) -> Range<usize> {
+        let begin = self.into.start + self.before;
+        begin..begin + read.saturating_sub(self.before).min(self.length)
+    }
+}
+
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_ref().expect("open while somebody has it").as_fd()
@@ -543,12 +847,24 @@ impl AsFd for File {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let costly = self.access == Access::Waits || self.metadata.size >= CLOSE_IN_POOL_BYTES;
-        let descriptor = self.descriptor.take();
-        if costly && on_a_loop() {
+        let descriptors = (self.descriptor.take(), self.direct.take());
+        if on_a_loop() && self.is_close_costly(&descriptors.0) {
             // Never refused: there are no more of these than descriptors.
-            default_pool().dispose(Device::number(self.metadata.device), descriptor);
+            default_pool().dispose(Device::number(self.metadata.device), descriptors);
         }
+    }
+}
+
+impl Shared {
+    /// Whether closing may wait.
+    fn is_close_costly(&self, descriptor: &Option<OwnedFd>) -> bool {
+        let is_unlinked = || {
+            let stat = descriptor.as_ref().map(rustix::fs::fstat);
+            stat.is_some_and(|stat| stat.is_ok_and(|stat| stat.st_nlink == 0))
+        };
+        self.access == Access::Waits
+            || self.metadata.size >= CLOSE_IN_POOL_BYTES
+            || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON && is_unlinked()
     }
 }
 

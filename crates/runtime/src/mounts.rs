@@ -25,6 +25,8 @@ enum Kind {
     Memory,
     /// The storage of this machine. Whatever the table below does not name.
     Local,
+    /// The same, and the kernel reads from it without a thread that waits (`FMODE_BUF_RASYNC`).
+    Asynchronous,
     /// Another machine or a user process.
     Remote,
     /// What its layers wait for. They may lie on anything mounted here, so it counts as remote while something remote is.
@@ -34,11 +36,14 @@ enum Kind {
 /// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the latter is for devices that the mount table
 /// does not name. A type with a subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd
 /// mounts somewhere, holds no files; walking through it is not answered from the cache.)
-const FILE_SYSTEMS: [(&str, u64, Kind); 25] = [
+const FILE_SYSTEMS: [(&str, u64, Kind); 28] = [
     ("tmpfs", 0x0102_1994, Kind::Memory),
     ("devtmpfs", 0x0102_1994, Kind::Memory),
     ("ramfs", 0x8584_58f6, Kind::Memory),
     ("hugetlbfs", 0x9584_58f6, Kind::Memory),
+    ("ext4", 0xef53, Kind::Asynchronous),
+    ("xfs", 0x5846_5342, Kind::Asynchronous),
+    ("btrfs", 0x9123_683e, Kind::Asynchronous),
     ("overlay", 0x794c_7630, Kind::Layered),
     ("fuse", 0x6573_5546, Kind::Remote),
     ("fuseblk", 0x6573_5546, Kind::Remote),
@@ -86,6 +91,11 @@ pub(crate) fn may_wait(device: u64) -> Option<bool> {
 /// Whether the files of this device are known to be nowhere but in memory.
 pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
+}
+
+/// Whether the kernel is known to read from this device without a thread that waits.
+pub(crate) fn reads_asynchronously(device: u64) -> bool {
+    kind(device) == Some(Kind::Asynchronous)
 }
 
 /// The device that a path most likely leads to, as far as its text tells.
@@ -196,7 +206,7 @@ mod tests {
             |line| mount_of(line).map(|mount| (mount.device, mount.kind, String::from_utf8(mount.point).unwrap()));
         let device = rustix::fs::makedev;
         let local = "26 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw";
-        assert_eq!(tells(local), Some((device(8, 1), Kind::Local, "/".into())));
+        assert_eq!(tells(local), Some((device(8, 1), Kind::Asynchronous, "/".into())));
         let remote = "40 26 0:45 / /home/a\\040b rw master:2 - fuse.sshfs host:/ rw,user_id=0";
         assert_eq!(tells(remote), Some((device(0, 45), Kind::Remote, "/home/a b".into())));
         let layered = "41 26 0:46 / /merged rw - overlay overlay rw,lowerdir=/a:/b";

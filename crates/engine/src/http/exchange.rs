@@ -19,6 +19,7 @@ use gale_runtime::{SocketAddress, TcpInfo};
 
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;
+use super::delivery::FileOptions;
 use super::response::ResponseHead;
 use super::settings::{LingeringClose, MinRate};
 
@@ -107,17 +108,6 @@ pub struct ResponseOptions<'r> {
     pub send_timeout: Duration,
 }
 
-/// How the pieces of files in a response are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileOptions {
-    /// `sendfile`
-    pub sendfile: bool,
-    /// `sendfile_max_chunk` in bytes, 0 for no bound of the configuration's.
-    pub chunk_max: u64,
-    /// `tcp_nopush`
-    pub nopush: bool,
-}
-
 /// What the location says about reading the request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyLimits {
@@ -155,6 +145,10 @@ pub trait Exchange {
     }
     /// Queues an item of the body.
     fn push(&self, item: BodyItem);
+    /// Whether so little is queued that it may wait for the next item, if that is there at once (`postpone_output`).
+    fn may_gather(&self) -> bool {
+        false
+    }
     /// Nothing more will be pushed.
     fn end(&self);
     /// The response breaks off here and the client has to see that it is not whole.

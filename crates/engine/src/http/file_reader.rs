@@ -1,65 +1,85 @@
-//! Pieces of files as bytes in memory, read without holding the loop.
+//! Pieces of files as bytes in memory, for whoever has to see them: filters, TLS, HTTP/2. The ladder without `sendfile`.
 //!
-//! What the kernel has in memory is read at once, the rest in a pool. No more than [`READ_PIECE`] bytes are held for one
-//! reader at a time; dropped, it cancels a read that has not begun.
+//! No more than a piece is held for one reader at a time; dropped, it gives up a read that has not begun.
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use gale_runtime::Lease;
 
 use super::body::FilePiece;
+use super::delivery::{Delivery, FileOptions, Next};
 
-/// How much of a file is read into memory at once, in bytes.
-pub const READ_PIECE: u64 = 64 * 1024;
-
-type Reading = Pin<Box<dyn Future<Output = io::Result<Lease>>>>;
+pub use super::delivery::READ_PIECE;
 
 /// Reads pieces of files from their beginnings to their ends.
 #[derive(Default)]
 pub struct FileReader {
-    /// A read that is under way in a pool.
-    reading: Option<Reading>,
+    delivery: Delivery,
 }
 
 impl FileReader {
+    /// A reader that does what a location says; the default is what it says when it says nothing.
+    pub fn new(options: FileOptions) -> FileReader {
+        FileReader { delivery: Delivery::new(FileOptions { sendfile: false, ..options }) }
+    }
+
     /// The next bytes of the piece, which is shorter by them afterwards. Until they are there, the piece must stay the
     /// same. Errors: the kernel's and the pool's; `UnexpectedEof` when the file has become shorter than it was.
     pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Lease>> {
-        if self.reading.is_none()
-            && let Some(read) = self.try_read(piece).transpose()
-        {
-            return Poll::Ready(read);
+        match self.try_read(piece) {
+            Ok(Some(lease)) => Poll::Ready(Ok(lease)),
+            Ok(None) => self.delivery.poll_read(piece, true, context),
+            Err(error) => Poll::Ready(Err(error)),
         }
-        let reading = self.reading.get_or_insert_with(|| {
-            let FilePiece { file, offset, .. } = piece.clone();
-            let length = next_length(piece);
-            Box::pin(async move { file.read_at(offset, length).await })
-        });
-        let lease = ready!(reading.as_mut().poll(context));
-        self.reading = None;
-        Poll::Ready(lease.and_then(|lease| piece.advance(lease.len() as u64).map(|()| lease)))
     }
 
-    /// As [`FileReader::poll_read`], of what is in memory now; `None` when that is nothing, or while a read is under way.
-    pub fn try_read(&self, piece: &mut FilePiece) -> io::Result<Option<Lease>> {
-        if self.reading.is_some() {
-            return Ok(None);
+    /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being read.
+    pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Lease>> {
+        match self.delivery.next(piece)? {
+            Next::Bytes(lease) => Ok(Some(lease)),
+            Next::Reading => Ok(None),
+            Next::Sendfile(_) => unreachable!("it is off"),
         }
-        let Some(lease) = piece.file.try_read_at(piece.offset, next_length(piece))? else { return Ok(None) };
-        piece.advance(lease.len() as u64)?;
-        Ok(Some(lease))
     }
 
     /// Whether a read is under way.
     pub fn is_reading(&self) -> bool {
-        self.reading.is_some()
+        self.delivery.is_reading()
     }
 }
 
-/// Bounded, so that it can be counted with a usize.
-fn next_length(piece: &FilePiece) -> usize {
-    piece.length.min(READ_PIECE) as usize
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use gale_runtime::simulation::{Faults, Simulation, each_seed};
+    use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files, leased_bytes};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_gets_every_byte_of_a_piece_wherever_it_lies() {
+        each_seed(30, |simulation: &Simulation| {
+            let content: Vec<u8> = (0..400_000_u32).map(|number| (number / 7) as u8).collect();
+            simulation.add_file("/file", &content).unwrap();
+            let cold_files = [0, 300, 1000][simulation.seed() as usize % 3];
+            simulation.set_faults(Faults { cold_files, short_reads: 200, slow_calls: 100, ..Faults::NONE });
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                let mut piece = FilePiece { file, offset: 1234, length: 390_000 };
+                let (mut reader, mut read) = (FileReader::default(), Vec::new());
+                while piece.length > 0 {
+                    let lease = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&lease);
+                }
+                assert!(read == content[1234..391_234] && !reader.is_reading());
+                // Behind the end: the file must have become shorter.
+                piece.offset = 400_000;
+                piece.length = 1;
+                let error = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap_err();
+                assert_eq!((error.kind(), leased_bytes()), (io::ErrorKind::UnexpectedEof, 0));
+            });
+        });
+    }
 }

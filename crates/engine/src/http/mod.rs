@@ -9,6 +9,7 @@ pub mod builder;
 pub mod configuration;
 pub mod connection;
 pub mod counters;
+pub mod delivery;
 pub mod error_page;
 pub mod exchange;
 pub mod file_reader;

@@ -18,8 +18,9 @@ use gale_runtime::{SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
 use super::configuration::{BoundHandler, HttpConfiguration};
+use super::delivery::FileOptions;
 use super::error_page;
-use super::exchange::{BodyLength, FileOptions, ResponseOptions};
+use super::exchange::{BodyLength, ResponseOptions};
 use super::files;
 use super::filters::Filtered;
 use super::limit_rate::{self, Rate};
@@ -393,9 +394,19 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
 
 /// Gives the head to the exchange and returns the body to send, both as the
 /// filters made them. When this returns `None`, all of it has been given.
-pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
+pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
+    let files = match &body {
+        Body::Empty | Body::Bytes(_) => FileOptions::without_pool(&scope.core),
+        Body::File(_) | Body::Items(_) | Body::Stream(_) => match FileOptions::of(request, &scope.core) {
+            Some(files) => files,
+            None => {
+                body = error_page::plain(request, 500);
+                FileOptions::without_pool(&scope.core)
+            }
+        },
+    };
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
     let exchange = request.exchange();
@@ -411,11 +422,7 @@ pub fn start_response(request: &mut Request, body: Body) -> Option<Body> {
         keep_alive_advertised: keep_alive.advertised,
         lingering_close: if keeps_alive { *core.lingering_close.get() } else { request.lingering_close() },
         chunked: *core.chunked_transfer_encoding.get(),
-        files: FileOptions {
-            sendfile: *core.sendfile.get(),
-            chunk_max: *core.sendfile_max_chunk.get(),
-            nopush: *core.tcp_nopush.get(),
-        },
+        files,
         send_timeout: *core.send_timeout.get(),
     };
     let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
@@ -570,6 +577,8 @@ pub async fn send_rest(request: &Request, mut body: Body) {
             },
             Some(Err(error)) => {
                 request.log(Level::Error, format_args!("the response broke off: {error}"));
+                // What came before is the client's, also if it was still being gathered. Without the client nothing is.
+                let _ = poll_fn(|context| exchange.poll_sent(context)).await;
                 return exchange.abort();
             }
             None => return end_response(request),
@@ -577,6 +586,9 @@ pub async fn send_rest(request: &Request, mut body: Body) {
         // The last item and the end leave together.
         if body.is_at_end() {
             return end_response(request);
+        }
+        if exchange.may_gather() {
+            continue;
         }
         if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
             return;

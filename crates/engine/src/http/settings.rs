@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::open_files::OpenFileCache;
 use super::template::{SizeTemplate, Template};
+use super::thread_pool::PoolName;
 use crate::log::Target;
 use crate::process::Level;
 
@@ -66,6 +67,15 @@ pub struct CoreSettings {
     pub open_file_cache_min_uses: Setting<u64>,
     pub open_file_cache_errors: Setting<bool>,
     pub open_file_cache_events: Setting<bool>,
+    pub aio: Setting<Aio>,
+    /// `u64::MAX` for `off`.
+    pub directio: Setting<u64>,
+    pub directio_alignment: Setting<u32>,
+    pub output_buffers: Setting<HeaderBuffers>,
+    pub postpone_output: Setting<u64>,
+    pub read_ahead: Setting<u64>,
+    /// Accepted, and without a meaning on Linux.
+    pub send_lowat: Setting<u64>,
 
     // Who may.
     pub satisfy: Setting<Satisfy>,
@@ -96,13 +106,26 @@ pub struct CoreSettings {
     pub error_log: Setting<Vec<(Level, Target)>>,
 }
 
-/// `large_client_header_buffers`: how many, and how large each.
+/// `large_client_header_buffers` and `output_buffers`: how many, and how large each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderBuffers {
     /// How many buffers: with the size, the bound on the whole head.
     pub count: usize,
     /// The size of one: the bound on the request line and on every field.
     pub size: usize,
+}
+
+/// `aio auto|on|off|threads[=POOL]`: what is done for a piece of a file that is not in memory.
+#[derive(Clone, Debug)]
+pub enum Aio {
+    /// It is read in the pool `default`; what is in memory never goes there.
+    Auto,
+    /// It is read by the io_uring.
+    On,
+    /// The loop waits for the disk, as nginx does by default.
+    Off,
+    /// It is read in this pool; without a name, in `default`.
+    Threads(Option<PoolName>),
 }
 
 /// `keepalive_timeout TIMEOUT [HEADER_TIMEOUT]`

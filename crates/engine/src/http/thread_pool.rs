@@ -19,6 +19,7 @@ use crate::configuration::Builder;
 use crate::process::Level;
 
 /// The name of a thread pool, compiled.
+#[derive(Clone, Debug)]
 pub struct PoolName(Template);
 
 impl PoolName {

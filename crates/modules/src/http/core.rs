@@ -14,10 +14,11 @@ use gale_engine::configuration::{Builder, Level, MainSettings};
 use gale_engine::http::builder;
 use gale_engine::http::open_files::{OpenFileCache, Store};
 use gale_engine::http::settings::{
-    Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
+    Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
     KeepaliveDisable, KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
 };
 use gale_engine::http::template::{SizeTemplate, Template};
+use gale_engine::http::thread_pool::PoolName;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::files::RefusedLinks;
 
@@ -392,6 +393,71 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_events) },
     },
     Directive {
+        name: "aio",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        // nginx's is "off": there nobody can tell what is in memory.
+        default: "auto",
+        about: "What reads the pieces of files that are not in memory: auto, on, off, threads or threads=POOL.",
+        store: &OneWith { parse: aio, slot: slot!(CoreSettings, aio) },
+    },
+    Directive {
+        name: "directio",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "off",
+        about: "From which size on files are read past the page cache.",
+        store: &One { parse: directio, slot: slot!(CoreSettings, directio) },
+    },
+    Directive {
+        name: "directio_alignment",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "512",
+        about: "How reads past the page cache are aligned.",
+        store: &One { parse: alignment, slot: slot!(CoreSettings, directio_alignment) },
+    },
+    Directive {
+        name: "output_buffers",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(2),
+        body: Body::None,
+        default: "2 32k",
+        about: "How much of a file is read at once: number of buffers and size of each.",
+        store: &One { parse: header_buffers, slot: slot!(CoreSettings, output_buffers) },
+    },
+    Directive {
+        name: "postpone_output",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "1460",
+        about: "How much is gathered before it is sent, if more is there at once.",
+        store: &One { parse: values::size, slot: slot!(CoreSettings, postpone_output) },
+    },
+    Directive {
+        name: "read_ahead",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "0",
+        about: "Whether the kernel is told that files are read from one end to the other.",
+        store: &One { parse: values::size, slot: slot!(CoreSettings, read_ahead) },
+    },
+    Directive {
+        name: "send_lowat",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        // nginx's is "0"; written out it is warned of.
+        default: "",
+        about: "Has no meaning on Linux.",
+        store: &OneWith { parse: send_lowat, slot: slot!(CoreSettings, send_lowat) },
+    },
+    Directive {
         name: "root",
         place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
         takes: Takes::Exactly(1),
@@ -721,6 +787,44 @@ fn header_buffers(statement: &Statement) -> Result<HeaderBuffers, Diagnostic> {
         (Some(count), Some(size)) => Ok(HeaderBuffers { count, size }),
         _ => Err(statement.directive_error("invalid value")),
     }
+}
+
+fn aio(builder: &mut Builder, statement: &Statement) -> Result<Aio, Diagnostic> {
+    let word = &statement.args[0];
+    Ok(match &**word.text {
+        b"auto" => Aio::Auto,
+        b"on" => Aio::On,
+        b"off" => Aio::Off,
+        b"threads" => Aio::Threads(None),
+        text => match text.strip_prefix(b"threads=") {
+            Some(name) => Aio::Threads(Some(PoolName::new(builder, &Word { text: name.into(), ..word.clone() })?)),
+            None => {
+                let hint = "it is auto, on, off, threads or threads=POOL";
+                return Err(statement.directive_error("invalid value").at(word.span).hint(hint));
+            }
+        },
+    })
+}
+
+fn directio(statement: &Statement) -> Result<u64, Diagnostic> {
+    if statement.args[0].text == "off" { Ok(u64::MAX) } else { values::offset(statement) }
+}
+
+/// A power of two, which the kernel wants anyway.
+fn alignment(statement: &Statement) -> Result<u32, Diagnostic> {
+    let alignment = values::offset(statement)?;
+    let fitting = u32::try_from(alignment).ok().filter(|alignment| (1..=ALIGNMENT_MAX).contains(alignment));
+    fitting.ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
+
+/// No device has larger blocks.
+const ALIGNMENT_MAX: u32 = 1 << 20;
+
+/// nginx says the same on Linux.
+fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+    let size = values::size(statement)?;
+    builder.note([Diagnostic::warn("\"send_lowat\" is not supported, ignored").at(statement.span)]);
+    Ok(size)
 }
 
 fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {

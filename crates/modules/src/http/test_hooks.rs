@@ -11,6 +11,7 @@
 //!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
 //!   test_leases;             location    tells how many bytes the worker may have on lease
 //!   test_pools;              location    tells what the thread pools do
+//!   test_files;              location    tells how files reached the clients
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
 //! ended, a stored body, a consumer that stalls, an interim response, a stall, a thread pool of one's own. Nothing may
@@ -40,7 +41,7 @@ use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
-use gale_runtime::{Device, PoolCounters};
+use gale_runtime::{Device, PoolCounters, Rung};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -122,6 +123,12 @@ pub const MODULE: Module = Module {
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Pools)),
             ..HOOK
         },
+        Directive {
+            name: "test_files",
+            about: "For tests: tells how files reached the clients.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Files)),
+            ..HOOK
+        },
     ],
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[
@@ -169,6 +176,7 @@ enum Answer {
     Leases,
     Pool,
     Pools,
+    Files,
     CountBody { is_held: bool },
     Release,
 }
@@ -224,6 +232,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Worker => Some(tell_worker(request)),
         Answer::Leases => Some(text(request, gale_runtime::leased_bytes_max().to_string())),
         Answer::Pools => Some(text(request, describe_pools())),
+        Answer::Files => Some(text(request, describe_files())),
         Answer::Release => Some(release(request)),
         Answer::PanicWaiting | Answer::StoreBody | Answer::Pool | Answer::CountBody { .. } => None,
     }
@@ -287,6 +296,25 @@ async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
 }
 
 /// A line for each pool, in the order of their names.
+fn describe_files() -> String {
+    let counters = gale_runtime::file_counters();
+    let rungs = Rung::ALL.iter().zip(counters.pieces).zip(counters.bytes);
+    let mut text: String = rungs
+        .map(|((rung, pieces), bytes)| format!("{}={pieces} {}_bytes={bytes} ", rung.name(), rung.name()))
+        .collect();
+    text.push_str(&format!(
+        "probe_hits={} probe_misses={} unlooked={} pool_hits={} long_calls={} mispredictions={} shared_reads={}\n",
+        counters.probe_hits,
+        counters.probe_misses,
+        counters.unlooked,
+        counters.pool_hits,
+        counters.long_calls,
+        counters.mispredictions,
+        counters.shared_reads,
+    ));
+    text
+}
+
 fn describe_pools() -> String {
     let mut lines: Vec<String> = gale_runtime::pools()
         .iter()

@@ -169,6 +169,11 @@ impl ThreadPool {
         &self.handle.shared.name
     }
 
+    /// Tells pools apart as long as they exist.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.handle) as usize
+    }
+
     /// Has `task` executed by a thread of the pool. It is queued now, not when the result is first waited for. Dropping the
     /// result cancels a task that has not begun; one that has is executed to its end.
     pub fn run<T, F>(&self, task: F) -> PoolTask<T>

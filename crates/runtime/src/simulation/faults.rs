@@ -42,6 +42,8 @@ pub struct Faults {
     pub small_windows: u16,
     /// What is asked of a file is not in memory, so that a pool has to do it.
     pub cold_files: u16,
+    /// A look at a file in memory, or a `sendfile`, waits for the disk after all.
+    pub slow_calls: u16,
     /// A pool's task takes up to this long.
     pub task_max: Duration,
     /// A pool refuses a task as if its queue was full.
@@ -67,6 +69,7 @@ impl Faults {
         segments: 0,
         small_windows: 0,
         cold_files: 0,
+        slow_calls: 0,
         task_max: Duration::ZERO,
         pool_refusals: 0,
     };
@@ -91,6 +94,7 @@ impl Faults {
             segments: chance(),
             small_windows: chance(),
             cold_files: chance(),
+            slow_calls: chance(),
             task_max: time(&[10, 2_000, 300_000]),
             ..Faults::NONE
         }

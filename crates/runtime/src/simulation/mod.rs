@@ -25,16 +25,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use crate::address::SocketAddress;
-use crate::buffer::Lease;
 use crate::clock::{Moment, VIRTUAL_START_NANOS};
+use crate::devices::Knowledge;
 use crate::environment::Environment;
 use crate::files::{File, FileMetadata, OpenFlags};
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
+use crate::reads::Flights;
+use crate::residency::Residency;
 
 pub(crate) use self::fate::{Event, Fate, Side};
 pub use self::faults::Faults;
@@ -46,6 +49,9 @@ pub use self::seeds::each_seed;
 
 /// How many connections wait at a listener at most, as in nginx.
 const BACKLOG: usize = 511;
+
+/// Parts of files that a world remembers as resident: few, so that they displace each other.
+const RESIDENCY_SLOTS: usize = 64;
 
 /// The last of the trace that a failure shows.
 const TAIL: usize = 60;
@@ -66,6 +72,8 @@ impl Simulation {
             network: RefCell::new(Network::new()),
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
+            knowledge: Knowledge::new(Residency::with_slots(RESIDENCY_SLOTS)),
+            flights: Flights::new(),
         };
         Simulation { world: Rc::new(world) }
     }
@@ -153,6 +161,9 @@ pub(crate) struct World {
     pub network: RefCell<Network>,
     files: RefCell<files::Files>,
     pub pools: SimulatedPools,
+    /// What is known of this world's files, and what is being read of them.
+    pub knowledge: Arc<Knowledge>,
+    pub flights: Arc<Flights>,
 }
 
 impl World {
@@ -203,18 +214,23 @@ impl World {
         faults
     }
 
-    /// Reads what is in memory into all of the lease at most, and shortens it; `None` when nothing is.
+    /// Reads what is in memory into all of `into` at most, and says how much; `None` when nothing is.
     pub fn read_resident(
         &self,
         file: &File,
         faults: FileFaults,
         offset: u64,
-        lease: &mut Lease,
-    ) -> Option<Result<(), Errno>> {
-        let length = files::resident(&self.fate, lease.len())?;
-        let result = faults.read(file.as_fd(), offset, &mut lease[..length]);
+        into: &mut [u8],
+    ) -> Option<Result<usize, Errno>> {
+        let length = files::resident(&self.fate, into.len())?;
+        let result = faults.read(file.as_fd(), offset, &mut into[..length]);
         self.fate.note("read", 0, result.unwrap_or(0));
-        Some(result.map(|count| lease.truncate(count)))
+        Some(result)
+    }
+
+    /// Whether a call that should not have waited did.
+    pub fn call_was_slow(&self) -> bool {
+        self.fate.strikes(|faults| faults.slow_calls)
     }
 
     /// Reads a piece of a file for `sendfile`.

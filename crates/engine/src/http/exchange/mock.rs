@@ -28,7 +28,9 @@ use crate::http::location::Locations;
 use crate::http::open_files::OpenFileCache;
 use crate::http::request::Request;
 use crate::http::response::ResponseHead;
-use crate::http::settings::{BodyInFile, CoreSettings, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens};
+use crate::http::settings::{
+    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens,
+};
 use crate::http::template::SizeTemplate;
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
@@ -276,6 +278,12 @@ pub(crate) fn settings() -> CoreSettings {
     core.sendfile.set(false, None);
     core.sendfile_max_chunk.set(0, None);
     core.open_file_cache.set(OpenFileCache::Off, None);
+    core.aio.set(Aio::Auto, None);
+    core.directio.set(u64::MAX, None);
+    core.directio_alignment.set(512, None);
+    core.output_buffers.set(HeaderBuffers { count: 2, size: 32 * 1024 }, None);
+    core.postpone_output.set(1460, None);
+    core.read_ahead.set(0, None);
     core.chunked_transfer_encoding.set(true, None);
     core.msie_padding.set(false, None);
     core.msie_refresh.set(false, None);

@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Moment, SocketAddress, Stream, TcpInfo, Timer};
+use gale_runtime::{Buffer, Moment, PoolError, SocketAddress, Stream, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
@@ -302,6 +302,7 @@ impl Http1 {
         if !transfer.sender.is_at_rest() {
             return;
         }
+        transfer.sender.forget_files();
         if transfer.input.is_empty() {
             self.worker.give_transfer_back(transfer);
         } else {
@@ -345,6 +346,10 @@ impl Http1 {
         match error {
             Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
+            }
+            // An overflow, as nginx says it.
+            Some(error) if error.get_ref().is_some_and(|inner| inner.is::<PoolError>()) => {
+                request.log(Level::Error, format_args!("{error}"));
             }
             Some(error) => request.log(Level::Crit, format_args!("reading the file failed {}", OsErrorText(&error))),
             None => {}
@@ -572,6 +577,10 @@ impl Exchange for Http1 {
 
     fn push(&self, item: BodyItem) {
         self.state.borrow_mut().transfer().sender.push(item);
+    }
+
+    fn may_gather(&self) -> bool {
+        self.state.borrow_mut().transfer().sender.may_gather()
     }
 
     fn end(&self) {

@@ -3,7 +3,7 @@
 //!
 //! The queue holds what was pushed; [`Sender::poll_sent`] empties it. Small
 //! bodies share the head's buffer, so that a usual response is one system call.
-//! A file is read where that cannot wait, and in a pool where it can.
+//! How a piece of a file gets here is the ladder's choice (`delivery.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,28 +12,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{File, Output, Stream, Timer};
+use gale_runtime::{Output, Stream, Timer};
 
 use crate::http::body::BodyItem;
-use crate::http::exchange::{BodyLength, FileOptions, Gone, ResponseOptions, Sent};
-use crate::http::file_reader::{FileReader, READ_PIECE};
+use crate::http::delivery::{Delivery, FileError, Next};
+use crate::http::exchange::{BodyLength, Gone, ResponseOptions, Sent};
 use crate::http::response::ResponseHead;
 use crate::http::worker::HttpWorker;
 
 /// A body up to this size is copied behind the head.
 const COPIED_MAX: usize = 4 * 1024;
 
-/// A piece of a file smaller than this is read even when `sendfile` is on: one
-/// call for head and body is cheaper than two.
-const SENDFILE_MIN: u64 = 64 * 1024;
-
-/// How far apart the pages are that are looked at before `sendfile`: it would
-/// block on one that is not in memory.
-const PROBE_STRIDE: u64 = 64 * 1024;
-
-/// Most of a file that one `sendfile` sends, whatever the configuration allows:
-/// other connections want their turn, too.
-const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
+/// Bytes in memory are moved to the output until so many are there.
+const OUTPUT_BYTES: usize = 64 * 1024;
 
 /// The response side of a connection.
 #[derive(Default)]
@@ -41,7 +32,12 @@ pub(super) struct Sender {
     output: Output,
     /// What stands behind `output`; begins with a piece of a file.
     queue: VecDeque<BodyItem>,
-    reader: FileReader,
+    /// How the pieces of files are delivered.
+    delivery: Delivery,
+    /// So much of the piece at the head of the queue goes by `sendfile` when the output is empty.
+    sendfile_bytes: u64,
+    /// What is queued must not wait for more.
+    flushes: bool,
     coding: Coding,
     version: Version,
     keep_alive: bool,
@@ -54,9 +50,6 @@ pub(super) struct Sender {
     timer: Timer,
     is_waiting: bool,
     send_timeout: Duration,
-    files: Option<FileOptions>,
-    /// Up to where the piece of a file at the head of the queue is known to be in memory.
-    resident_until: u64,
     /// Why a file could not be sent to its end.
     file_error: Option<io::Error>,
     /// The fields that follow a chunked body.
@@ -97,8 +90,8 @@ impl Sender {
         self.is_started = false;
         self.sent = Sent::default();
         self.is_waiting = false;
-        self.files = None;
-        self.resident_until = 0;
+        self.forget_files();
+        self.flushes = false;
         self.file_error = None;
         self.trailers.clear();
         self.is_ended = false;
@@ -138,7 +131,22 @@ impl Sender {
 
     /// Whether nothing is left of any exchange.
     pub(super) fn is_at_rest(&self) -> bool {
-        self.gone.is_none() && self.output.is_empty() && self.queue.is_empty() && !self.reader.is_reading()
+        self.gone.is_none() && self.output.is_empty() && self.queue.is_empty() && !self.delivery.is_reading()
+    }
+
+    /// Lets go of what belongs to the configuration.
+    pub(super) fn forget_files(&mut self) {
+        self.delivery = Delivery::default();
+        self.sendfile_bytes = 0;
+    }
+
+    /// Whether so little is queued that it may wait for the next item.
+    pub(super) fn may_gather(&self) -> bool {
+        let postponed_bytes = self.delivery.options().postponed_bytes;
+        self.gone.is_none()
+            && !self.flushes
+            && self.queue.is_empty()
+            && (self.output.len_bytes() as u64) < postponed_bytes
     }
 
     pub(super) fn sent(&self) -> Sent {
@@ -226,7 +234,7 @@ impl Sender {
         scratch.clear();
         self.is_started = true;
         self.send_timeout = options.send_timeout;
-        self.files = Some(options.files);
+        self.delivery = Delivery::new(options.files.clone());
         if self.coding != Coding::Raw {
             self.coding = match options.length {
                 BodyLength::NoBody => Coding::NoBody,
@@ -295,6 +303,7 @@ impl Sender {
     /// Queues an item of the body, framed.
     pub(super) fn push(&mut self, item: BodyItem) {
         let length = item.length();
+        self.flushes |= matches!(item, BodyItem::Flush);
         if let BodyItem::Trailers(fields) = &item {
             for (name, value) in fields {
                 response::write_header(&mut self.trailers, name, value);
@@ -375,33 +384,41 @@ impl Sender {
                 self.fail_with_file(error);
                 continue;
             }
+            if self.delivery.is_reading()
+                && let Poll::Ready(result) = self.poll_reading(context)
+            {
+                if let Err(error) = result {
+                    self.fail_with_file(error);
+                }
+                continue;
+            }
             if self.output.is_empty() && self.queue.is_empty() {
                 self.has_interim = false;
+                self.flushes = false;
                 self.timer.clear();
                 return Poll::Ready(Ok(()));
             }
-            if self.output.is_empty() {
-                match self.poll_file(stream, context) {
-                    Poll::Ready(Ok(())) => {}
-                    Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
-                    Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
-                    // The client is not at fault for a slow disk.
-                    Poll::Pending if self.reader.is_reading() => return Poll::Pending,
-                    Poll::Pending => return self.poll_patience(context),
-                }
+            if self.output.is_empty() && self.delivery.is_reading() {
+                // The client is not at fault for a slow disk.
+                return Poll::Pending;
+            }
+            let polled = if self.output.is_empty() {
+                self.poll_sendfile(stream, context)
             } else {
                 // `tcp_nopush`: the head waits for the file, so that full packets leave.
                 let more_follows = match self.queue.is_empty() {
                     // Closing follows, and sends the end in the same packet.
                     true => self.is_ended && self.closes_at_once,
-                    false => self.files.is_some_and(|files| files.sendfile && files.nopush),
+                    false => self.delivery.options().sendfile && self.delivery.options().nopush,
                 };
                 self.output.set_more_follows(more_follows);
-                match stream.poll_send(context, &mut self.output) {
-                    Poll::Ready(Ok(count)) => self.sent.bytes += count as u64,
-                    Poll::Ready(Err(_)) => self.fail(),
-                    Poll::Pending => return self.poll_patience(context),
-                }
+                stream.poll_send(context, &mut self.output).map_err(|_| FileError::OfSocket)
+            };
+            match polled {
+                Poll::Ready(Ok(count)) => self.sent.bytes += count as u64,
+                Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
+                Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
+                Poll::Pending => return self.poll_patience(context),
             }
             self.is_waiting = false;
         }
@@ -439,23 +456,31 @@ impl Sender {
     fn clear(&mut self) {
         self.output.clear();
         self.queue.clear();
-        self.reader = FileReader::default();
+        self.forget_files();
     }
 
-    /// Moves what can be sent from memory from the queue to the output: bytes, and
-    /// pieces of files that can be read without waiting.
+    /// Moves what can be sent from memory from the queue to the output, and begins to read what is not in memory.
     fn fill(&mut self) -> io::Result<()> {
-        while !self.reader.is_reading() && (self.output.len_bytes() as u64) < READ_PIECE {
+        self.sendfile_bytes = 0;
+        while !self.delivery.is_reading() {
+            let queued = self.output.len_bytes();
             match self.queue.front_mut() {
                 None => return Ok(()),
                 Some(BodyItem::File(piece)) => {
-                    if self.files.is_some_and(|files| files.sendfile) && piece.length >= SENDFILE_MIN {
+                    if queued as u64 > self.delivery.low_water(piece) {
                         return Ok(());
                     }
-                    let Some(lease) = self.reader.try_read(piece)? else { return Ok(()) };
-                    self.output.push_lease(lease);
+                    match self.delivery.next(piece)? {
+                        Next::Bytes(lease) => self.output.push_lease(lease),
+                        Next::Sendfile(length) => {
+                            self.sendfile_bytes = length;
+                            return Ok(());
+                        }
+                        Next::Reading => {}
+                    }
                     self.leave_finished_file();
                 }
+                Some(_) if queued >= OUTPUT_BYTES => return Ok(()),
                 Some(_) => match self.queue.pop_front() {
                     Some(BodyItem::Bytes(bytes)) => self.output.push_bytes(bytes),
                     Some(BodyItem::Lease(lease)) => self.output.push_lease(lease),
@@ -466,75 +491,33 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends or reads on from the file at the head of the queue.
-    fn poll_file(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), FileError>> {
-        let Some(BodyItem::File(piece)) = self.queue.front_mut() else { return Poll::Ready(Ok(())) };
-        let files = self.files.expect("a response with a file has begun");
-        if !self.reader.is_reading() && files.sendfile {
-            let bound = if files.chunk_max == 0 { SENDFILE_PIECE_MAX } else { files.chunk_max.min(SENDFILE_PIECE_MAX) };
-            let length = piece.length.min(bound);
-            let end = piece.offset + length;
-            // A slow client comes back often; what was looked at is not looked at again.
-            if self.resident_until < end && is_resident(&piece.file, piece.offset, length).map_err(FileError::OfFile)? {
-                self.resident_until = end;
-            }
-            if self.resident_until >= end {
-                let mut offset = piece.offset;
-                let sent = ready!(stream.poll_sendfile(context, &piece.file, &mut offset, to_usize(length)));
-                let sent = sent.map_err(|error| match error.raw_os_error() {
-                    Some(libc::EIO) => FileError::OfFile(error),
-                    _ => FileError::OfSocket,
-                })?;
-                self.sent.bytes += sent as u64;
-                return Poll::Ready(self.advance_file(sent as u64));
-            }
-        }
-        let lease = ready!(self.reader.poll_read(piece, context)).map_err(FileError::OfFile)?;
+    /// Takes what has been read of the file at the head of the queue.
+    fn poll_reading(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(BodyItem::File(piece)) = self.queue.front_mut() else {
+            unreachable!("what is being read stands at the head of the queue")
+        };
+        let lease = ready!(self.delivery.poll_read(piece, self.output.is_empty(), context))?;
         self.output.push_lease(lease);
         self.leave_finished_file();
         Poll::Ready(Ok(()))
     }
 
-    /// Notes how far the piece at the head of the queue has been dealt with.
-    fn advance_file(&mut self, count: u64) -> Result<(), FileError> {
-        if let Some(BodyItem::File(piece)) = self.queue.front_mut() {
-            piece.advance(count).map_err(FileError::OfFile)?;
-        }
+    /// Sends on from the file at the head of the queue.
+    fn poll_sendfile(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
+        let Some(BodyItem::File(piece)) = self.queue.front_mut() else {
+            unreachable!("only a file is not moved to the output")
+        };
+        let sent = ready!(self.delivery.sendfile(piece, self.sendfile_bytes, |file, offset, length| {
+            stream.poll_sendfile(context, file, offset, length)
+        }));
         self.leave_finished_file();
-        Ok(())
+        Poll::Ready(sent)
     }
 
     /// Goes on to what stands behind a piece of a file of which nothing is left.
     fn leave_finished_file(&mut self) {
         if matches!(self.queue.front(), Some(BodyItem::File(piece)) if piece.length == 0) {
             self.queue.pop_front();
-            self.resident_until = 0;
         }
     }
-}
-
-/// Who is at fault when a piece of a file does not reach the client.
-enum FileError {
-    OfFile(io::Error),
-    OfSocket,
-}
-
-/// Whether a piece of a file seems to be in memory: a few of its pages are.
-fn is_resident(file: &File, offset: u64, length: u64) -> io::Result<bool> {
-    let end = offset + length;
-    let mut at = offset;
-    while at < end {
-        match file.try_read_at(at, 1)? {
-            Some(lease) if !lease.is_empty() => at += PROBE_STRIDE,
-            _ => return Ok(false),
-        }
-    }
-    match file.try_read_at(end - 1, 1)? {
-        Some(lease) => Ok(!lease.is_empty()),
-        None => Ok(false),
-    }
-}
-
-fn to_usize(length: u64) -> usize {
-    usize::try_from(length).unwrap_or(usize::MAX)
 }

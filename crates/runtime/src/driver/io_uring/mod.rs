@@ -20,6 +20,7 @@
 
 mod buffers;
 mod connection;
+mod file_reads;
 mod idle;
 mod listeners;
 mod operation;
@@ -41,15 +42,17 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms};
+use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops, kind_and_key,
-    push_cancel, user_data,
+    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op,
+    Ops, kind_and_key, push_cancel, user_data,
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, receive, send, send_now};
+use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
 use crate::address::SocketAddress;
 use crate::buffer::Buffer;
@@ -86,6 +89,7 @@ pub(crate) struct IoUring {
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
     listeners: Listeners,
+    file_reads: FileReads,
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
@@ -148,6 +152,7 @@ impl IoUring {
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
             listeners: Listeners::new(options.allows(5, 19)),
+            file_reads: FileReads::new(),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
@@ -374,6 +379,7 @@ impl IoUring {
         self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
         self.listeners.make_entries(&mut ring);
+        self.file_reads.make_entries(&mut ring);
         for request in self.requests.borrow_mut().drain(..) {
             match request {
                 Request::Connection(key) => {
@@ -415,6 +421,7 @@ impl IoUring {
             KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CANCEL_OP => {}
             KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
+            KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
@@ -517,7 +524,8 @@ impl IoUring {
         for call in 0..CLOSE_CALLS_MAX {
             // Most of it ends within the first calls, without a wait.
             let is_first = call < 2;
-            if self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() {
+            if self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() && self.file_reads.is_empty()
+            {
                 return true;
             }
             let mut completions = Vec::new();
@@ -840,6 +848,10 @@ impl Driver for IoUring {
         self.listeners.poll_accept(key, cx, self.turn.get())
     }
 
+    fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
+        self.file_reads.begin(read)
+    }
+
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = self.sweep(timeout);
         self.make_entries();
@@ -891,6 +903,7 @@ impl Drop for IoUring {
             // The kernel may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
             std::mem::forget(self.buffers.borrow_mut().take());
+            self.file_reads.forget_memory();
         }
     }
 }

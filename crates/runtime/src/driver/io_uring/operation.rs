@@ -42,7 +42,8 @@ pub(super) const KIND_CANCEL_OP: u64 = 12;
 pub(super) const KIND_POST: u64 = 13;
 /// A close that nobody waits for.
 pub(super) const KIND_CLOSE: u64 = 14;
-const _: () = assert!(KIND_SHIFT <= 28 && KIND_CLOSE < 16);
+pub(super) const KIND_FILE_READ: u64 = 15;
+const _: () = assert!(KIND_SHIFT <= 28 && KIND_FILE_READ < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {
     key.pack() | kind << KIND_SHIFT

@@ -1,0 +1,330 @@
+//! The delivery ladder: how a piece of a file gets to where it is sent from, without the loop ever waiting for a disk.
+//!
+//! For each piece the cheapest way that cannot wait:
+//!
+//! | | way | when |
+//! |---|---|---|
+//! | 1 | memory | a small body that the cache of open files holds: bytes, and no piece of a file at all |
+//! | 2 | a read on the loop | what the kernel has in memory (`preadv2(RWF_NOWAIT)`), up to 64 KiB at once |
+//! | 3 | `sendfile` | it is on, the piece is large enough, and it is known to be in memory |
+//! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
+//!
+//! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left; so
+//! a stream is read ahead of its client, and a client that is slow holds one piece and a half at most.
+//!
+//! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all but
+//! `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#aio>)
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use gale_runtime::{File, Lease, Look, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
+use gale_runtime::{leased_bytes, leased_bytes_max};
+
+use super::body::FilePiece;
+use super::request::Request;
+use super::settings::{Aio, CoreSettings};
+
+/// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than two,
+/// and a read into memory that is warm as fast as the page cache itself.
+pub const SENDFILE_MIN: u64 = 64 * 1024;
+
+/// Most of a file that one `sendfile` sends, whatever the configuration allows: other connections want their turn, too.
+const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
+
+/// The same for `aio off`, as nginx's default of `sendfile_max_chunk`.
+const BLOCKING_SENDFILE_MAX: u64 = 2 << 20;
+
+/// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
+pub const READ_PIECE: u64 = 64 * 1024;
+
+/// How much is read at once for a client that waits for the disk rather than the disk for it. Larger reads do not make a disk
+/// faster, and take memory.
+const COLD_PIECE_MAX: u64 = 256 * 1024;
+
+/// What `output_buffers` may ask for at once.
+const BUFFER_BYTES_MAX: u64 = 1 << 20;
+
+/// How the pieces of files in a response are sent: what the location decides.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// `sendfile`
+    pub sendfile: bool,
+    /// `sendfile_max_chunk` in bytes, 0 for no bound of the configuration's.
+    pub chunk_max: u64,
+    /// `tcp_nopush`
+    pub nopush: bool,
+    /// `aio`
+    pub way: ReadWay,
+    /// The pool that `aio threads` names; without one, `default`.
+    pub pool: Option<ThreadPool>,
+    /// `directio`: files from this size on are read past the page cache.
+    pub direct_from: u64,
+    /// `directio_alignment`
+    pub direct_alignment: u32,
+    /// `output_buffers`: the bytes of all of them.
+    pub buffer_bytes: u64,
+    /// `read_ahead` is not 0.
+    pub is_sequential: bool,
+    /// `postpone_output`: so much is gathered before it is sent, as long as there is more at once.
+    pub postponed_bytes: u64,
+}
+
+/// What is done when something is not in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadWay {
+    /// It is read in a pool.
+    Pool,
+    /// It is read by the loop's io_uring, if that is the driver; else in a pool.
+    Ring,
+    /// Nobody asks, and whoever sends it waits for the disk: `aio off`.
+    Blocking,
+}
+
+impl FileOptions {
+    /// What a request's location says; `None`, and a line in the error log, when `aio threads` names a pool that is not there.
+    pub fn of(request: &Request, core: &CoreSettings) -> Option<FileOptions> {
+        let (way, pool) = match core.aio.get() {
+            Aio::Auto | Aio::Threads(None) => (ReadWay::Pool, None),
+            Aio::Threads(Some(name)) => (ReadWay::Pool, Some(name.find(request)?)),
+            Aio::On => (ReadWay::Ring, None),
+            Aio::Off => (ReadWay::Blocking, None),
+        };
+        Some(FileOptions { way, pool, ..FileOptions::without_pool(core) })
+    }
+
+    /// The same for a response that has no file.
+    pub fn without_pool(core: &CoreSettings) -> FileOptions {
+        let buffers = core.output_buffers.get();
+        FileOptions {
+            sendfile: *core.sendfile.get(),
+            chunk_max: *core.sendfile_max_chunk.get(),
+            nopush: *core.tcp_nopush.get(),
+            way: ReadWay::Pool,
+            pool: None,
+            direct_from: *core.directio.get(),
+            direct_alignment: *core.directio_alignment.get(),
+            buffer_bytes: (buffers.count as u64).saturating_mul(buffers.size as u64),
+            is_sequential: *core.read_ahead.get() > 0,
+            postponed_bytes: *core.postpone_output.get(),
+        }
+    }
+}
+
+impl Default for FileOptions {
+    /// The defaults of all directives: for files that are read and not sent.
+    fn default() -> Self {
+        FileOptions {
+            sendfile: false,
+            chunk_max: 0,
+            nopush: false,
+            way: ReadWay::Pool,
+            pool: None,
+            direct_from: u64::MAX,
+            direct_alignment: 512,
+            buffer_bytes: READ_PIECE,
+            is_sequential: false,
+            postponed_bytes: 0,
+        }
+    }
+}
+
+/// What comes next of a piece.
+#[derive(Debug)]
+pub enum Next {
+    /// These bytes; the piece is shorter by them.
+    Bytes(Lease),
+    /// So many of its bytes can go by [`Delivery::sendfile`].
+    Sendfile(u64),
+    /// They are being read: [`Delivery::poll_read`].
+    Reading,
+}
+
+/// Delivers pieces of files, one after the other, from their beginnings to their ends. Dropped, it gives up a read that is
+/// under way.
+#[derive(Default)]
+pub struct Delivery {
+    options: FileOptions,
+    reading: Option<PieceRead>,
+    /// How much is read next when it is not in memory.
+    cold_piece: u64,
+    /// The last piece was not in memory.
+    is_cold: bool,
+    /// The file cannot be sent so.
+    sendfile_is_refused: bool,
+}
+
+impl Delivery {
+    /// One for a response.
+    pub fn new(options: FileOptions) -> Delivery {
+        Delivery { options, ..Delivery::default() }
+    }
+
+    /// The options.
+    pub fn options(&self) -> &FileOptions {
+        &self.options
+    }
+
+    /// Whether a read is under way.
+    pub fn is_reading(&self) -> bool {
+        self.reading.is_some()
+    }
+
+    /// How little must be left to send before the next of this piece is asked for.
+    pub fn low_water(&self, piece: &FilePiece) -> u64 {
+        match self.may_sendfile(piece) && !self.is_cold {
+            // What has been read before leaves first, and then the file itself.
+            true => 0,
+            false => self.read_piece() / 2,
+        }
+    }
+
+    /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file has become
+    /// shorter than it was; `OutOfMemory` at the hard limit of leases.
+    pub fn next(&mut self, piece: &mut FilePiece) -> io::Result<Next> {
+        if self.reading.is_some() {
+            return Ok(Next::Reading);
+        }
+        if self.options.is_sequential {
+            piece.file.advise_sequential();
+        }
+        let direct = self.direct(&piece.file);
+        if self.options.way == ReadWay::Blocking {
+            return self.next_in_place(piece, direct);
+        }
+        if direct.is_some() {
+            return self.begin_read(piece, ReadHow { direct, ..ReadHow::default() });
+        }
+        if self.may_sendfile(piece) {
+            let length = self.sendfile_length(piece, SENDFILE_PIECE_MAX);
+            if piece.file.is_resident(piece.offset, length)? {
+                self.is_cold = false;
+                return Ok(Next::Sendfile(length));
+            }
+        }
+        match piece.file.look(piece.offset, to_usize(piece.length.min(self.read_piece())))? {
+            Look::Found(lease) => {
+                self.is_cold = false;
+                piece.advance(lease.len() as u64)?;
+                Ok(Next::Bytes(lease))
+            }
+            missed => self.begin_read(piece, missed.how()),
+        }
+    }
+
+    /// As nginx does it: whatever it takes.
+    fn next_in_place(&mut self, piece: &mut FilePiece, direct: Option<u32>) -> io::Result<Next> {
+        if self.options.sendfile && direct.is_none() && !self.sendfile_is_refused {
+            return Ok(Next::Sendfile(self.sendfile_length(piece, BLOCKING_SENDFILE_MAX)));
+        }
+        let length = to_usize(piece.length.min(self.read_piece()));
+        let lease = piece.file.read_in_place(piece.offset, length, direct)?;
+        piece.advance(lease.len() as u64)?;
+        Ok(Next::Bytes(lease))
+    }
+
+    fn begin_read(&mut self, piece: &FilePiece, how: ReadHow) -> io::Result<Next> {
+        let pool = self.options.pool.clone().unwrap_or_else(default_pool);
+        let how = ReadHow { by_ring: self.options.way == ReadWay::Ring, ..how };
+        let length = to_usize(self.cold_length(piece));
+        self.reading = Some(piece.file.begin_read(&pool, piece.offset, length, how)?);
+        self.is_cold = true;
+        Ok(Next::Reading)
+    }
+
+    /// The bytes that are being read; the piece is the one that they are of. `starves` says that there is nothing else to
+    /// send: then the disk is what the client waits for, and more is read at once from now on. Errors: as of
+    /// [`Delivery::next`], and the pool's.
+    pub fn poll_read(
+        &mut self,
+        piece: &mut FilePiece,
+        starves: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Lease>> {
+        let reading = self.reading.as_mut().expect("a read is under way");
+        let Poll::Ready(result) = Pin::new(reading).poll(context) else { return Poll::Pending };
+        self.reading = None;
+        self.cold_piece = if starves { COLD_PIECE_MAX } else { READ_PIECE };
+        Poll::Ready(result.and_then(|lease| piece.advance(lease.len() as u64).map(|()| lease)))
+    }
+
+    /// Calls `send` with the file, to send so many bytes of the piece by `sendfile`. Errors: those of the file, and what
+    /// `send` says of the socket.
+    pub fn sendfile(
+        &mut self,
+        piece: &mut FilePiece,
+        length: u64,
+        send: impl FnOnce(&File, &mut u64, usize) -> Poll<io::Result<usize>>,
+    ) -> Poll<Result<usize, FileError>> {
+        let FilePiece { file, offset, .. } = piece;
+        let begin = *offset;
+        let is_blocking = self.options.way == ReadWay::Blocking;
+        let mut at = begin;
+        let (polled, was_quick) = match is_blocking {
+            true => (send(file, &mut at, to_usize(length)), false),
+            false => file.watched(|| send(file, &mut at, to_usize(length))),
+        };
+        let Poll::Ready(result) = polled else { return Poll::Pending };
+        Poll::Ready(match result {
+            Ok(count) => {
+                if was_quick {
+                    file.note_sent(begin, count);
+                }
+                count_piece(if is_blocking { Rung::Blocking } else { Rung::Sendfile }, count as u64);
+                piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EIO) => Err(FileError::OfFile(error)),
+                // Some file systems have no way to do it.
+                Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
+                    self.sendfile_is_refused = true;
+                    Ok(0)
+                }
+                _ => Err(FileError::OfSocket),
+            },
+        })
+    }
+
+    fn may_sendfile(&self, piece: &FilePiece) -> bool {
+        let is_allowed = self.options.sendfile && !self.sendfile_is_refused;
+        let is_large = piece.length >= SENDFILE_MIN || self.options.way == ReadWay::Blocking;
+        is_allowed && is_large && self.direct(&piece.file).is_none()
+    }
+
+    fn direct(&self, file: &File) -> Option<u32> {
+        (file.metadata().size >= self.options.direct_from).then_some(self.options.direct_alignment)
+    }
+
+    fn sendfile_length(&self, piece: &FilePiece, most: u64) -> u64 {
+        let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0).unwrap_or(most);
+        piece.length.min(most).min(chunk_max)
+    }
+
+    /// How much is read at once.
+    fn read_piece(&self) -> u64 {
+        self.options.buffer_bytes.clamp(READ_PIECE, BUFFER_BYTES_MAX)
+    }
+
+    /// How much is read of something that is not in memory: to a boundary that others who read the same file come to, too.
+    fn cold_length(&self, piece: &FilePiece) -> u64 {
+        let is_memory_short = leased_bytes() > leased_bytes_max() / 2;
+        let size = if is_memory_short { READ_PIECE } else { self.read_piece().max(self.cold_piece) };
+        piece.length.min(size - piece.offset % size)
+    }
+}
+
+/// Who is at fault when a piece of a file does not reach the client.
+#[derive(Debug)]
+pub enum FileError {
+    /// The file or its disk.
+    OfFile(io::Error),
+    /// The connection.
+    OfSocket,
+}
+
+/// A length in memory.
+fn to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}

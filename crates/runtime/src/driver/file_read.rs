@@ -1,0 +1,81 @@
+//! A read of a file that a driver does while the loop goes on: what it is, and how its result reaches whoever waits.
+//!
+//! The driver owns the memory until the read is done, also when nobody waits any more. Any thread may wait.
+
+use std::future::Future;
+use std::mem;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use crate::files::File;
+
+/// What is to be read.
+pub(crate) struct FileRead {
+    pub file: File,
+    /// By its descriptor that goes past the page cache, which has been opened.
+    pub is_direct: bool,
+    pub memory: Box<[u8]>,
+    /// The part of the memory that is read into.
+    pub into: Range<usize>,
+    pub offset: u64,
+}
+
+/// The memory and how many bytes came; no memory when the driver could not give it back.
+type Outcome = (Box<[u8]>, Result<usize, Errno>);
+
+/// For whoever waits.
+pub(crate) struct FileReading(Arc<Mutex<State>>);
+
+/// For the driver. Dropped without a result, it says that the read was broken off.
+pub(crate) struct FileReadEnd(Arc<Mutex<State>>);
+
+enum State {
+    Waiting(Option<Waker>),
+    Done(Outcome),
+    Taken,
+}
+
+/// Both ends of a read.
+pub(crate) fn file_reading() -> (FileReading, FileReadEnd) {
+    let state = Arc::new(Mutex::new(State::Waiting(None)));
+    (FileReading(Arc::clone(&state)), FileReadEnd(state))
+}
+
+impl FileReadEnd {
+    pub fn finish(&self, outcome: Outcome) {
+        let mut state = self.0.lock();
+        if let State::Waiting(waker) = &mut *state {
+            let waker = waker.take();
+            *state = State::Done(outcome);
+            drop(state);
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl Drop for FileReadEnd {
+    fn drop(&mut self) {
+        self.finish((Box::default(), Err(Errno::CANCELED)));
+    }
+}
+
+impl Future for FileReading {
+    type Output = Outcome;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let mut state = self.0.lock();
+        match mem::replace(&mut *state, State::Taken) {
+            State::Done(outcome) => Poll::Ready(outcome),
+            State::Waiting(_) => {
+                *state = State::Waiting(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+            State::Taken => panic!("polled after it was ready"),
+        }
+    }
+}

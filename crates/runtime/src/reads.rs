@@ -1,0 +1,399 @@
+//! Reads of pieces that are not in memory, each done once for all who want it at the same time, on whatever loop.
+//!
+//! ```text
+//!   look ──► in memory after all: done             only for pieces of which nothing is known, few at a time
+//!    └─────► read by the pool (or an io_uring)     stands in its device's line; counts as outstanding there
+//! ```
+//!
+//! The first who wants a piece begins the read, everybody else waits for the same one, and all get the same memory, each
+//! charged with it. The read belongs to those who wait: it goes on when the first one leaves, and is cancelled with the last
+//! (a task that has not begun never does). The result is handed out for as long as somebody waits for it, and is no cache:
+//! who comes later finds the piece in the page cache.
+//!
+//! What is the same piece: device, inode, size and time of change as the file was opened with (a file that was replaced has
+//! another content), offset and length, and the pool, so that nobody waits in a pool that is not his. Files on file systems
+//! that wait for others are only the same as themselves, because many of those number their files as they like.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use crate::buffer::Lease;
+use crate::clock::now_anywhere;
+use crate::devices::Knowledge;
+use crate::driver::file_read::FileRead;
+use crate::environment::Environment;
+use crate::file_counters::{Event, Rung, count_event, count_piece};
+use crate::files::{Blocks, File};
+use crate::mounts;
+use crate::pool::{Device, PoolError, ThreadPool};
+
+/// Reads in flight are found in one of so many tables.
+const SHARDS: usize = 16;
+
+/// What a lane of looks is called: apart from that of the device, for which they would wait otherwise.
+const LOOKS_KEY: u64 = 0x6c6f_6f6b_0000_0000;
+
+/// How a piece is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct ReadHow {
+    /// Whether it may be in memory: nobody has looked.
+    pub unlooked: bool,
+    /// Past the page cache (`O_DIRECT`), aligned to so many bytes.
+    pub direct: Option<u32>,
+    /// By the loop's io_uring, if it has one; the pool is for the others.
+    pub by_ring: bool,
+}
+
+/// A piece of a file to be read.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Key {
+    file: FileKey,
+    offset: u64,
+    length: usize,
+    pool: usize,
+    how: ReadHow,
+}
+
+/// What makes two open files the same.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum FileKey {
+    Content { device: u64, inode: u64, size: u64, modified_seconds: i64, modified_nanos: u32 },
+    Itself(usize),
+}
+
+/// The reads in flight.
+pub(crate) struct Flights {
+    shards: [Mutex<HashMap<Key, Arc<Flight>>>; SHARDS],
+    hasher: RandomState,
+}
+
+/// The memory that was read into, in which part of it the piece is, and how it was read.
+#[derive(Clone)]
+struct Bytes {
+    memory: Arc<Box<[u8]>>,
+    piece: Range<usize>,
+    rung: Rung,
+    /// It was in memory after all.
+    was_resident: bool,
+}
+
+type Reading = Pin<Box<dyn Future<Output = Result<Bytes, Failure>> + Send>>;
+
+struct Flight {
+    key: Key,
+    state: Mutex<State>,
+}
+
+struct State {
+    stage: Stage,
+    /// Those who wait, by their place.
+    waiting: Vec<Option<Waker>>,
+    /// How many have not left.
+    interested: usize,
+}
+
+enum Stage {
+    Reading(Reading),
+    Done(Result<Bytes, Failure>),
+    /// The last one has left.
+    Cancelled,
+}
+
+/// An error that several may be told.
+#[derive(Clone)]
+pub(crate) enum Failure {
+    Os(i32),
+    Kind(io::ErrorKind),
+    Pool(PoolError),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(number) => Failure::Os(number),
+            None => Failure::Kind(error.kind()),
+        }
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        Failure::Pool(error)
+    }
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Os(number) => io::Error::from_raw_os_error(number),
+            Failure::Kind(kind) => kind.into(),
+            Failure::Pool(error) => error.into(),
+        }
+    }
+}
+
+impl Wake for Flight {
+    /// The read has got on: everybody looks, and the first one drives it.
+    fn wake(self: Arc<Self>) {
+        let waiting: Vec<Waker> = self.state.lock().waiting.iter_mut().filter_map(Option::take).collect();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A piece that is being read. Dropped, it leaves those who wait for it.
+#[must_use = "the read is given up when this is dropped"]
+pub struct PieceRead {
+    flights: Arc<Flights>,
+    flight: Arc<Flight>,
+    place: usize,
+    knowledge: Arc<Knowledge>,
+    file: File,
+    /// Its memory is charged, and away until the read is done.
+    lease: Option<Lease>,
+}
+
+impl Flights {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Flights { shards: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() })
+    }
+
+    fn shard(&self, key: &Key) -> &Mutex<HashMap<Key, Arc<Flight>>> {
+        &self.shards[self.hasher.hash_one(key) as usize % SHARDS]
+    }
+
+    /// Takes part in the read of this piece: one that is in flight, or a new one. Errors: `OutOfMemory` at the hard limit of
+    /// leases.
+    pub fn join(
+        self: &Arc<Self>,
+        knowledge: &Arc<Knowledge>,
+        file: &File,
+        pool: &ThreadPool,
+        (offset, length): (u64, usize),
+        how: ReadHow,
+    ) -> io::Result<PieceRead> {
+        let mut lease = Lease::new(length)?;
+        // The thread that reads allocates when it begins; until then the lease is an account only.
+        let size = lease.return_memory();
+        let key = Key { file: file.key(), offset, length, pool: pool.identity(), how };
+        let mut flights = self.shard(&key).lock();
+        let known = flights.get(&key).cloned();
+        let flight = known.unwrap_or_else(|| {
+            let piece = Piece { file: file.clone(), offset, length, size };
+            let reading = Box::pin(read(piece, pool.clone(), Arc::clone(knowledge), how));
+            let state = State { stage: Stage::Reading(reading), waiting: Vec::new(), interested: 0 };
+            let flight = Arc::new(Flight { key: key.clone(), state: Mutex::new(state) });
+            flights.insert(key, Arc::clone(&flight));
+            flight
+        });
+        let mut state = flight.state.lock();
+        if state.interested > 0 {
+            count_event(Event::Shared);
+        }
+        state.interested += 1;
+        let place = state.waiting.len();
+        state.waiting.push(None);
+        drop(state);
+        drop(flights);
+        let (flights, knowledge) = (Arc::clone(self), Arc::clone(knowledge));
+        Ok(PieceRead { flights, flight, place, knowledge, file: file.clone(), lease: Some(lease) })
+    }
+
+    /// Nobody else takes part any more.
+    fn remove(&self, flight: &Arc<Flight>) {
+        let mut flights = self.shard(&flight.key).lock();
+        if flights.get(&flight.key).is_some_and(|found| Arc::ptr_eq(found, flight)) {
+            flights.remove(&flight.key);
+        }
+    }
+}
+
+impl PieceRead {
+    fn poll_bytes(&self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Failure>> {
+        let mut state = self.flight.state.lock();
+        let state_now = &mut *state;
+        let reading = match &mut state_now.stage {
+            Stage::Done(result) => return Poll::Ready(result.clone()),
+            Stage::Reading(reading) => reading,
+            Stage::Cancelled => unreachable!("polled by one who has left"),
+        };
+        let waiting = &mut state_now.waiting[self.place];
+        if !waiting.as_ref().is_some_and(|waiting| waiting.will_wake(cx.waker())) {
+            *waiting = Some(cx.waker().clone());
+        }
+        // What is polled takes locks of its own and submits tasks, and wakes nobody: its wakers are called by others.
+        let relay = Waker::from(Arc::clone(&self.flight));
+        let Poll::Ready(result) = reading.as_mut().poll(&mut Context::from_waker(&relay)) else {
+            return Poll::Pending;
+        };
+        state_now.stage = Stage::Done(result.clone());
+        state_now.waiting[self.place] = None;
+        drop(state);
+        self.flights.remove(&self.flight);
+        if let Ok(bytes) = &result {
+            count_piece(bytes.rung, bytes.piece.len() as u64);
+        }
+        Arc::clone(&self.flight).wake();
+        Poll::Ready(result)
+    }
+}
+
+impl Future for PieceRead {
+    type Output = io::Result<Lease>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<Lease>> {
+        let Poll::Ready(result) = self.poll_bytes(cx) else { return Poll::Pending };
+        let bytes = match result {
+            Ok(bytes) => bytes,
+            Err(failure) => return Poll::Ready(Err(failure.into())),
+        };
+        if bytes.was_resident {
+            self.file.note_resident(&self.knowledge, self.flight.key.offset, bytes.piece.len());
+        }
+        let mut lease = self.lease.take().expect("polled until it is ready");
+        lease.restore_memory(bytes.memory, bytes.piece);
+        Poll::Ready(Ok(lease))
+    }
+}
+
+impl Drop for PieceRead {
+    fn drop(&mut self) {
+        // In the order in which others take the locks.
+        let mut flights = self.flights.shard(&self.flight.key).lock();
+        let mut state = self.flight.state.lock();
+        state.waiting[self.place] = None;
+        state.interested -= 1;
+        if state.interested > 0 {
+            let is_reading = matches!(state.stage, Stage::Reading(_));
+            drop(state);
+            drop(flights);
+            // This one may have been woken instead of those who still wait.
+            if is_reading {
+                Arc::clone(&self.flight).wake();
+            }
+            return;
+        }
+        let stage = std::mem::replace(&mut state.stage, Stage::Cancelled);
+        let is_current = flights.get(&self.flight.key).is_some_and(|found| Arc::ptr_eq(found, &self.flight));
+        let removed = is_current.then(|| flights.remove(&self.flight.key));
+        drop(state);
+        drop(flights);
+        drop((stage, removed));
+    }
+}
+
+/// What is to be read, into memory of so many bytes.
+#[derive(Clone)]
+struct Piece {
+    file: File,
+    offset: u64,
+    length: usize,
+    size: usize,
+}
+
+async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: ReadHow) -> Result<Bytes, Failure> {
+    let device = piece.file.metadata().device;
+    if how.unlooked {
+        count_event(Event::Unlooked);
+        if let Some(look) = knowledge.begin_look(device) {
+            let wanted = piece.clone();
+            let found = pool.run_for(Device::key(LOOKS_KEY ^ device), move || wanted.look()).await?;
+            drop(look);
+            if let Some(found) = found {
+                count_event(Event::PoolHit);
+                return Ok(found);
+            }
+        }
+    }
+    let outstanding = knowledge.begin_read(device);
+    let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
+    if how.by_ring
+        && is_trusted
+        && let Some(result) = piece.read_by_ring(how.direct, &pool).await?
+    {
+        return Ok(result);
+    }
+    let line = piece.file.device();
+    let result = pool.run_for(line, move || piece.read(how.direct, how.unlooked)).await?;
+    drop(outstanding);
+    let bytes = result?;
+    if bytes.was_resident {
+        count_event(Event::PoolHit);
+    }
+    Ok(bytes)
+}
+
+impl Piece {
+    /// What is in memory now, if that is the beginning.
+    fn look(&self) -> Option<Bytes> {
+        let mut memory = self.memory();
+        match self.file.read_nowait(self.offset, &mut memory[..self.length]) {
+            Some(Ok(count)) => {
+                Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung: Rung::Pool, was_resident: true })
+            }
+            // The read proper will say the same.
+            Some(Err(_)) | None => None,
+        }
+    }
+
+    /// All of it, however long that takes.
+    fn read(&self, direct: Option<u32>, looks_first: bool) -> io::Result<Bytes> {
+        if looks_first && let Some(found) = self.look() {
+            return Ok(found);
+        }
+        let (memory, piece) = match direct {
+            Some(alignment) => self.file.read_direct(self.offset, self.length, alignment)?,
+            None => {
+                let mut memory = self.memory();
+                let count = self.file.read_blocking(self.offset, &mut memory[..self.length])?;
+                (memory, 0..count)
+            }
+        };
+        Ok(Bytes { memory: Arc::new(memory), piece, rung: Rung::Pool, was_resident: false })
+    }
+
+    /// Has the loop's ring read it. `None` where that would only be another kind of threads, or is not to be had.
+    async fn read_by_ring(&self, direct: Option<u32>, pool: &ThreadPool) -> Result<Option<Bytes>, Failure> {
+        if !mounts::reads_asynchronously(self.file.metadata().device) {
+            return Ok(None);
+        }
+        let mut is_direct = direct.is_some();
+        if is_direct && !self.file.was_opened_directly() {
+            let file = self.file.clone();
+            is_direct = pool.run_for(self.file.device(), move || file.direct().is_some()).await?;
+        }
+        let blocks = direct.filter(|_| is_direct).map(|alignment| Blocks::around(self.offset, self.length, alignment));
+        let (memory, into, offset, blocks) = match blocks {
+            Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),
+            None => (self.memory(), 0..self.length, self.offset, None),
+        };
+        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset };
+        let begun = Environment::try_with(|environment| environment.driver.read_file(read).ok()).flatten();
+        let Some(reading) = begun else { return Ok(None) };
+        let (memory, result) = reading.await;
+        let count = match result {
+            Ok(count) => count,
+            // The loop has ended on which it was begun, or the kernel does not want to: the pool does it.
+            Err(Errno::CANCELED | Errno::AGAIN | Errno::INTR | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        };
+        let piece = blocks.map_or(0..count, |blocks| blocks.piece(count));
+        // Short for another reason than the end of the file.
+        if piece.is_empty() && self.offset < self.file.metadata().size {
+            return Ok(None);
+        }
+        Ok(Some(Bytes { memory: Arc::new(memory), piece, rung: Rung::Ring, was_resident: false }))
+    }
+
+    fn memory(&self) -> Box<[u8]> {
+        vec![0; self.size].into_boxed_slice()
+    }
+}

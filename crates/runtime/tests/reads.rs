@@ -1,0 +1,256 @@
+//! Reads of pieces that are not in memory: done once for all who want them, given up with the last, fair to what is.
+
+mod common;
+
+/// `reads_io_uring.rs` includes this file for the other driver.
+#[allow(dead_code)]
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+
+use common::*;
+use gale_runtime::*;
+
+/// Tests follow each other here: what one asks of the device is part of what another one sees.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pool of one thread that is busy until the gate is dropped, so that what is asked of it waits.
+fn busy_pool() -> (ThreadPool, PoolTask<()>, mpsc::Sender<()>) {
+    let pool = ThreadPool::new("test", 1, 10);
+    let (gate, opened) = mpsc::channel::<()>();
+    let (begun, has_begun) = mpsc::channel();
+    let task = pool.run_for(Device::key(1), move || {
+        begun.send(()).unwrap();
+        let _ = opened.recv();
+    });
+    has_begun.recv().unwrap();
+    (pool, task, gate)
+}
+
+fn open(directory: &Directory, name: &str, content: &[u8]) -> File {
+    files::open_blocking(&directory.file(name, content), OpenFlags::READ).unwrap()
+}
+
+#[test]
+fn a_hundred_who_want_the_same_piece_cause_one_read() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(300_000);
+    run(async {
+        // As many open files as there are readers: it is the same file all the same.
+        let path = directory.file("file", &content);
+        let files: Vec<File> = (0..100).map(|_| files::open_blocking(&path, OpenFlags::READ).unwrap()).collect();
+        let same = open(&directory, "same", &content);
+        let (pool, task, gate) = busy_pool();
+        let before = leased_bytes();
+        let read = |file: &File| file.begin_read(&pool, 65_536, 100_000, ReadHow::default()).unwrap();
+        let mut reads: Vec<_> = files.iter().map(read).collect();
+        // Each of them is charged.
+        assert_eq!(leased_bytes(), before + 100 * 256 * 1024);
+        for read in &mut reads {
+            assert!(poll_once(read).await.is_pending());
+        }
+        let mut other = read(&same);
+        assert!(poll_once(&mut other).await.is_pending());
+        assert_eq!(pool.counters().waiting, 2, "another file is another read");
+        drop(gate);
+        for read in reads {
+            let piece = read.await.unwrap();
+            assert!(piece[..] == content[65_536..165_536]);
+        }
+        assert_eq!(other.await.unwrap().len(), 100_000);
+        task.await.unwrap();
+        assert_eq!((pool.counters().completed, leased_bytes()), (3, before));
+    });
+}
+
+#[test]
+fn loops_share_reads_and_each_has_its_own_account() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(100_000);
+    let file = open(&directory, "file", &content);
+    let (pool, _task, gate) = busy_pool();
+    let read_on_a_loop = |gate: Option<mpsc::Sender<()>>| {
+        let (file, pool, content) = (file.clone(), pool.clone(), content.clone());
+        let (joined, has_joined) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            run_real(async {
+                let mut read = file.begin_read(&pool, 0, 65_536, ReadHow::default()).unwrap();
+                assert!(poll_once(&mut read).await.is_pending());
+                joined.send(()).unwrap();
+                drop(gate);
+                assert!(read.await.unwrap()[..] == content[..65_536]);
+                assert_eq!(leased_bytes(), 0);
+            });
+        });
+        has_joined.recv().unwrap();
+        thread
+    };
+    let first = read_on_a_loop(None);
+    let second = read_on_a_loop(Some(gate));
+    first.join().unwrap();
+    second.join().unwrap();
+    // The one that kept the thread busy may not have been counted yet.
+    assert!(pool.counters().completed <= 2);
+}
+
+#[test]
+fn a_read_goes_on_without_the_one_who_began_it_and_ends_with_the_last() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(5000);
+    run(async {
+        let file = open(&directory, "file", &content);
+        let (pool, task, gate) = busy_pool();
+        let begin = || file.begin_read(&pool, 0, 5000, ReadHow::default()).unwrap();
+        let (mut first, mut second) = (begin(), begin());
+        assert!(poll_once(&mut first).await.is_pending() && poll_once(&mut second).await.is_pending());
+        drop(first);
+        assert_eq!(pool.counters().waiting, 1);
+        drop(second);
+        assert_eq!(pool.counters().waiting, 0);
+        let (mut third, mut fourth) = (begin(), begin());
+        assert!(poll_once(&mut third).await.is_pending() && poll_once(&mut fourth).await.is_pending());
+        drop(third);
+        drop(gate);
+        assert!(fourth.await.unwrap()[..] == content[..]);
+        task.await.unwrap();
+    });
+    run(async { assert_eq!(leased_bytes(), 0) });
+}
+
+#[test]
+fn an_overflow_is_told_to_all_in_nginxs_words() {
+    let _alone = alone();
+    let directory = Directory::new();
+    run(async {
+        let file = open(&directory, "file", b"content");
+        let pool = ThreadPool::new("test", 1, 0);
+        let (gate, opened) = mpsc::channel::<()>();
+        let task = pool.run(move || opened.recv().is_err());
+        let begin = || file.begin_read(&pool, 0, 7, ReadHow::default()).unwrap();
+        for read in [begin(), begin()] {
+            let error = read.await.unwrap_err();
+            assert_eq!(error.to_string(), "thread pool \"test\" queue overflow: 0 tasks waiting");
+        }
+        drop(gate);
+        task.await.unwrap();
+        assert_eq!(&begin().await.unwrap()[..], b"content");
+    });
+}
+
+#[test]
+fn a_piece_past_the_page_cache_is_the_same() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(300_001);
+    run(async {
+        let file = open(&directory, "file", &content);
+        let pool = ThreadPool::new("test", 1, 10);
+        let how = ReadHow { direct: Some(512), ..ReadHow::default() };
+        for (offset, length) in [(0, 300_001), (1, 1), (4095, 2), (511, 200_000), (299_999, 2), (300_000, 500)] {
+            let piece = file.begin_read(&pool, offset, length, how).unwrap().await.unwrap();
+            let end = content.len().min(offset as usize + length);
+            assert!(piece[..] == content[offset as usize..end], "{offset} {length}");
+            assert!(file.read_in_place(offset, length, Some(512)).unwrap()[..] == piece[..]);
+        }
+        assert!(file.begin_read(&pool, 300_001, 10, how).unwrap().await.unwrap().is_empty());
+        assert!(file.begin_read(&pool, 400_000, 10, how).unwrap().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn pieces_that_the_ring_reads_are_the_same() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(300_001);
+    run_real(async {
+        let file = files::open(&directory.file("file", &content), OpenFlags::READ).await.unwrap();
+        let pool = ThreadPool::new("test", 1, 10);
+        for direct in [None, Some(512), None] {
+            let how = ReadHow { direct, by_ring: true, unlooked: false };
+            for (offset, length) in [(0, 300_001), (1, 1), (4095, 2), (299_999, 2), (300_001, 10), (400_000, 10)] {
+                let piece = file.begin_read(&pool, offset, length, how).unwrap().await.unwrap();
+                let (begin, end) = (content.len().min(offset as usize), content.len().min(offset as usize + length));
+                assert!(piece[..] == content[begin..end], "{direct:?} {offset} {length}");
+            }
+        }
+        // Given up while they are in flight; what comes after is right all the same.
+        for number in 0..50 {
+            let mut read =
+                file.begin_read(&pool, number * 4096, 4096, ReadHow { by_ring: true, ..ReadHow::default() }).unwrap();
+            let _ = poll_once(&mut read).await;
+        }
+        yield_now().await;
+        assert!(
+            file.begin_read(&pool, 0, 4096, ReadHow { by_ring: true, ..ReadHow::default() }).unwrap().await.is_ok()
+        );
+        let is_ring = ring_counters().calls > 0;
+        let ring = file_counters().pieces[Rung::ALL.iter().position(|&rung| rung == Rung::Ring).unwrap()];
+        if !is_ring || ring == 0 {
+            eprintln!("skipped a part: no ring, or a file system that it does not read from by itself");
+        }
+        assert!(is_ring || ring == 0);
+    });
+    run(async { assert_eq!(leased_bytes(), 0) });
+}
+
+#[test]
+fn what_was_found_in_memory_is_known_by_every_open_file() {
+    let _alone = alone();
+    let directory = Directory::new();
+    run(async {
+        let file = open(&directory, "file", &pattern(1 << 20));
+        // Not everywhere a page that has just been written can be had without waiting.
+        let Look::Found(found) = file.look(0, 65_536).unwrap() else {
+            return eprintln!("skipped: reads cannot be tried here");
+        };
+        assert!(!found.is_empty());
+        assert!(file.is_resident(0, 1 << 20).unwrap());
+        let before = file_counters();
+        let again = files::open_blocking(&directory.path("file"), OpenFlags::READ).unwrap();
+        assert!(again.is_resident(0, 1 << 20).unwrap());
+        assert_eq!(file_counters().probe_hits, before.probe_hits);
+        assert!(!again.is_resident(1 << 20, 1).unwrap(), "there is nothing behind the end");
+    });
+}
+
+/// Reads that wait in a pool, all of the same file and of different pieces.
+async fn crowd(file: &File, pool: &ThreadPool) -> Vec<PieceRead> {
+    let mut reads = Vec::new();
+    for number in 0..4 {
+        let mut read = file.begin_read(pool, number * 1000, 1000, ReadHow::default()).unwrap();
+        assert!(poll_once(&mut read).await.is_pending());
+        reads.push(read);
+    }
+    reads
+}
+
+#[test]
+fn on_a_crowded_device_only_what_is_known_to_be_in_memory_is_looked_for() {
+    let _alone = alone();
+    let directory = Directory::new();
+    run(async {
+        let (known, unknown) = (open(&directory, "known", &pattern(9000)), open(&directory, "unknown", &pattern(9000)));
+        if !matches!(known.look(0, 9000).unwrap(), Look::Found(_)) {
+            return eprintln!("skipped: reads cannot be tried here");
+        }
+        let (pool, task, gate) = busy_pool();
+        let crowd = crowd(&open(&directory, "cold", &pattern(9000)), &pool).await;
+        assert!(matches!(known.look(0, 9000).unwrap(), Look::Found(_)));
+        let missed = unknown.look(0, 9000).unwrap();
+        assert!(matches!(missed, Look::NotLooked) && !unknown.is_resident(0, 9000).unwrap());
+        // A thread looks, ahead of those who wait for the device, and from then on it is known.
+        let other = ThreadPool::new("other", 1, 10);
+        let piece = unknown.begin_read(&other, 0, 9000, missed.how()).unwrap().await.unwrap();
+        assert_eq!(piece.len(), 9000);
+        assert!(matches!(unknown.look(0, 9000).unwrap(), Look::Found(_)));
+        drop(crowd);
+        drop(gate);
+        task.await.unwrap();
+    });
+}

@@ -1,0 +1,420 @@
+//! The delivery ladder through the real binary: every way in which files can be sent delivers the same bytes, what is in
+//! memory does not wait for what is on a disk, and broken disks cost only who asks for them.
+
+mod fuse;
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{Advice, CWD, FileType, Mode};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::Signal;
+use support::{Client, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, is_root, with_each_driver};
+
+with_each_driver!(
+    every_way_delivers_the_same,
+    pieces_take_the_rung_that_does_not_wait,
+    a_pool_that_is_not_there_is_an_error_of_its_request,
+    a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else,
+    what_is_no_regular_file_is_never_waited_for,
+    an_unprivileged_worker_serves_what_it_may_read,
+    every_file_system_delivers_the_same,
+    a_broken_file_system_costs_only_who_asks_for_it,
+    reads_that_never_end_hold_up_nobody_else,
+);
+
+const SIZES: [usize; 7] = [0, 1, 4096, 65_535, 65_536, 300_001, 3 << 20];
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// What a location may say about files.
+const WAYS: &[(&str, &str)] = &[
+    ("auto", ""),
+    ("auto_sendfile", "sendfile on;"),
+    ("on", "aio on;"),
+    ("on_sendfile", "aio on; sendfile on; tcp_nopush on;"),
+    ("off", "aio off;"),
+    ("off_sendfile", "aio off; sendfile on; sendfile_max_chunk 100k;"),
+    ("threads", "aio threads;"),
+    ("one", "aio threads=one; sendfile on; sendfile_max_chunk 70k;"),
+    ("variable", "aio threads=$arg_pool; output_buffers 1 512k;"),
+    ("direct", "directio 60k; sendfile on;"),
+    ("direct_on", "aio on; directio 60k; directio_alignment 4k;"),
+    ("direct_off", "aio off; directio 1;"),
+    ("ahead", "read_ahead 1m; output_buffers 4 4k; postpone_output 0; send_lowat 10;"),
+];
+
+fn ways(root: &str) -> String {
+    let way = |(name, settings): &(&str, &str)| format!("location /{name}/ {{ alias {root}/; {settings} }}\n");
+    WAYS.iter().map(way).collect()
+}
+
+fn setup(driver: Driver, text: &str) -> Setup {
+    let hooks = if HAS_TEST_HOOKS { "location = /files { test_files; } location = /pools { test_pools; }" } else { "" };
+    let setup = Setup::server(driver, &format!("{text} {hooks} location = /quick {{ return 200 quick; }}"));
+    setup.replace("daemon off;", "daemon off; thread_pool one threads=1; thread_pool none threads=1 max_queue=0;")
+}
+
+/// Has the kernel forget what it has in memory of a file, which is on the disk.
+fn evict(path: &Path) {
+    let file = File::open(path).expect("there");
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+}
+
+/// Whether files can be evicted here; this one has been, then.
+fn can_evict(path: &Path) -> bool {
+    let file = File::open(path).expect("there");
+    file.sync_all().expect("written");
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+    let mut byte = [0];
+    let look =
+        rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut byte)], 0, rustix::io::ReadWriteFlags::NOWAIT);
+    // The look itself has begun to read it.
+    let is_cold = look == Err(rustix::io::Errno::AGAIN);
+    let _ = file.read_at(&mut byte, 0);
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+    is_cold
+}
+
+/// A figure of the state of files or pools.
+fn figure(text: &str, name: &str) -> u64 {
+    let found = text.split_ascii_whitespace().find_map(|word| word.strip_prefix(&format!("{name}=")));
+    found.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+/// Asks for all files in all ways, in memory and not, whole and in part.
+#[track_caller]
+fn check_all(server: &Server, directory: &Path) {
+    for &size in &SIZES {
+        let path = directory.join(size.to_string());
+        std::fs::write(&path, pattern(size)).expect("written");
+        File::open(&path).and_then(|file| file.sync_all()).expect("on the disk");
+        let mut client = server.connect();
+        for (way, _) in WAYS {
+            let uri = format!("/{way}/{size}?pool=one");
+            for is_cold in [true, false] {
+                if is_cold {
+                    evict(&path);
+                }
+                let response = client.get(&uri);
+                assert_eq!(response.status, 200, "{uri} {is_cold}\n{server}");
+                assert!(response.body == pattern(size), "{uri} {is_cold}");
+            }
+            if size > 1000 {
+                evict(&path);
+                let range = (size / 3, size - size / 7);
+                let response = client.ask(format!(
+                    "GET {uri} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-{}\r\n\r\n",
+                    range.0,
+                    range.1 - 1
+                ));
+                assert!(response.status == 206 && response.body == pattern(size)[range.0..range.1], "{uri} {range:?}");
+            }
+        }
+    }
+}
+
+fn every_way_delivers_the_same(driver: Driver) {
+    let server = setup(driver, &ways("%DIR%/files")).file("files/x", "").start();
+    check_all(&server, &server.directory.path().join("files"));
+    server.stop();
+}
+
+fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let size = 1 << 20;
+    let server = setup(driver, &ways("%DIR%/files")).file("files/big", pattern(size)).start();
+    let path = server.directory.path().join("files/big");
+    if !can_evict(&path) {
+        return eprintln!("skipped: nothing can be evicted from memory here");
+    }
+    let ask = |way: &str, is_cold: bool| {
+        if is_cold {
+            evict(&path);
+        }
+        let before = server.get("/files").text().to_owned();
+        assert!(server.get(&format!("/{way}/big?pool=one")).body == pattern(size));
+        let after = server.get("/files").text().to_owned();
+        move |name: &str| figure(&after, name) - figure(&before, name)
+    };
+    // Read once, as everybody's first request would.
+    let _ = ask("auto", false);
+    let hot = ask("auto", false);
+    assert_eq!((hot("read_bytes"), hot("pool"), hot("blocking"), hot("sendfile")), (size as u64, 0, 0, 0));
+    let hot = ask("auto_sendfile", false);
+    assert_eq!((hot("sendfile_bytes"), hot("pool"), hot("blocking")), (size as u64, 0, 0));
+    for way in ["auto", "auto_sendfile", "threads", "one", "variable"] {
+        let cold = ask(way, true);
+        assert!(cold("pool") > 0 && cold("probe_misses") > 0 && cold("blocking") == 0, "{way}\n{server}");
+    }
+    let cold = ask("on", true);
+    let is_ring = driver == Driver::IoUring && cold("io_uring") > 0;
+    assert!(is_ring || cold("pool") > 0);
+    for way in ["off", "off_sendfile", "direct_off"] {
+        let cold = ask(way, true);
+        assert_eq!((cold("blocking_bytes"), cold("pool"), cold("probe_hits")), (size as u64, 0, 0), "{way}");
+    }
+    // Past the page cache nothing is found there, and nothing left there.
+    let direct = ask("direct", true);
+    assert!(direct("pool_bytes") == size as u64 && direct("probe_hits") == 0);
+    server.stop();
+}
+
+fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
+    let server = setup(driver, &ways("%DIR%/files")).file("files/big", pattern(100_000)).start();
+    let response = server.get("/variable/big?pool=two");
+    assert_eq!(response.status, 500);
+    assert!(response.text().contains("500 Internal Server Error"));
+    server.wait_logged("[error]");
+    server.wait_logged("thread pool \"two\" not found");
+    assert!(server.get("/variable/big?pool=default").body == pattern(100_000));
+    server.stop();
+}
+
+fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let text = "location /none/ { alias %DIR%/files/; aio threads=none; }
+        location = /hold { test_pool none %DIR%/gate; }";
+    let setup = setup(driver, text).replace("worker_processes 2;", "worker_processes 1;");
+    let server = setup.file("files/hot", "hot").file("files/cold", pattern(200_000)).start();
+    let path = server.directory.path().join("files/cold");
+    let gate_path = server.directory.path().join("gate");
+    let gate = UnixListener::bind(&gate_path).expect("a socket");
+    std::fs::set_permissions(&gate_path, PermissionsExt::from_mode(0o777)).expect("ours");
+    assert_eq!(server.get("/none/hot").text(), "hot");
+    let mut held = server.connect();
+    held.send("GET /hold HTTP/1.1\r\nHost: h\r\n\r\n");
+    let (task, _) = gate.accept().expect("a task");
+    if !can_evict(&path) {
+        return eprintln!("skipped: nothing can be evicted from memory here");
+    }
+    let mut refused = server.connect();
+    refused.send("GET /none/cold HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert!(refused.read_to_end().len() < 200_000);
+    server.wait_logged("thread pool \"none\" queue overflow: 0 tasks waiting");
+    assert_eq!(server.get("/none/hot").text(), "hot");
+    drop(task);
+    assert_eq!(held.response().text(), "done");
+    server.directory.wait_until("a free thread", |_| {
+        let pools = server.get("/pools").text().to_owned();
+        pools.lines().any(|line| line.starts_with("none ") && line.contains("running=0"))
+    });
+    assert!(server.get("/none/cold").body == pattern(200_000));
+    server.stop();
+}
+
+fn what_is_no_regular_file_is_never_waited_for(driver: Driver) {
+    let server = setup(driver, "location / { root %DIR%/files; }").file("files/x", "x").start();
+    let directory = server.directory.path().join("files");
+    let mode = Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(CWD, directory.join("fifo"), FileType::Fifo, mode, 0).expect("a FIFO");
+    let _socket = UnixListener::bind(directory.join("socket")).expect("a socket");
+    let mut client = server.connect();
+    assert_eq!(client.get("/fifo").status, 404);
+    assert!(matches!(client.get("/socket").status, 404 | 500));
+    assert_eq!(server.get("/x").text(), "x");
+    // /dev/zero is a device that has no end.
+    let device = rustix::fs::makedev(1, 5);
+    if rustix::fs::mknodat(CWD, directory.join("device"), FileType::CharacterDevice, mode, device).is_ok() {
+        assert!(matches!(server.get("/device").status, 403 | 404));
+    } else {
+        eprintln!("skipped a part: no device can be made here");
+    }
+    server.directory.write("files/directory/file", "x");
+    assert_eq!(server.get("/directory").status, 301);
+    server.end_with_alerts();
+}
+
+/// Tests that ask for what cannot be opened find `crit` in the log, and no more than that.
+trait EndWithAlerts {
+    fn end_with_alerts(self);
+}
+
+impl EndWithAlerts for Server {
+    fn end_with_alerts(mut self) {
+        assert!(!self.log().contains("panicked"), "{self}");
+        self.end(Signal::TERM);
+    }
+}
+
+fn an_unprivileged_worker_serves_what_it_may_read(driver: Driver) {
+    if !is_root() {
+        return eprintln!("skipped: only root has files that others do not own");
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let group = if groups.lines().any(|line| line.starts_with("nogroup:")) { "nogroup" } else { "nobody" };
+    let setup =
+        setup(driver, &ways("%DIR%/files")).replace("daemon off;", &format!("daemon off; user nobody {group};"));
+    let server = setup.file("files/secret", "secret").start();
+    let directory = server.directory.path().join("files");
+    std::fs::set_permissions(directory.join("secret"), PermissionsExt::from_mode(0o600)).expect("ours");
+    assert_eq!(server.get("/auto/secret").status, 403);
+    check_all(&server, &directory);
+    server.stop();
+}
+
+/// A file system in a file of its own, or none at all behind it.
+struct Mounted {
+    directory: Directory,
+}
+
+impl Mounted {
+    fn point(&self) -> PathBuf {
+        self.directory.path().join("point")
+    }
+
+    /// `None`, and why, where it cannot be mounted.
+    fn new(kind: &str) -> Result<Mounted, String> {
+        let directory = Directory::new();
+        let mounted = Mounted { directory };
+        std::fs::create_dir(mounted.point()).expect("ours");
+        let path = |name: &str| mounted.directory.path().join(name);
+        let text = |error: rustix::io::Errno| format!("mount: {error}");
+        match kind {
+            "tmpfs" => {
+                rustix::mount::mount("tmpfs", mounted.point(), "tmpfs", MountFlags::empty(), None).map_err(text)?;
+            }
+            "overlay" => {
+                for name in ["lower", "upper", "work"] {
+                    std::fs::create_dir(path(name)).expect("ours");
+                }
+                let options = format!(
+                    "lowerdir={},upperdir={},workdir={}",
+                    path("lower").display(),
+                    path("upper").display(),
+                    path("work").display()
+                );
+                let options = std::ffi::CString::new(options).expect("without NUL");
+                rustix::mount::mount("overlay", mounted.point(), "overlay", MountFlags::empty(), Some(&*options))
+                    .map_err(text)?;
+            }
+            kind => {
+                let image = File::create(path("image")).expect("ours");
+                image.set_len(400 << 20).expect("a sparse file");
+                run(Command::new(format!("mkfs.{kind}")).arg("-q").arg(path("image")))?;
+                run(Command::new("mount").args(["-o", "loop"]).arg(path("image")).arg(mounted.point()))?;
+            }
+        }
+        Ok(mounted)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.point(), UnmountFlags::DETACH);
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        Err(error) => Err(format!("{command:?}: {error}")),
+    }
+}
+
+fn every_file_system_delivers_the_same(driver: Driver) {
+    if !has_own_mounts(&format!("{}::every_file_system_delivers_the_same", driver.name())) {
+        return;
+    }
+    for kind in ["tmpfs", "overlay", "ext4", "xfs"] {
+        let mounted = match Mounted::new(kind) {
+            Ok(mounted) => mounted,
+            Err(error) => {
+                eprintln!("skipped {kind}: {error}");
+                continue;
+            }
+        };
+        let root = mounted.point();
+        let server = setup(driver, &ways(root.to_str().expect("text"))).start();
+        check_all(&server, &root);
+        server.stop();
+        eprintln!("{kind} delivers");
+    }
+}
+
+/// The locations that read from a file system in user space; what it hangs with takes half of a pool at most.
+fn broken(driver: Driver, root: &Path) -> Server {
+    let root = root.to_str().expect("text");
+    let text = format!("{} location /alive/ {{ alias %DIR%/files/; }}", ways(root));
+    let setup = setup(driver, &text).replace("daemon off;", "daemon off; thread_pool default threads=2;");
+    setup.file("files/cold", pattern(300_000)).start()
+}
+
+fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_broken_file_system_costs_only_who_asks_for_it", driver.name())) {
+        return;
+    }
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let server = broken(driver, &mounted.point());
+    let content = fuse::content();
+    // `aio off` is for those who want to see what happens then.
+    for (way, _) in WAYS.iter().filter(|(way, _)| !way.contains("off")) {
+        let mut client = server.connect();
+        for _ in 0..2 {
+            assert!(client.get(&format!("/{way}/good?pool=one")).body == content, "{way}");
+        }
+        for name in ["eio", "short"] {
+            let mut client = server.connect();
+            client.send(format!("GET /{way}/{name}?pool=one HTTP/1.1\r\nHost: h\r\n\r\n"));
+            assert_eq!(client.head().header("Content-Length"), Some(&*fuse::SIZE.to_string()), "{way}");
+            // Never more than was promised, never anything else in place of what is missing, and then the end.
+            let received = client.read_to_end();
+            assert!(received.len() <= fuse::MIDDLE && content.starts_with(&received), "{way} {name}");
+        }
+        assert_eq!(server.get(&format!("/{way}/missing")).status, 404);
+    }
+    let count = WAYS.iter().filter(|(way, _)| !way.contains("off")).count();
+    server.wait_logged_times("the file was truncated while it was being sent", count);
+    server.wait_logged_times("reading the file failed (5: Input/output error)", count);
+    server.end_with_alerts();
+}
+
+fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
+    if !has_own_mounts(&format!("{}::reads_that_never_end_hold_up_nobody_else", driver.name())) {
+        return;
+    }
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let server = broken(driver, &mounted.point());
+    let path = server.directory.path().join("files/cold");
+    // More than there are threads, and in all ways.
+    let ask = |number: usize| -> Client {
+        let mut client = server.connect();
+        let way = ["auto", "on", "threads", "direct"][number % 4];
+        client.send(format!("GET /{way}/hangs{number} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        client
+    };
+    let mut stuck: Vec<Client> = (0..12).map(ask).collect();
+    // Two threads for each of two loops; the opens of those that come later wait, too.
+    server.directory.wait_until("file system that does not answer", |_| {
+        server.get("/pools").text().lines().any(|line| line.starts_with("default ") && line.contains("running=4"))
+    });
+    for _ in 0..10 {
+        evict(&path);
+        assert!(server.get("/alive/cold").body == pattern(300_000));
+        assert_eq!(server.get("/quick").text(), "quick");
+    }
+    stuck.truncate(6);
+    assert_eq!(server.get("/quick").text(), "quick");
+    // What a file system has taken and does not answer not even the kernel ends: then the process stays until it is over.
+    drop(mounted);
+    for client in &mut stuck {
+        // Those that were being sent break off, the others learn that their file could not be opened.
+        assert!(client.read_to_end().len() < fuse::SIZE);
+    }
+    server.end_with_alerts();
+}

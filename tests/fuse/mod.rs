@@ -1,0 +1,142 @@
+//! A file system in user space that is as broken as a test wants: the kernel's protocol (fuse(4)), as much of it as a server
+//! of static files needs.
+//!
+//! All files lie in its root, are 200,000 bytes long by what it says, and are told apart by the first letter of their names:
+//! `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::support::Directory;
+
+pub const SIZE: usize = 200_000;
+
+/// Where the one that fails begins to, and the short one ends.
+pub const MIDDLE: usize = 100_000;
+
+/// The operations that are answered with more than "not implemented".
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+
+/// Every read reaches us.
+const FOPEN_DIRECT_IO: u32 = 1;
+
+pub fn content() -> Vec<u8> {
+    (0..SIZE as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// Mounted until it is dropped.
+pub struct FileSystem {
+    directory: Directory,
+    /// Kept, so that what hangs does not end with the thread.
+    connection: File,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FileSystem {
+    /// None where it cannot be mounted: in a container that forbids it.
+    pub fn mount() -> Option<FileSystem> {
+        let connection = File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        let directory = Directory::new();
+        let point = directory.path().join("fuse");
+        std::fs::create_dir(&point).expect("ours");
+        let options =
+            format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,max_read=131072", connection.as_raw_fd());
+        let options = std::ffi::CString::new(options).expect("without NUL");
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        rustix::mount::mount("gale-test", &point, "fuse", flags, Some(&*options)).ok()?;
+        let own = connection.try_clone().expect("a descriptor");
+        let thread = std::thread::spawn(move || serve(own));
+        Some(FileSystem { directory, connection, thread: Some(thread) })
+    }
+
+    pub fn point(&self) -> PathBuf {
+        self.directory.path().join("fuse")
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        // Whoever still waits is told that the file system has gone, and so is the thread.
+        let _ = rustix::mount::unmount(self.point(), UnmountFlags::FORCE | UnmountFlags::DETACH);
+        let _ = self.connection.flush();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn serve(mut connection: File) {
+    // Files by number: the root is 1.
+    let mut names: Vec<Vec<u8>> = vec![Vec::new(), Vec::new()];
+    let mut request = vec![0; 256 * 1024];
+    while let Ok(length) = connection.read(&mut request) {
+        let number = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
+        let long = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().unwrap());
+        let (operation, unique, node) = (number(4), long(8), long(16) as usize);
+        let first = names.get(node).and_then(|name| name.first()).copied();
+        let answer = match operation {
+            INIT => Ok(fields(&[7, 31, 128 * 1024, 0, 16 << 16 | 12, 128 * 1024, 1, 32, 0, 0, 0, 0, 0, 0, 0, 0])),
+            FORGET | BATCH_FORGET | INTERRUPT => continue,
+            LOOKUP => {
+                let name = request[40..length].strip_suffix(b"\0").unwrap_or_default().to_vec();
+                if matches!(name.first(), Some(b'g' | b'e' | b's' | b'h')) {
+                    let known = names.iter().position(|known| *known == name);
+                    let node = known.unwrap_or_else(|| {
+                        names.push(name);
+                        names.len() - 1
+                    });
+                    let times = [node as u32, 0, 1, 0, 60, 0, 60, 0, 0, 0];
+                    Ok([fields(&times), attributes(node)].concat())
+                } else {
+                    Err(Errno::NOENT)
+                }
+            }
+            GETATTR => Ok([fields(&[60, 0, 0, 0]), attributes(node)].concat()),
+            OPEN => Ok(fields(&[0, 0, FOPEN_DIRECT_IO, 0])),
+            READ => {
+                let (offset, size) = (long(48) as usize, number(56) as usize);
+                let end = if matches!(first, Some(b's' | b'e')) { MIDDLE } else { SIZE };
+                match first {
+                    Some(b'h') => continue,
+                    Some(b'e') if offset >= MIDDLE => Err(Errno::IO),
+                    _ => Ok(content()[offset.min(end)..(offset + size).min(end)].to_vec()),
+                }
+            }
+            RELEASE | FLUSH => Ok(Vec::new()),
+            _ => Err(Errno::NOSYS),
+        };
+        let (error, body) = match answer {
+            Ok(body) => (0, body),
+            Err(error) => (-error.raw_os_error(), Vec::new()),
+        };
+        let head = [fields(&[16 + body.len() as u32, error as u32]), unique.to_ne_bytes().to_vec()].concat();
+        // Interrupted requests have gone.
+        let _ = connection.write(&[head, body].concat());
+    }
+}
+
+/// `struct fuse_attr`.
+fn attributes(node: usize) -> Vec<u8> {
+    let (mode, size) = if node == 1 { (0o040_755, 0) } else { (0o100_644, SIZE as u32) };
+    let mut words = vec![node as u32, 0, size, 0, size.div_ceil(512), 0];
+    words.extend([1_000_000_000, 0].repeat(3));
+    words.extend([0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]);
+    fields(&words)
+}
+
+fn fields(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
