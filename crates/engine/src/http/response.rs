@@ -121,9 +121,10 @@ impl ResponseHead {
         self.etag.push(b'"');
     }
 
-    /// `Last-Modified` as text.
+    /// `Last-Modified` as text: when what was asked for has changed, so a page about an error has none, as in nginx.
     pub fn last_modified_text(&self) -> Option<[u8; 29]> {
-        self.last_modified.map(http_date::format)
+        let is_of_what_was_asked_for = matches!(self.status, 200 | 204 | 206 | 304);
+        self.last_modified.filter(|_| is_of_what_was_asked_for).map(http_date::format)
     }
 }
 

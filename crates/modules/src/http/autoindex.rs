@@ -495,7 +495,7 @@ mod tests {
         assert_eq!([size(10 * 1024 + 511), size(10 * 1024 + 512)], ["10K", "11K"]);
         assert_eq!([size(MEBIBYTE - 1), size(MEBIBYTE), size(MEBIBYTE * 3 / 2)], ["1024K", "1M", "2M"]);
         assert_eq!([size(GIBIBYTE - 1), size(GIBIBYTE * 5 / 2)], ["1024M", "3G"]);
-        assert_eq!(html(false, &entry(b"d", Kind::Directory, 4096)).trim_end().len(), 22 + 46 + 19 + 7);
+        assert_eq!(html(false, &entry(b"d", Kind::Directory, 4096)).trim_end().len(), 19 + 48 + 1 + 17 + 1 + 7);
     }
 
     #[test]
