@@ -404,7 +404,9 @@ fn bodies_may_be_kept_in_files_with_names(driver: Driver) {
     assert_eq!(client.ask(chunked("/", b"chunks", 2)).text(), expected(b"chunks"));
     // Without a body there is no file.
     assert_eq!(client.get("/").text(), format!("0 memory {:016x}", checksum(b"")));
-    server.directory.wait_line("files", "-");
+    let has_all =
+        |directory: &support::Directory| directory.try_read("files").is_some_and(|log| log.lines().count() == 8);
+    server.directory.wait_until("eight lines", has_all);
     let log = server.directory.read("files");
     let names: Vec<&str> = log.lines().collect();
     assert_eq!((names.len(), names[7]), (8, "-"));
