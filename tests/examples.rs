@@ -59,7 +59,7 @@ fn compare(name: &str, driver: Driver) {
     let theirs = gale.directory.replaced(&adapted.replace("127.0.0.1:8080", "%TCP2%"));
     gale.directory.write("theirs.conf", theirs);
     let reference = Nginx::start(&nginx, &gale.directory);
-    for request in recorded(&folder) {
+    for request in recorded(&folder, version(&nginx)) {
         let text = request.replace('\n', "\r\n") + "\r\n\r\n";
         let mut expected = normalised(gale.connect_tcp(2).ask(&text), gale.directory.address(2).to_string());
         let mut answer = normalised(gale.connect_tcp(1).ask(&text), gale.directory.address(1).to_string());
@@ -75,11 +75,20 @@ fn compare(name: &str, driver: Driver) {
     gale.stop();
 }
 
-/// The requests of an example: each begins at the beginning of a line, its fields are indented.
-fn recorded(folder: &Path) -> Vec<String> {
+/// The requests of an example: each begins at the beginning of a line, its fields are indented. Those below a line
+/// `since X.Y.Z` that an older nginx answers in another way are left out there.
+fn recorded(folder: &Path, version: Version) -> Vec<String> {
     let text = fs::read_to_string(folder.join("requests")).expect("recorded requests");
     let mut requests: Vec<String> = Vec::new();
+    let mut is_known = true;
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(since) = line.strip_prefix("since ") {
+            is_known = version >= parsed_version(since);
+            continue;
+        }
+        if !is_known {
+            continue;
+        }
         match line.strip_prefix("    ") {
             Some(field) => {
                 let request = requests.last_mut().expect("a request before its fields");
@@ -170,6 +179,21 @@ fn nginx() -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/nginx/sbin".into()]);
     places.map(|place| place.join("nginx")).find(|program| program.is_file())
+}
+
+type Version = (u32, u32, u32);
+
+/// What `nginx -v` says.
+fn version(program: &Path) -> Version {
+    let output = Command::new(program).arg("-v").output().expect("nginx starts");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    parsed_version(text.trim().rsplit('/').next().unwrap_or_default())
+}
+
+fn parsed_version(text: &str) -> Version {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
 }
 
 /// A running nginx. Ended when dropped.
