@@ -146,7 +146,7 @@ pub fn append_named(line: NamedLine) {
     if queue.bytes + size > QUEUE_BYTES_MAX {
         queue.lost += 1;
         let lost = queue.lost;
-        if !queue.reported.is_some_and(|last| last.elapsed() < REPORT_INTERVAL) {
+        if queue.reported.is_none_or(|last| last.elapsed() >= REPORT_INTERVAL) {
             queue.reported = Some(Instant::now());
             drop(queue);
             let message = format!("logs with variables in their names are too slow, {lost} lines lost so far");
