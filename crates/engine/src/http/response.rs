@@ -121,10 +121,9 @@ impl ResponseHead {
         self.etag.push(b'"');
     }
 
-    /// `Last-Modified` as text: when what was asked for has changed, so a page about an error has none, as in nginx.
+    /// `Last-Modified` as text.
     pub fn last_modified_text(&self) -> Option<[u8; 29]> {
-        let is_of_what_was_asked_for = matches!(self.status, 200 | 204 | 206 | 304);
-        self.last_modified.filter(|_| is_of_what_was_asked_for).map(http_date::format)
+        self.last_modified.map(http_date::format)
     }
 }
 
