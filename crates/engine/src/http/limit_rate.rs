@@ -71,6 +71,10 @@ impl Rate {
 /// Pushes an item in pieces as the rate allows, and waits until each has been sent.
 pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) -> Result<(), Gone> {
     let mut left = item.length();
+    if left == 0 {
+        exchange.push(item);
+        return Ok(());
+    }
     // What is queued, the head above all, counts, but does not wait.
     poll_fn(|context| exchange.poll_sent(context)).await?;
     while left > 0 {
@@ -87,9 +91,6 @@ pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) 
         left -= count;
         poll_fn(|context| exchange.poll_sent(context)).await?;
         rate.note(sent, count, gale_runtime::now());
-    }
-    if matches!(item, BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_)) {
-        exchange.push(item);
     }
     Ok(())
 }
