@@ -578,6 +578,7 @@ fn part(item: &mut BodyItem, range: std::ops::Range<usize>) -> BodyItem {
 
 #[cfg(test)]
 mod tests {
+    use gale_config::Setting;
     use gale_runtime::{EventLoop, LoopOptions};
 
     use super::*;
@@ -589,7 +590,9 @@ mod tests {
         let request = Request::default();
         let (shown, waits) = EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
             let body = Body::Bytes(text.into());
-            let mut document = Document::new(body, Rc::default(), &Conf::default(), TimeFormat::default());
+            let conf =
+                Conf { ssi_value_length: Setting::of(256), ssi_silent_errors: Setting::of(false), ..Conf::default() };
+            let mut document = Document::new(body, Rc::default(), &conf, TimeFormat::default());
             let (mut shown, mut waits) = (Vec::new(), 0);
             let next = std::future::poll_fn(|context| {
                 loop {
