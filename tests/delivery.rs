@@ -169,7 +169,13 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
 }
 
 fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
-    let server = setup(driver, &ways("%DIR%/files")).file("files/big", pattern(100_000)).start();
+    let zip = "location /zip/ { alias %DIR%/files/; aio threads=$arg_pool; gzip on; gzip_types *; }";
+    let text = format!("{}{zip}", ways("%DIR%/files"));
+    let server = setup(driver, &text).file("files/big", pattern(100_000)).start();
+    // Nothing is left of the response that it replaces.
+    let request = "GET /zip/big?pool=two HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n";
+    let response = server.connect().ask(request);
+    assert_eq!((response.status, response.header("Content-Encoding")), (500, None));
     let response = server.get("/variable/big?pool=two");
     assert_eq!(response.status, 500);
     assert!(response.text().contains("500 Internal Server Error"));
@@ -183,7 +189,7 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     if !HAS_TEST_HOOKS {
         return;
     }
-    let text = "location /none/ { alias %DIR%/files/; aio threads=none; }
+    let text = "location /none/ { alias %DIR%/files/; aio threads=none; location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; } }
         location = /hold { test_pool none %DIR%/gate; }";
     let setup = setup(driver, text).replace("worker_processes 2;", "worker_processes 1;");
     let server = setup.file("files/hot", "hot").file("files/cold", pattern(200_000)).start();
@@ -202,6 +208,11 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     refused.send("GET /none/cold HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(refused.read_to_end().len() < 200_000);
     server.wait_logged("thread pool \"none\" queue overflow: 0 tasks waiting");
+    // What is read to be compressed is read there, too.
+    evict(&path);
+    let mut refused = server.connect();
+    refused.send("GET /none/zip/cold HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+    assert!(!refused.read_to_end().ends_with(b"\r\n0\r\n\r\n"));
     assert_eq!(server.get("/none/hot").text(), "hot");
     drop(task);
     assert_eq!(held.response().text(), "done");

@@ -24,9 +24,11 @@ with_each_driver!(
     subrequests_share_variables_and_the_client,
     subrequests_are_logged_where_that_is_wanted,
     what_is_kept_in_memory_is_bounded,
+    a_block_that_does_not_fit_stays_hidden,
     the_time_is_shown_in_the_format_of_the_page,
     additions_come_before_and_after,
     another_location_decides,
+    the_method_shown_is_the_client_s,
     answers_of_the_deciding_location_become_variables,
     deciding_is_one_of_several_conditions,
     a_slow_decision_holds_up_nobody_else,
@@ -428,6 +430,19 @@ fn what_is_kept_in_memory_is_bounded(driver: Driver) {
     server.stop();
 }
 
+fn a_block_that_does_not_fit_stays_hidden(driver: Driver) {
+    let inside = "<!--#else --><!--#nonsense -->inside";
+    let page = format!(
+        "before<!--#block name=\"large\" -->{inside}{}{inside}<!--#endblock -->,after<!--#include virtual=\"/none\" stub=\"large\" -->.",
+        "x".repeat(1024 * 1024)
+    );
+    let server =
+        setup(driver, "location / { ssi on; } location = /none { return 204; }").file("www/page.html", page).start();
+    assert!(server.get("/page.html").text() == "before,after.");
+    server.wait_logged("the SSI page has too many or too long variables, blocks or includes");
+    server.stop();
+}
+
 fn the_time_is_shown_in_the_format_of_the_page(driver: Driver) {
     let page = "<!--#config timefmt=\"<%Y>\" --><!--#set var=\"a\" value=\"$date_gmt\" --><!--#echo var=\"a\" encoding=\"none\" -->\
                 <!--#config timefmt=\"%s\" --><!--#echo var=\"date_local\" --><!--#include virtual=\"/other.html\" -->";
@@ -535,6 +550,18 @@ fn another_location_decides(driver: Driver) {
         let response = client.ask("POST /stored HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
         assert!(response.text().starts_with("5 memory"), "{response:?}");
     }
+    server.stop();
+}
+
+fn the_method_shown_is_the_client_s(driver: Driver) {
+    let locations = "
+        location = /asked { auth_request /auth; alias %DIR%/www/page.html; }
+        location = /auth { if ($request_method = POST) { return 403; } return 204; }";
+    let server = setup(driver, locations).file("www/page.html", "page").start();
+    let mut client = server.connect();
+    assert_answer(&client.get("/asked"), 200, "page");
+    let post = "POST /asked HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(client.ask(post).status, 403);
     server.stop();
 }
 

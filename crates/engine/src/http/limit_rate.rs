@@ -71,6 +71,10 @@ impl Rate {
 /// Pushes an item in pieces as the rate allows, and waits until each has been sent.
 pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) -> Result<(), Gone> {
     let mut left = item.length();
+    if left == 0 {
+        exchange.push(item);
+        return Ok(());
+    }
     // What is queued, the head above all, counts, but does not wait.
     poll_fn(|context| exchange.poll_sent(context)).await?;
     while left > 0 {
@@ -87,9 +91,6 @@ pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) 
         left -= count;
         poll_fn(|context| exchange.poll_sent(context)).await?;
         rate.note(sent, count, gale_runtime::now());
-    }
-    if matches!(item, BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_)) {
-        exchange.push(item);
     }
     Ok(())
 }
@@ -131,7 +132,13 @@ fn split(item: &mut BodyItem, count: u64) -> BodyItem {
 
 #[cfg(test)]
 mod tests {
+    use gale_runtime::{EventLoop, Lease, LoopOptions};
+
     use super::*;
+    use crate::http::body::Body;
+    use crate::http::exchange::mock::{Event, MockExchange, request, settings};
+    use crate::http::pipeline;
+    use crate::http::template::SizeTemplate;
 
     fn at(milliseconds: u64) -> Moment {
         Moment::from_nanos(milliseconds * 1_000_000)
@@ -166,6 +173,30 @@ mod tests {
         rate.note(0, 500, at(10));
         assert_eq!(rate.allows(500, at(10)), Err(at(510)));
         assert_eq!(rate.allows(500, at(510)), Ok(500));
+    }
+
+    #[test]
+    fn a_lease_goes_out_whole_and_nothing_behind_it() {
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            let client = MockExchange::new();
+            let mut core = settings();
+            core.limit_rate.set(SizeTemplate::Constant(1 << 20), None);
+            let mut request = request(&client, core);
+            request.response.status = 200;
+            let lease = || {
+                let mut lease = Lease::new(3).unwrap();
+                lease.truncate(3);
+                lease.copy_from_slice(b"abc");
+                BodyItem::Lease(lease)
+            };
+            let body = Body::Items([lease(), lease()].into());
+            let rest = pipeline::start_response(&mut request, body).expect("items are sent one by one");
+            pipeline::send_rest(&request, rest).await;
+            let piece = || Event::Piece("abc".into());
+            let saw = client.saw();
+            assert!(matches!(saw[0], Event::Start(200, _)), "{saw:?}");
+            assert_eq!(saw[1..], [piece(), piece(), Event::End]);
+        });
     }
 
     #[test]

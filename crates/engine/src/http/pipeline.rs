@@ -408,6 +408,9 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         Body::File(_) | Body::Items(_) | Body::Stream(_) => match FileOptions::of(request, &scope.core) {
             Some(files) => files,
             None => {
+                // Its fields speak of the body that there will not be.
+                request.response.clear();
+                request.close_after_response();
                 body = error_page::plain(request, 500);
                 FileOptions::without_pool(&scope.core)
             }

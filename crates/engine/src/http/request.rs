@@ -130,6 +130,8 @@ pub struct Request {
     pub(super) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
     is_get_forced: bool,
+    /// `$request_method` says GET: the client's request counts as one.
+    shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     /// Who the client is, where that is not the other end of the connection.
     client: Option<Rc<Client>>,
@@ -195,6 +197,7 @@ impl Request {
             more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
+            shows_get: false,
             trailers: RefCell::default(),
             client: None,
             captured: RefCell::default(),
@@ -240,6 +243,7 @@ impl Request {
         self.configuration = None;
         self.worker = None;
         self.is_get_forced = false;
+        self.shows_get = false;
         self.client = None;
         self.trailers.get_mut().clear();
         self.captured.get_mut().groups.clear();
@@ -269,6 +273,7 @@ impl Request {
         request.host.extend_from_slice(&self.host);
         request.body = if target.shares_body { self.body.clone() } else { Some(StoredBody::default()) };
         request.is_get_forced = self.is_get_forced || !target.keeps_method;
+        request.shows_get = self.shows_get;
         request.fallback = target.fallback;
         request.client = self.client.clone();
         request.is_internal = true;
@@ -368,6 +373,11 @@ impl Request {
         self.parsed.method_range.of_lenient(self.head.readable())
     }
 
+    /// The method of the client's request, also in a subrequest, as `$request_method` has it.
+    pub fn shown_method(&self) -> &[u8] {
+        if self.shows_get { b"GET" } else { self.method_name() }
+    }
+
     /// Whether only the head of the answer is wanted.
     pub fn is_head(&self) -> bool {
         self.method() == Method::Head
@@ -376,6 +386,7 @@ impl Request {
     /// From now on the request counts as a GET.
     pub fn become_get(&mut self) {
         self.is_get_forced = true;
+        self.shows_get |= self.is_main();
     }
 
     /// The request's target as it was sent, with its arguments.

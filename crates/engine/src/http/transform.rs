@@ -13,6 +13,7 @@ use std::task::{Context, Poll, ready};
 use gale_runtime::{Effort, Lease, TurnShare};
 
 use super::body::{Body, BodyItem, BodyStream, FilePiece};
+use super::delivery::FileOptions;
 use super::file_reader::FileReader;
 use super::request::Request;
 
@@ -22,7 +23,8 @@ pub struct InMemory {
     body: Body,
     /// The piece of a file that is being read.
     piece: Option<FilePiece>,
-    reader: FileReader,
+    /// Made for the first of them.
+    reader: Option<FileReader>,
 }
 
 impl InMemory {
@@ -35,7 +37,11 @@ impl InMemory {
     pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
         loop {
             if let Some(piece) = &mut self.piece {
-                let read = ready!(self.reader.poll_read(piece, context));
+                let reader = match &mut self.reader {
+                    Some(reader) => reader,
+                    none => none.insert(reader_of(request)?),
+                };
+                let read = ready!(reader.poll_read(piece, context));
                 if read.is_err() || piece.length == 0 {
                     self.piece = None;
                 }
@@ -48,6 +54,12 @@ impl InMemory {
             }
         }
     }
+}
+
+/// A reader that does what the request's location says.
+fn reader_of(request: &Request) -> io::Result<FileReader> {
+    let options = FileOptions::of(request, &request.scope().core);
+    options.map(FileReader::new).ok_or_else(|| io::Error::other("there is no such thread pool"))
 }
 
 /// Makes other bytes of the bytes of a body.
@@ -275,6 +287,8 @@ mod tests {
         EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
             let body = Body::Items(VecDeque::from(body));
             let mut stream = Transformed::new(body, Twice::default(), 0);
+            // The request has no location that could say anything.
+            stream.inner.reader = Some(FileReader::default());
             let mut items = Vec::new();
             while let Some(item) = poll_fn(|context| stream.poll_next(&Request::default(), context)).await {
                 items.push(match item {

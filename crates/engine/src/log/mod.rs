@@ -200,12 +200,16 @@ fn error_line(level: Level, connection: Option<u64>, message: &dyn fmt::Display)
         }
         line.truncate(end);
     }
-    // A line break in what a client sent must not look like another line.
-    if line.contains(['\n', '\r']) {
-        line = line.replace(['\n', '\r'], " ");
+    // What a client sent must not look like another line, nor tell a terminal what to do.
+    if line.contains(is_harmful) {
+        line = line.replace(is_harmful, " ");
     }
     line.push('\n');
     line
+}
+
+fn is_harmful(character: char) -> bool {
+    character.is_control() && character != '\t'
 }
 
 fn now_seconds() -> u64 {
@@ -218,12 +222,12 @@ mod tests {
 
     #[test]
     fn a_line_has_nginx_s_form() {
-        let line = error_line(Level::Error, Some(7), &"open() failed\nx");
+        let line = error_line(Level::Error, Some(7), &"open() \x1b[2J\tfailed\nx");
         let (time, rest) = line.split_at(20);
         assert_eq!(time.matches('/').count(), 2);
         assert!(rest.starts_with("[error] "), "{line}");
         assert!(rest.contains(&format!(" {}#", std::process::id())), "{line}");
-        assert!(rest.ends_with(": *7 open() failed x\n"), "{line}");
+        assert!(rest.ends_with(": *7 open()  [2J\tfailed x\n"), "{line}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
 use gale_engine::process::Level;
-use gale_protocol::http1::{KnownHeader, Method, Version};
+use gale_protocol::http1::{KnownHeader, Version};
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::uri::Form;
 use gale_runtime::{SocketAddress, TcpInfo};
@@ -29,7 +29,7 @@ use super::auth_basic::append_user;
 pub(crate) const VARIABLES: &[Variable] = &[
     // The request.
     Variable::named("request", |request, _, out| append_present(out, request_line(request))),
-    Variable::named("request_method", |request, _, out| append_present(out, method(request))),
+    Variable::named("request_method", |request, _, out| append_present(out, request.shown_method())),
     Variable::named("request_uri", |request, _, out| append_present(out, request_uri(request))),
     Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
     Variable::named("uri", |request, _, out| append_present(out, &request.uri)),
@@ -173,14 +173,6 @@ fn first_line(head: &[u8]) -> &[u8] {
     let start = head.iter().position(|byte| !is_line_end(byte)).unwrap_or(head.len());
     let line = &head[start..];
     &line[..line.iter().position(is_line_end).unwrap_or(line.len())]
-}
-
-/// An error page is fetched with GET, whatever the client sent.
-fn method(request: &Request) -> &[u8] {
-    match request.method() {
-        Method::Get if request.parsed.method != Method::Get => b"GET",
-        _ => request.method_name(),
-    }
 }
 
 /// The target from its path on: nginx leaves out what the absolute form says before.

@@ -129,7 +129,7 @@ impl MockExchange {
     }
 
     /// What the client saw since this was last asked.
-    fn saw(&self) -> Vec<Event> {
+    pub(crate) fn saw(&self) -> Vec<Event> {
         std::mem::take(&mut self.state.borrow_mut().events)
     }
 
@@ -176,6 +176,7 @@ impl Exchange for MockExchange {
         state.is_queued = state.is_slow;
         match item {
             BodyItem::Bytes(bytes) => state.events.push(Event::Piece(bytes)),
+            BodyItem::Lease(lease) => state.events.push(Event::Piece(Bytes::copy_from_slice(&lease))),
             other => panic!("the tests push bytes, not {other:?}"),
         }
     }

@@ -20,12 +20,13 @@ use gale_engine::process::Level;
 use gale_protocol::ssi::text::{self, Expression};
 use gale_protocol::ssi::{Command, Event, PARAMETERS_MAX, Parser};
 use gale_protocol::uri::escape::{Class, escape, escape_html};
+use gale_runtime::{Effort, TurnShare};
 
 use super::page::{Page, TooMuch};
 use super::{Conf, TimeFormat};
 
-/// How many commands are carried out before other tasks have their turn.
-const COMMANDS_AT_ONCE: u32 = 64;
+/// What a command takes: an include prepares a request, an `if` may run a regular expression.
+const COMMAND_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
 
 /// How long a text may become when its variables are put in.
 const TEXT_MAX: usize = 64 * 1024;
@@ -41,7 +42,9 @@ pub struct Document {
     has_ended: bool,
     page: Rc<Page>,
     waits_for: Waiting,
-    commands_left: u32,
+    share: TurnShare,
+    /// A command that waits for its share of a turn.
+    found: Option<Event>,
 
     is_silent: bool,
     error_message: Bytes,
@@ -50,6 +53,8 @@ pub struct Document {
     /// Whether text is shown: not in the branches of an `if` that were not chosen, and not in blocks.
     is_shown: bool,
     is_block: bool,
+    /// The number of the block that is open; none when there is no room for its text.
+    block: Option<usize>,
     condition: Condition,
     has_chosen: bool,
 }
@@ -140,13 +145,15 @@ impl Document {
             has_ended: false,
             page,
             waits_for: Waiting::Nothing,
-            commands_left: COMMANDS_AT_ONCE,
+            share: TurnShare::new(COMMAND_EFFORT),
+            found: None,
             is_silent: *conf.ssi_silent_errors.get(),
             error_message: Bytes::from_static(ERROR_MESSAGE),
             time_format,
             encoding: Encoding::Entity,
             is_shown: true,
             is_block: false,
+            block: None,
             condition: Condition::None,
             has_chosen: false,
         }
@@ -158,6 +165,18 @@ impl BodyStream for Document {
         loop {
             if let Err(error) = ready!(self.poll_waited(request, context)) {
                 return Poll::Ready(Some(Err(error)));
+            }
+            if let Some(event) = self.found.take() {
+                if self.share.poll(context, 1).is_pending() {
+                    self.found = Some(event);
+                    return Poll::Pending;
+                }
+                let item = self.handle(request, event);
+                self.share.done(1);
+                match item {
+                    Some(item) => return Poll::Ready(Some(Ok(item))),
+                    None => continue,
+                }
             }
             let Some((item, at)) = &mut self.item else {
                 match ready!(self.source.poll_next(request, context)).transpose() {
@@ -179,18 +198,13 @@ impl BodyStream for Document {
                 self.item = None;
                 continue;
             };
-            // Commands without output could follow each other without end.
-            if matches!(event, Event::Command(_)) {
-                self.commands_left = self.commands_left.saturating_sub(1);
+            // Commands, with output or without, could follow each other without end.
+            if matches!(event, Event::Command(_) | Event::Mistake(_)) {
+                self.found = Some(event);
+                continue;
             }
             if let Some(item) = self.handle(request, event) {
-                self.commands_left = COMMANDS_AT_ONCE;
                 return Poll::Ready(Some(Ok(item)));
-            }
-            if self.commands_left == 0 {
-                self.commands_left = COMMANDS_AT_ONCE;
-                context.waker().wake_by_ref();
-                return Poll::Pending;
             }
         }
     }
@@ -224,7 +238,7 @@ impl Document {
                     return Some(part(item, range));
                 }
                 if self.is_block {
-                    let kept = self.page.append_block(&item.bytes()[range]);
+                    let kept = self.page.append_block(self.block, &item.bytes()[range]);
                     self.check_block(request, kept);
                 }
                 None
@@ -232,7 +246,7 @@ impl Document {
             Event::HeldText(text) if self.is_shown => Some(BodyItem::Bytes(Bytes::from_static(text))),
             Event::HeldText(text) => {
                 if self.is_block {
-                    let kept = self.page.append_block(text);
+                    let kept = self.page.append_block(self.block, text);
                     self.check_block(request, kept);
                 }
                 None
@@ -257,7 +271,7 @@ impl Document {
             if self.is_block {
                 let mut text = Vec::new();
                 command.append_text(&mut text);
-                let kept = self.page.append_block(&text);
+                let kept = self.page.append_block(self.block, &text);
                 self.check_block(request, kept);
                 return Ok(None);
             }
@@ -283,10 +297,13 @@ impl Document {
         Failed
     }
 
+    /// A block that does not fit stays open, and hidden, until its end; only its text is lost.
     fn check_block(&mut self, request: &Request, kept: Result<(), TooMuch>) {
         if let Err(TooMuch) = kept {
             self.complain(request, too_much());
-            self.is_block = false;
+            if let Some(number) = self.block.take() {
+                self.page.forget_block(number);
+            }
         }
     }
 
@@ -495,9 +512,12 @@ impl Document {
     fn block(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
         let [name, ..] = parameters.values;
         self.is_shown = false;
-        let begun = self.page.begin_block(name.unwrap_or_default().into());
         self.is_block = true;
-        self.check_block(request, begun);
+        let begun = self.page.begin_block(name.unwrap_or_default().into());
+        self.block = begun.ok();
+        if self.block.is_none() {
+            self.complain(request, too_much());
+        }
         Ok(None)
     }
 
@@ -505,6 +525,7 @@ impl Document {
     fn end_block(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
         self.is_shown = true;
         self.is_block = false;
+        self.block = None;
         Ok(None)
     }
 }
@@ -552,5 +573,43 @@ fn part(item: &mut BodyItem, range: std::ops::Range<usize>) -> BodyItem {
     match item {
         BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.slice(range)),
         other => BodyItem::Bytes(Bytes::copy_from_slice(&other.bytes()[range])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_config::Setting;
+    use gale_runtime::{EventLoop, LoopOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_page_of_commands_takes_several_turns() {
+        let mut text = b"<!--#set var=\"a\" value=\"x\" -->".repeat(500);
+        text.extend_from_slice(&b"<!--#echo var=\"a\" -->".repeat(500));
+        let request = Request::default();
+        let (shown, waits) = EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            let body = Body::Bytes(text.into());
+            let conf =
+                Conf { ssi_value_length: Setting::of(256), ssi_silent_errors: Setting::of(false), ..Conf::default() };
+            let mut document = Document::new(body, Rc::default(), &conf, TimeFormat::default());
+            let (mut shown, mut waits) = (Vec::new(), 0);
+            let next = std::future::poll_fn(|context| {
+                loop {
+                    match document.poll_next(&request, context) {
+                        Poll::Ready(Some(item)) => shown.extend_from_slice(item.unwrap().bytes()),
+                        Poll::Ready(None) => return Poll::Ready(()),
+                        Poll::Pending => {
+                            waits += 1;
+                            return Poll::Pending;
+                        }
+                    }
+                }
+            });
+            next.await;
+            (shown, waits)
+        });
+        assert_eq!(shown, b"x".repeat(500));
+        assert!(waits >= 15, "{waits}");
     }
 }

@@ -65,20 +65,29 @@ impl Page {
         self.captured.replace((captures, text));
     }
 
-    /// A new block of this name, to which [`Page::append_block`] adds.
-    pub fn begin_block(&self, name: Vec<u8>) -> Result<(), TooMuch> {
+    /// A new block of this name, to which [`Page::append_block`] adds; its number.
+    pub fn begin_block(&self, name: Vec<u8>) -> Result<usize, TooMuch> {
         self.spend_up_to(self.bytes.get() + name.len() + ENTRY_BYTES)?;
-        self.blocks.borrow_mut().push((name, Vec::new()));
+        let mut blocks = self.blocks.borrow_mut();
+        blocks.push((name, Vec::new()));
+        Ok(blocks.len() - 1)
+    }
+
+    /// Adds to the block of this number: several documents may be in a block at a time.
+    pub fn append_block(&self, number: Option<usize>, text: &[u8]) -> Result<(), TooMuch> {
+        let mut blocks = self.blocks.borrow_mut();
+        let Some((_, block)) = number.and_then(|number| blocks.get_mut(number)) else { return Ok(()) };
+        self.spend_up_to(self.bytes.get() + text.len())?;
+        block.extend_from_slice(text);
         Ok(())
     }
 
-    /// Adds to the block that was begun last.
-    pub fn append_block(&self, text: &[u8]) -> Result<(), TooMuch> {
-        self.spend_up_to(self.bytes.get() + text.len())?;
-        if let Some((_, block)) = self.blocks.borrow_mut().last_mut() {
-            block.extend_from_slice(text);
+    /// The block of this number becomes empty.
+    pub fn forget_block(&self, number: usize) {
+        if let Some((_, block)) = self.blocks.borrow_mut().get_mut(number) {
+            self.bytes.set(self.bytes.get() - block.len());
+            *block = Vec::new();
         }
-        Ok(())
     }
 
     /// The first block of this name.
@@ -116,13 +125,27 @@ mod tests {
         }
         assert!(page.set_variable(b"other", half.clone()).is_ok());
         assert!(page.set_variable(b"third", half.clone()).is_err());
-        assert!(page.begin_block(b"a".to_vec()).is_err() || page.append_block(&half).is_err());
+        assert!(page.begin_block(b"none".to_vec()).is_err() || page.append_block(Some(0), &half).is_err());
         assert!(page.set_variable(b"same", Bytes::new()).is_ok());
-        assert!(page.begin_block(b"b".to_vec()).is_ok() && page.append_block(b"text").is_ok());
-        assert_eq!(page.block(b"b").as_deref(), Some(&b"text"[..]));
+        let block = page.begin_block(b"a".to_vec()).ok();
+        assert!(page.append_block(block, &[0; 1000]).is_ok() && page.append_block(block, &[0; BYTES_MAX / 2]).is_err());
+        page.forget_block(block.unwrap());
+        assert_eq!(page.block(b"a").as_deref(), Some(&b""[..]));
+        assert!(page.set_variable(b"same", half.slice(500..)).is_ok());
         let empty = Page::default();
         let made = (0..BYTES_MAX).take_while(|number| empty.set_variable(&number.to_be_bytes(), Bytes::new()).is_ok());
         assert!(made.count() < BYTES_MAX / ENTRY_BYTES);
+    }
+
+    #[test]
+    fn blocks_of_several_documents_grow_side_by_side() {
+        let page = Page::default();
+        let (one, two) = (page.begin_block(b"one".to_vec()).ok(), page.begin_block(b"two".to_vec()).ok());
+        for (number, text) in [(one, "first"), (two, "second"), (None, "lost"), (one, " more")] {
+            assert!(page.append_block(number, text.as_bytes()).is_ok());
+        }
+        assert_eq!(page.block(b"one").as_deref(), Some(&b"first more"[..]));
+        assert_eq!(page.block(b"two").as_deref(), Some(&b"second"[..]));
     }
 
     #[test]
