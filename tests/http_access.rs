@@ -227,7 +227,7 @@ fn without_the_right_password_one_is_asked_for_it(driver: Driver) {
 fn changes_to_a_password_file_count_at_once(driver: Driver) {
     let server = setup(driver, "auth_basic realm; auth_basic_user_file %DIR%/users;").file("users", USERS).start();
     let path = server.directory.path().join("users");
-    // An old file: what it says is remembered.
+    // It seems old, and is not: what it says must not be remembered.
     let age = |path: &std::path::Path| {
         let file = std::fs::File::options().write(true).open(path).expect("it is there");
         file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).expect("it can be");

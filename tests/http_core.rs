@@ -102,7 +102,10 @@ fn no_path_leads_out_of_its_root(driver: Driver) {
 fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     let setup = Setup::server(
         driver,
-        "location /files/ { alias %DIR%/root/; } location /bare { alias %DIR%/root; } location = /exact { alias %DIR%/root/x; }",
+        "location /files/ { alias %DIR%/root/; } location /bare { alias %DIR%/root; } location = /exact { alias %DIR%/root/x; }
+         location /slash { alias %DIR%/root/; } location /tried { alias %DIR%/root/; try_files $uri =404; }
+         location /index { alias %DIR%/root/; index gale.conf; autoindex on; gzip_static always; }
+         location /rewritten { root %DIR%/root; rewrite ^/rewritten(.*)$ /$1 break; }",
     );
     let server = setup.file("root/x", "x").file("root-beside/x", "beside").file("rootx", "glued").start();
     let mut client = server.connect();
@@ -115,6 +118,16 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     // One without it is glued as it is written: nginx's way, and its documentation's.
     assert_eq!(ask(&mut client, "/bare-beside/x").text(), "beside");
     assert_eq!(ask(&mut client, "/bare../gale.conf").status, 404);
+    // But what follows the prefix never leads out of the directory.
+    for beginning in ["/slash", "/tried", "/index", "/rewritten"] {
+        assert_eq!(ask(&mut client, &format!("{beginning}x")).text(), "x", "{beginning}");
+        for end in ["../gale.conf", "../", "..", "..%2fgale.conf", "../root/x"] {
+            let target = format!("{beginning}{end}");
+            assert_eq!(ask(&mut client, &target).status, 404, "{target}");
+        }
+    }
+    server.wait_logged("unsafe path \"../gale.conf\" was detected");
+    server.wait_logged("unsafe path \"/../gale.conf\" was detected");
     server.stop();
 }
 

@@ -8,6 +8,7 @@ use support::{Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     the_best_name_decides,
+    no_other_server_answers_when_an_expression_cannot_be_run_to_its_end,
     the_first_server_of_an_address_or_the_one_that_says_so_is_the_default,
     servers_share_addresses_of_every_kind,
     variables_tell_the_addresses,
@@ -19,6 +20,21 @@ fn ask(client: &mut Client, host: &str) -> String {
     let response = client.ask(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
     assert_eq!(response.status, 200, "{host}");
     response.text().to_owned()
+}
+
+fn no_other_server_answers_when_an_expression_cannot_be_run_to_its_end(driver: Driver) {
+    let servers = "server { listen %UNIX%; return 200 default; }
+         server { listen %UNIX%; server_name ~^(a+)+$; return 200 expression; }";
+    let mut server = Setup::http(driver, servers).start();
+    assert_eq!(ask(&mut server.connect(), "aaaa"), "expression");
+    assert_eq!(ask(&mut server.connect(), "b"), "default");
+    let host = format!("{}b", "a".repeat(60));
+    let mut client = server.connect();
+    let response = client.ask(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    assert_eq!((response.status, response.header("Connection")), (500, Some("close")));
+    client.assert_closed();
+    // What could not be run is an alert, which a clean stop would not forgive.
+    server.end(rustix::process::Signal::TERM);
 }
 
 fn the_best_name_decides(driver: Driver) {

@@ -34,6 +34,8 @@ with_each_driver!(
     a_slow_decision_holds_up_nobody_else,
     other_filters_see_what_they_see_in_nginx,
     what_is_known_of_the_client_is_known_in_subrequests,
+    what_a_subrequest_finds_out_about_the_client_all_know,
+    a_place_taken_in_a_subrequest_is_held_until_the_request_is_over,
     copies_are_made_in_the_background,
     the_body_of_a_copied_request_is_read_once,
     a_stop_waits_for_what_runs_in_the_background,
@@ -734,6 +736,42 @@ fn other_filters_see_what_they_see_in_nginx(driver: Driver) {
     let zipped = client.ask("GET /page.html HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
     assert_eq!((zipped.status, zipped.header("Content-Encoding")), (200, Some("gzip")));
     assert!(zipped.body.starts_with(b"\x1f\x8b") && zipped.body != all.as_bytes(), "{zipped:?}");
+    server.stop();
+}
+
+fn what_a_subrequest_finds_out_about_the_client_all_know(driver: Driver) {
+    let locations = "location / { auth_request /who; ssi on; }
+         location = /who { set_real_ip_from unix:; real_ip_header X-Real-IP; empty_gif; }
+         location = /address { return 200 $remote_addr; }";
+    let page = "<!--#echo var=\"remote_addr\" -->,<!--#include virtual=\"/address\" -->";
+    let server = setup(driver, locations).file("www/page.html", page).start();
+    let mut client = server.connect();
+    for address in ["192.0.2.7", "192.0.2.8"] {
+        let request = format!("GET /page.html HTTP/1.1\r\nHost: h\r\nX-Real-IP: {address}\r\n\r\n");
+        assert_answer(&client.ask(&request), 200, &format!("{address},{address}"));
+    }
+    assert_answer(&client.get("/page.html"), 200, "unix:,unix:");
+    server.stop();
+}
+
+fn a_place_taken_in_a_subrequest_is_held_until_the_request_is_over(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let page = "<!--#include virtual=\"/counted.html\" wait=\"yes\" -->,<!--#include virtual=\"/slow?a\" -->";
+    let server = setup(driver, "location / { ssi on; } location = /counted.html { limit_conn one 1; }")
+        .replace("http {", "http { limit_conn_zone all zone=one:1m;")
+        .file("www/page.html", page)
+        .file("www/counted.html", "counted")
+        .start();
+    let gate = Gate::new(&server);
+    let mut client = ask(&server, "/page.html");
+    // The page goes on behind what it was told to wait for.
+    let task = gate.task();
+    assert_eq!(server.get("/counted.html").status, 503);
+    drop(task);
+    assert_answer(&client.response(), 200, "counted,done");
+    assert_answer(&client.get("/counted.html"), 200, "counted");
     server.stop();
 }
 

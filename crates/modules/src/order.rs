@@ -67,7 +67,6 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(debug_assertions)]
             &test_hooks::MODULE,
             &realip::MODULE,
-            &realpath_root::MODULE,
             &limit_req::MODULE,
             &limit_conn::MODULE,
             &realpath_root::MODULE,

@@ -159,11 +159,12 @@ pub struct FileMetadata {
 impl FileMetadata {
     /// Last change of its content.
     pub fn modified(&self) -> SystemTime {
-        let nanos = Duration::from_nanos(self.modified_nanos.into());
-        match u64::try_from(self.modified_seconds) {
-            Ok(seconds) => UNIX_EPOCH + Duration::from_secs(seconds) + nanos,
-            Err(_) => UNIX_EPOCH - Duration::from_secs(self.modified_seconds.unsigned_abs()) + nanos,
-        }
+        time(self.modified_seconds, self.modified_nanos)
+    }
+
+    /// Last change of its content or of anything else that is known of it; unlike the other one nobody can set it.
+    pub fn changed(&self) -> SystemTime {
+        time(self.changed_seconds, self.changed_nanos)
     }
 
     /// Whether it is a regular file.
@@ -195,6 +196,15 @@ impl FileMetadata {
             owner: stat.st_uid as u32,
             links: stat.st_nlink as u64,
         }
+    }
+}
+
+/// Seconds and nanoseconds since the epoch.
+fn time(seconds: i64, nanos: u32) -> SystemTime {
+    let nanos = Duration::from_nanos(nanos.into());
+    match u64::try_from(seconds) {
+        Ok(seconds) => UNIX_EPOCH + Duration::from_secs(seconds) + nanos,
+        Err(_) => UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()) + nanos,
     }
 }
 

@@ -284,12 +284,39 @@ pub struct AddressDraft {
     pub has_options: bool,
     /// Whether any of its servers wants the PROXY protocol: then all of them get it.
     pub proxy_protocol: bool,
+    /// What its `listen` directives said of that.
+    pub protocols: Protocols,
     /// Where the options were written.
     pub options_span: Option<Span>,
     /// The server that `default_server` named, and where.
     pub default: Option<(ServerId, Span)>,
     /// All servers that listen here, in order.
     pub servers: Vec<ServerId>,
+}
+
+/// What the `listen` directives of one address say of protocols: not all have to name them, but some ways to leave them out
+/// look like a mistake, as nginx sees it.
+#[derive(Default)]
+pub struct Protocols {
+    /// What those say that say nothing new.
+    usual: Option<bool>,
+    has_changed: bool,
+}
+
+impl Protocols {
+    /// Another `listen` of the address, with PROXY protocol or not; `before` says whether an earlier one had it, and
+    /// `has_options` and `had_options` the same of options of the socket. Says whether a warning is due.
+    pub fn add(&mut self, wanted: bool, before: bool, has_options: bool, had_options: bool) -> bool {
+        let is_unusual = self.usual.is_some_and(|usual| usual != wanted);
+        let (is_redefined, usual) = match (before, wanted) {
+            (false, true) => ((had_options && !has_options) || self.has_changed, before),
+            (true, false) => (has_options || is_unusual, wanted),
+            _ => ((has_options && self.has_changed) || is_unusual, wanted),
+        };
+        self.has_changed |= before != wanted;
+        self.usual = Some(usual);
+        is_redefined
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
 use gale_protocol::http1::Method;
 
-use super::addresses::{self, Address, AddressDraft, Listen, ListenPlace, PORT_DEFAULT, PORT_UNPRIVILEGED};
+use super::addresses::{self, Address, AddressDraft, Listen, ListenPlace, PORT_DEFAULT, PORT_UNPRIVILEGED, Protocols};
 use super::configuration::{
     BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeId, ScopeKind, Server, ServerId,
     VirtualServers,
@@ -494,7 +494,7 @@ fn gather_addresses(
         }
         for listen in &server.listens {
             for address in resolve(listen, resources)? {
-                add_listen(&mut drafts, id, listen, address)?;
+                add_listen(&mut drafts, id, listen, address, builder)?;
             }
         }
     }
@@ -526,6 +526,7 @@ fn add_listen(
     server: ServerId,
     listen: &Listen,
     address: ListenAddress,
+    builder: &mut Builder,
 ) -> Result<(), Diagnostic> {
     let spec = ListenSpec { address, ..listen.spec.clone() };
     let Some(draft) = drafts.iter_mut().find(|draft| draft.spec.address == spec.address) else {
@@ -533,13 +534,16 @@ fn add_listen(
             spec,
             has_options: listen.has_options,
             proxy_protocol: listen.proxy_protocol,
+            protocols: Protocols::default(),
             options_span: listen.has_options.then_some(listen.span),
             default: listen.is_default.then_some((server, listen.span)),
             servers: vec![server],
         });
         return Ok(());
     };
-    draft.proxy_protocol |= listen.proxy_protocol;
+    let (wanted, before) = (listen.proxy_protocol, draft.proxy_protocol);
+    let is_redefined = draft.protocols.add(wanted, before, listen.has_options, draft.has_options);
+    draft.proxy_protocol |= wanted;
     if listen.has_options {
         if let Some(first) = draft.options_span {
             if draft.spec != spec {
@@ -558,6 +562,10 @@ fn add_listen(
             return Err(Diagnostic::emerg(message).at(listen.span).related("first named", first));
         }
         draft.default = Some((server, listen.span));
+    }
+    if is_redefined {
+        let message = format!("protocol options redefined for {}", draft.spec.address);
+        builder.note([Diagnostic::warn(message).at(listen.span)]);
     }
     draft.servers.push(server);
     Ok(())

@@ -13,13 +13,20 @@ use super::request::Request;
 use super::settings::{Alias, Root};
 use crate::process::Level;
 
+/// Appends the path of the file that the request's URI stands for, as [`find_path`] does, and says whether there is one.
+pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
+    find_path(request, out).is_ok()
+}
+
 /// Appends the path of the file that the request's URI stands for: `root` and
 /// the URI behind it, or what `alias` makes of it.
 ///
-/// There is none, and `false` is returned with nothing appended, when a rewrite
-/// took the URI out of the location whose prefix `alias` replaces: nginx answers
-/// 500 then.
-pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
+/// # Errors
+/// The status to answer, with nothing appended. When a rewrite took the URI out of
+/// the location whose prefix `alias` replaces, it is nginx's 500. What would lead
+/// out of the directory is not found: a URI has no such segment, but what `alias`
+/// or a rewrite leaves of one may (`/files../x` in `location /files`).
+pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
     let root = request.scope().core.root.get();
     let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
     let tail = match &root.alias {
@@ -31,11 +38,21 @@ pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
         let name = BStr::new(&request.scope().name);
         let message = format_args!("\"alias\" cannot be used in location \"{name}\" where URI was rewritten");
         request.log(Level::Alert, message);
-        return false;
+        return Err(500);
     };
+    if leads_upwards(tail) {
+        request.log(Level::Error, format_args!("unsafe path \"{}\" was detected", BStr::new(tail)));
+        return Err(404);
+    }
     directory_of(request, out);
     out.extend_from_slice(tail);
-    true
+    Ok(())
+}
+
+/// Whether one of the segments is `..`.
+fn leads_upwards(path: &[u8]) -> bool {
+    // Hardly any path has two dots in a row.
+    memchr::memmem::find(path, b"..").is_some() && path.split(|&byte| byte == b'/').any(|segment| segment == b"..")
 }
 
 /// Appends the path of the file called `name`, a URI or what stands in place of one:
@@ -113,5 +130,15 @@ mod tests {
         assert_eq!(extension(b"/a.b/c.tar.gz"), Some(&b"gz"[..]));
         assert_eq!(extension(b"/a.b/c"), None);
         assert_eq!(extension(b"/a."), Some(&b""[..]));
+    }
+
+    #[test]
+    fn two_dots_lead_upwards_only_as_a_segment() {
+        for path in ["..", "../a", "/..", "/a/../b", "a/.."] {
+            assert!(leads_upwards(path.as_bytes()), "{path}");
+        }
+        for path in ["", "/", "/a..", "..a", "/a..b/c", "/.../x", "/./."] {
+            assert!(!leads_upwards(path.as_bytes()), "{path}");
+        }
     }
 }

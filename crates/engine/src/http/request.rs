@@ -4,7 +4,7 @@
 //! lives for one exchange and goes back to its worker's store of spare ones, so
 //! that the next request finds its memory ready.
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
@@ -133,8 +133,6 @@ pub struct Request {
     /// `$request_method` says GET: the client's request counts as one.
     shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
-    /// Who the client is, where that is not the other end of the connection.
-    client: Option<Rc<Client>>,
     captured: RefCell<Captured>,
     limit_rate: Cell<Option<u64>>,
     variable_depth: Cell<u32>,
@@ -146,6 +144,8 @@ pub(super) struct Shared {
     stored: RefCell<Vec<Stored>>,
     notes: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
+    /// Who the client is, where that is not the other end of the connection.
+    client: OnceCell<Client>,
     /// How many subrequests are under way.
     pub(super) subrequests: Cell<u32>,
 }
@@ -199,7 +199,6 @@ impl Request {
             is_get_forced: false,
             shows_get: false,
             trailers: RefCell::default(),
-            client: None,
             captured: RefCell::default(),
             variable_depth: Cell::new(0),
             limit_rate: Cell::new(None),
@@ -244,7 +243,6 @@ impl Request {
         self.worker = None;
         self.is_get_forced = false;
         self.shows_get = false;
-        self.client = None;
         self.trailers.get_mut().clear();
         self.captured.get_mut().groups.clear();
         self.limit_rate.set(None);
@@ -275,7 +273,6 @@ impl Request {
         request.is_get_forced = self.is_get_forced || !target.keeps_method;
         request.shows_get = self.shows_get;
         request.fallback = target.fallback;
-        request.client = self.client.clone();
         request.is_internal = true;
         request.started = gale_runtime::now();
         request.is_pipelined = self.is_pipelined;
@@ -339,18 +336,23 @@ impl Request {
 
     /// The client's address: that of the connection, unless somebody knows better.
     pub fn remote(&self) -> &SocketAddress {
-        self.client.as_ref().map_or(&self.connection().remote, |client| &client.address)
+        self.shared.client.get().map_or(&self.connection().remote, |client| &client.address)
     }
 
     /// The client's address without its port, as `$remote_addr` has it.
     pub fn remote_text(&self) -> &str {
-        self.client.as_ref().map_or_else(|| self.connection().remote_text(), |client| &client.text)
+        self.shared.client.get().map_or_else(|| self.connection().remote_text(), |client| &client.text)
     }
 
-    /// From now on, and in its log lines, the request comes from this address.
-    pub fn set_remote(&mut self, address: SocketAddress) {
-        let text = connection::text_of(&address);
-        self.client = Some(Rc::new(Client { address, text }));
+    /// From now on, and in its log lines, the client's request and all of its subrequests come from this address. It is
+    /// found out once: another one later changes nothing.
+    pub fn set_remote(&self, address: SocketAddress) {
+        self.shared.client.get_or_init(|| Client { text: connection::text_of(&address), address });
+    }
+
+    /// Whether somebody knows better than the connection where it comes from.
+    pub fn is_remote_set(&self) -> bool {
+        self.shared.client.get().is_some()
     }
 
     /// The settings in force.
@@ -685,6 +687,7 @@ impl Shared {
         self.stored.get_mut().clear();
         self.notes.get_mut().clear();
         self.id.set(None);
+        self.client.take();
         self.subrequests.set(0);
     }
 }

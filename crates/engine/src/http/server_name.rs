@@ -73,13 +73,17 @@ pub struct ServerNames<T = ServerId> {
     exact: HashMap<Box<[u8]>, T>,
     heads: HashMap<Box<[u8]>, T>,
     tails: HashMap<Box<[u8]>, T>,
+    /// How long the longest of `heads` and of `tails` is. A client may ask for a host of any length with any number of
+    /// dots: what is longer than these is not even hashed.
+    head_max: usize,
+    tail_max: usize,
     regexes: Vec<(Regex, T)>,
 }
 
 impl<T> Default for ServerNames<T> {
     fn default() -> ServerNames<T> {
         let (exact, heads, tails) = (HashMap::new(), HashMap::new(), HashMap::new());
-        ServerNames { exact, heads, tails, regexes: Vec::new() }
+        ServerNames { exact, heads, tails, head_max: 0, tail_max: 0, regexes: Vec::new() }
     }
 }
 
@@ -97,12 +101,17 @@ impl<T: Copy + PartialEq> ServerNames<T> {
         };
         match name {
             ServerName::Exact(name) => put(&mut self.exact, name),
-            ServerName::Head { suffix, bare: true } => {
-                put(&mut self.exact, suffix.clone())?;
+            ServerName::Head { suffix, bare } => {
+                if bare {
+                    put(&mut self.exact, suffix.clone())?;
+                }
+                self.head_max = self.head_max.max(suffix.len());
                 put(&mut self.heads, suffix)
             }
-            ServerName::Head { suffix, bare: false } => put(&mut self.heads, suffix),
-            ServerName::Tail(prefix) => put(&mut self.tails, prefix),
+            ServerName::Tail(prefix) => {
+                self.tail_max = self.tail_max.max(prefix.len());
+                put(&mut self.tails, prefix)
+            }
             ServerName::Regex(regex) => {
                 self.regexes.push((regex, server));
                 Ok(())
@@ -143,17 +152,18 @@ impl<T: Copy + PartialEq> ServerNames<T> {
     }
 
     fn find_wildcard(&self, host: &[u8]) -> Option<T> {
-        let dots = || memchr::memchr_iter(b'.', host);
         if !self.heads.is_empty() {
             // The first dot leaves the longest suffix.
-            for dot in dots().filter(|&dot| dot > 0) {
+            let start = host.len().saturating_sub(self.head_max + 1);
+            for dot in memchr::memchr_iter(b'.', &host[start..]).map(|dot| start + dot).filter(|&dot| dot > 0) {
                 if let Some(&server) = self.heads.get(&host[dot + 1..]) {
                     return Some(server);
                 }
             }
         }
         if !self.tails.is_empty() {
-            for dot in dots().rev().filter(|&dot| dot + 1 < host.len()) {
+            let end = host.len().min(self.tail_max + 1);
+            for dot in memchr::memchr_iter(b'.', &host[..end]).rev().filter(|&dot| dot + 1 < host.len()) {
                 if let Some(&server) = self.tails.get(&host[..dot]) {
                     return Some(server);
                 }
@@ -212,6 +222,17 @@ mod tests {
         finds(&names, "a.example.com", Some(1));
         finds(&names, "aexample.com", None);
         finds(&names, "", Some(2));
+    }
+
+    #[test]
+    fn a_host_of_dots_is_not_hashed_over_and_over() {
+        let names = names(&[("*.example.com", 1), ("www.*", 2), (".b.c", 3)]);
+        finds(&names, &format!("{}.example.com", ".a".repeat(1000)), Some(1));
+        finds(&names, &format!("www{}", ".a".repeat(1000)), Some(2));
+        finds(&names, "a.b.c", Some(3));
+        finds(&names, "www.", None);
+        // Hashing each suffix and each prefix of this would take an hour.
+        finds(&names, &".a".repeat(1 << 20), None);
     }
 
     #[test]

@@ -207,6 +207,11 @@ impl<V> Table<V> {
         1 + key.len().saturating_sub(KEY_BYTES).div_ceil(KEY_MORE_BYTES)
     }
 
+    /// Whether an entry with this key fits at all, into an empty table at least.
+    pub fn could_hold(&self, key: &Key<'_>) -> bool {
+        Self::blocks_for(key.bytes) <= self.blocks_max
+    }
+
     /// Empties the table: whatever state it is in.
     pub(super) fn rebuild(&mut self) {
         self.blocks.clear();

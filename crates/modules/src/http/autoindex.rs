@@ -20,7 +20,7 @@ use gale_base::http_date;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::body::Body;
-use gale_engine::http::files::path_for;
+use gale_engine::http::files::find_path;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::thread_pool::while_client_stays;
@@ -158,8 +158,8 @@ fn only_directories(request: &mut Request, _: &Conf) -> Option<Flow> {
 fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
     Box::pin(async move {
         let mut path = Vec::with_capacity(128);
-        if !path_for(request, &mut path) {
-            return Flow::Respond(500);
+        if let Err(status) = find_path(request, &mut path) {
+            return Flow::Respond(status);
         }
         if path.len() > 1 {
             path.pop();

@@ -7,7 +7,7 @@
 use std::io;
 
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
-use gale_engine::http::files::path_for;
+use gale_engine::http::files::find_path;
 use gale_engine::http::open_files::{self, Opened};
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -84,8 +84,8 @@ fn path_of_compressed(request: &mut Request, conf: &Conf) -> Result<Vec<u8>, Flo
         return Err(Flow::Next);
     }
     let mut path = Vec::with_capacity(128);
-    if !path_for(request, &mut path) {
-        return Err(Flow::Respond(500));
+    if let Err(status) = find_path(request, &mut path) {
+        return Err(Flow::Respond(status));
     }
     path.extend_from_slice(b".gz");
     Ok(path)

@@ -8,7 +8,7 @@ use bstr::BStr;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::files::path_for;
+use gale_engine::http::files::find_path;
 use gale_engine::http::open_files;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -79,8 +79,8 @@ fn only_directories(request: &mut Request, _: &Conf) -> Option<Flow> {
 fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
     Box::pin(async move {
         let mut directory = Vec::with_capacity(128);
-        if !path_for(request, &mut directory) {
-            return Flow::Respond(500);
+        if let Err(status) = find_path(request, &mut directory) {
+            return Flow::Respond(status);
         }
         let mut directory_is_there = false;
         for name in conf.names.get() {

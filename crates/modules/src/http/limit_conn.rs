@@ -9,7 +9,7 @@
 //! once, also over internal redirects. A zone that is full rejects: every key in it is in use.
 
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use bstr::{BStr, BString};
@@ -152,8 +152,9 @@ impl Drop for Held {
     }
 }
 
-/// The note that holds a request's places until it is over.
-struct Places(#[expect(dead_code, reason = "held for its end")] Vec<Held>);
+/// The note that holds a request's places until it is over: the client's request, though a subrequest took them.
+#[derive(Default)]
+struct Places(RefCell<Vec<Held>>);
 
 /// What became of the client's request: it is judged once, be it in a subrequest.
 #[derive(Default)]
@@ -168,7 +169,7 @@ fn limit(request: &mut Request, conf: &Conf) -> Flow {
     match take_places(request, conf) {
         Some(places) if places.is_empty() => Flow::Next,
         Some(places) => {
-            request.notes.put(Places(places));
+            request.shared_note::<Places>().0.replace(places);
             judged.0.set(Some(Verdict::Passed));
             Flow::Next
         }

@@ -358,8 +358,14 @@ const IDLE_MS_MIN: u64 = 60_000;
 /// How many keys that have leaked out are cleared away when a new one comes.
 const CLEARED_MAX: usize = 2;
 
+/// How many keys a new one may push out, whatever their excess: a long key must not let hundreds of others begin anew.
+const PUSHED_OUT_MAX: usize = 3;
+
 /// A bucket for a new key. When the zone is full, keys that were not used for longest make room, whatever their excess.
 fn make_room(table: &mut Table<Bucket>, key: &Key<'_>, now_ms: u64, rate: u64) -> Result<EntryId, Full> {
+    if !table.could_hold(key) {
+        return Err(Full);
+    }
     let fresh = Bucket { is_fresh: true, ..Bucket::default() };
     for _ in 0..CLEARED_MAX {
         let oldest = table.oldest().map(|id| (id, *table.value(id)));
@@ -368,13 +374,13 @@ fn make_room(table: &mut Table<Bucket>, key: &Key<'_>, now_ms: u64, rate: u64) -
             _ => break,
         }
     }
-    loop {
-        // Each removal frees a block at least, so that a long key needs as many as it has blocks at most.
+    for _ in 0..PUSHED_OUT_MAX {
         match (table.insert(key, fresh), table.oldest()) {
             (Err(Full), Some(oldest)) if table.value(oldest).holders == 0 => table.remove(oldest),
             (result, _) => return result,
         }
     }
+    table.insert(key, fresh)
 }
 
 /// A bucket that has been looked at and not yet counted.
@@ -514,6 +520,27 @@ mod tests {
         assert_eq!(excesses("1r/m", &[0, 62, 62, 1000]), [0, 1000, 2000, 2984]);
         assert_eq!(excesses("30r/m", &[0, 1000, 1000]), [0, 500, 1000]);
         assert_eq!(excesses("9223372036854775807r/s", &[0, 0, 1]), [0, 1000, 0]);
+    }
+
+    #[test]
+    fn a_new_key_pushes_out_three_at_most() {
+        let zone: Zone<Bucket> = Zone::new(32 * 1024);
+        let take = |bytes: &[u8]| {
+            let key = zone.key(bytes);
+            zone.with(&key, |table| {
+                let made = make_room(table, &key, 0, REQUEST).map(|id| table.value_mut(id).count(0, REQUEST));
+                (made.is_ok(), table.len())
+            })
+        };
+        let mut count = 0;
+        while take(format!("{count}").as_bytes()).1 > count {
+            count += 1;
+        }
+        // What never fits pushes nobody out; what needs more room than three leave does not get it at once.
+        assert_eq!(take(&[b'a'; KEY_LENGTH_MAX]), (false, count));
+        assert_eq!(take(&[b'b'; 300]), (false, count - 3));
+        assert_eq!(take(&[b'c'; 100]), (true, count - 2));
+        assert!(!take(&[b'b'; 300]).0);
     }
 
     #[test]

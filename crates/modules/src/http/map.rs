@@ -4,7 +4,7 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
 //!
 //! What it costs does not depend on how many values there are, except for regular expressions, which are tried in
-//! order. Values that are the same are kept once.
+//! order. Values that are the same are kept once. When one of these cannot be run to its end the default value counts.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, One, Place, Setting, Takes, slot, values};
-use gale_engine::http::files::path_for;
+use gale_engine::http::files::find_path;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::thread_pool::while_client_stays;
@@ -55,8 +55,8 @@ fn only_directories(request: &mut Request, _: &Conf) -> Option<Flow> {
 fn choose(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     Box::pin(async move {
         let mut path = Vec::with_capacity(128);
-        if !path_for(request, &mut path) {
-            return Flow::Respond(500);
+        if let Err(status) = find_path(request, &mut path) {
+            return Flow::Respond(status);
         }
         path.pop();
         let path = PathBuf::from(OsString::from_vec(path));

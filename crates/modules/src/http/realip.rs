@@ -8,7 +8,6 @@
 //! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
 //! is no address, or comes from somebody who is not trusted, changes nothing.
 
-use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 
 use gale_base::cidr::Cidr;
@@ -115,13 +114,9 @@ fn header(statement: &Statement) -> Result<Header, Diagnostic> {
     })
 }
 
-/// Whether it has been found out who the client is; subrequests have the same one.
-#[derive(Default)]
-struct IsKnown(Cell<bool>);
-
 fn run(request: &mut Request, conf: &Conf) -> Flow {
-    let is_known = request.shared_note::<IsKnown>();
-    if is_known.0.get() {
+    // Subrequests have the same client, whoever of them found it out.
+    if request.is_remote_set() {
         return Flow::Next;
     }
     let chain = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
@@ -141,7 +136,6 @@ fn run(request: &mut Request, conf: &Conf) -> Flow {
     };
     if let Some(client) = client {
         request.set_remote(SocketAddress::Inet(client));
-        is_known.0.set(true);
     }
     Flow::Next
 }

@@ -7,7 +7,7 @@ use std::io;
 
 use bstr::BStr;
 use gale_base::os_error::OsErrorText;
-use gale_engine::http::files::{path_for, set_content_type};
+use gale_engine::http::files::{find_path, set_content_type};
 use gale_engine::http::open_files::{self, Opened};
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -32,8 +32,8 @@ fn at_once(request: &mut Request, _: &()) -> Option<Flow> {
         _ => return Some(Flow::Respond(405)),
     }
     let mut path = Vec::with_capacity(128);
-    if !path_for(request, &mut path) {
-        return Some(Flow::Respond(500));
+    if let Err(status) = find_path(request, &mut path) {
+        return Some(Flow::Respond(status));
     }
     let opened = open_files::try_open(request, &path)?;
     Some(opened_or_not(request, &path, opened))
@@ -42,8 +42,8 @@ fn at_once(request: &mut Request, _: &()) -> Option<Flow> {
 fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     Box::pin(async move {
         let mut path = Vec::with_capacity(128);
-        if !path_for(request, &mut path) {
-            return Flow::Respond(500);
+        if let Err(status) = find_path(request, &mut path) {
+            return Flow::Respond(status);
         }
         let opened = open_files::open(request, &path).await;
         opened_or_not(request, &path, opened)

@@ -263,9 +263,7 @@ impl Http1 {
         let configuration = Rc::clone(request.configuration());
         let http = configuration.http();
         let offence = self.state.borrow_mut().transfer().offence.take();
-        if offence.is_none() {
-            self.choose_server(request, http);
-        }
+        let chosen = if offence.is_none() { self.choose_server(request, http) } else { Ok(()) };
         let core = &http.scope(request.scope).core;
         {
             let mut state = self.state.borrow_mut();
@@ -281,6 +279,10 @@ impl Http1 {
             Ok(()) if gale_runtime::leases_exhausted() => {
                 request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
                 pipeline::fail(request, 503)
+            }
+            Ok(()) if chosen.is_err() => {
+                request.close_after_response();
+                pipeline::fail(request, 500)
             }
             Ok(()) => self.run(request),
             Err(offence) => {
@@ -332,8 +334,9 @@ impl Http1 {
         Ok(())
     }
 
-    /// The server for the host that was asked for.
-    fn choose_server(&self, request: &mut Request, http: &HttpConfiguration) {
+    /// The server for the host that was asked for. It is unknown, and no other one may answer in its place, when a regular
+    /// expression could not be run to its end.
+    fn choose_server(&self, request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
         let mut scratch = Vec::new();
         if let Some(authority) = request.parsed.authority {
             let name = authority.lowercase_name(request.head.readable(), &mut scratch);
@@ -342,22 +345,30 @@ impl Http1 {
         }
         let servers = &http.addresses[request.place].servers;
         if servers.names.is_empty() {
-            return;
+            return Ok(());
         }
         let host = std::mem::take(&mut request.host);
-        match servers.names.find(&host) {
+        let found = match servers.names.find(&host) {
             Ok(Some((server, matched))) => {
                 set_server(request, http, server);
                 if let Some(matched) = matched {
                     request.take_match(matched, &host);
                 }
+                Ok(())
             }
-            Ok(None) => {}
-            Err(error) => request.log(Level::Alert, format_args!("{error}")),
-        }
+            Ok(None) => Ok(()),
+            Err(error) => {
+                request.log(Level::Alert, format_args!("{error}"));
+                Err(UnknownServer)
+            }
+        };
         request.host = host;
+        found
     }
 }
+
+/// Which server is meant could not be found out.
+struct UnknownServer;
 
 /// What has come of a head that will not be whole.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {

@@ -38,6 +38,7 @@ use gale_runtime::files::{self, OpenFlags};
 use credentials::Credentials;
 pub(super) use credentials::append_user;
 use recent::Proof;
+use user_file::Found;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -203,9 +204,13 @@ enum Verdict {
 /// Blocks, and computes for long.
 fn judge(file: &files::File, credentials: &Credentials) -> io::Result<Verdict> {
     Ok(match user_file::find(file, credentials.user())? {
-        None => Verdict::NotFound,
-        Some(stored) if passwords::is_right(credentials.password(), &stored) => Verdict::Right,
-        Some(_) => Verdict::Wrong,
+        Found::Password(stored) if passwords::is_right(credentials.password(), &stored) => Verdict::Right,
+        Found::Password(_) => Verdict::Wrong,
+        Found::Nobody(other) => {
+            // So that the time that the answer takes does not tell whether there is such a user.
+            std::hint::black_box(other.map(|stored| passwords::is_right(credentials.password(), &stored)));
+            Verdict::NotFound
+        }
     })
 }
 

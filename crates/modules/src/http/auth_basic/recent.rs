@@ -7,7 +7,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use gale_engine::http::worker::HttpWorker;
 use gale_runtime::{FileMetadata, Moment};
@@ -36,15 +36,24 @@ type Digest = [u8; 32];
 impl Proof {
     /// What is known when these credentials are right for this file.
     pub fn new(file: &FileMetadata, credentials: &Credentials) -> Proof {
+        Proof::at(gale_runtime::wall(), file, credentials)
+    }
+
+    fn at(now: SystemTime, file: &FileMetadata, credentials: &Credentials) -> Proof {
         let mut mac = Hmac::<Sha256>::new_from_slice(key()).expect("a key may have any length");
         let user_bytes = credentials.user().len() as u64;
-        let nanos = u64::from(file.modified_nanos);
-        for number in [file.device, file.inode, file.size, file.modified_seconds as u64, nanos, user_bytes] {
+        for number in [file.device, file.inode, file.size, user_bytes] {
             mac.update(&number.to_ne_bytes());
+        }
+        // Whoever writes a file can set the first of these times as he likes, and the other one not.
+        let times = [(file.modified_seconds, file.modified_nanos), (file.changed_seconds, file.changed_nanos)];
+        for (seconds, nanos) in times {
+            mac.update(&seconds.to_ne_bytes());
+            mac.update(&nanos.to_ne_bytes());
         }
         mac.update(credentials.user());
         mac.update(credentials.password());
-        let age = gale_runtime::wall().duration_since(file.modified());
+        let age = now.duration_since(file.modified().max(file.changed()));
         Proof { digest: mac.finalize().into_bytes().into(), is_settled: age.is_ok_and(|age| age >= SETTLED_AFTER) }
     }
 }
@@ -109,6 +118,8 @@ fn key() -> &'static [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use gale_runtime::files::FileKind;
+
     use super::*;
 
     #[test]
@@ -120,6 +131,31 @@ mod tests {
         assert!(recent.knows(&[1; 32], start + (KEPT_FOR - Duration::from_nanos(1))));
         assert!(!recent.knows(&[1; 32], start + KEPT_FOR));
         assert!(recent.known.is_empty() && recent.ends.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_only_seems_unchanged_is_another_one() {
+        let old = FileMetadata {
+            kind: FileKind::Regular,
+            size: 10,
+            modified_seconds: 1_000_000_000,
+            modified_nanos: 0,
+            changed_seconds: 1_000_000_000,
+            changed_nanos: 0,
+            device: 1,
+            inode: 2,
+            mode: 0o644,
+            owner: 0,
+            links: 1,
+        };
+        let now = old.modified() + SETTLED_AFTER;
+        let proof = |file: &FileMetadata| Proof::at(now, file, &Credentials::parse(b"Basic YTpi").expect("a user"));
+        let first = proof(&old);
+        assert!(first.is_settled && proof(&old).digest == first.digest);
+        assert!(proof(&FileMetadata { changed_nanos: 1, ..old }).digest != first.digest);
+        assert!(proof(&FileMetadata { modified_nanos: 1, ..old }).digest != first.digest);
+        assert!(!proof(&FileMetadata { changed_seconds: 1_000_000_001, ..old }).is_settled);
+        assert!(!proof(&FileMetadata { modified_seconds: 1_000_000_001, ..old }).is_settled);
     }
 
     #[test]

@@ -4,20 +4,30 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
+use bstr::ByteSlice;
 use gale_runtime::files::File;
 
-/// Longer lines are nobody's.
+/// Longer lines are nobody's: what is left of a password that was cut off would be another one.
 const LINE_BYTES_MAX: u64 = 16 * 1024;
 
-/// What lies behind is not looked at: a quarter of a million users.
+/// What lies behind is not looked at, nor a line that reaches so far: a quarter of a million users.
 const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
 /// How much is read at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// The hashed password of a user, from the first line that names it.
-pub(super) fn find(file: &File, user: &[u8]) -> io::Result<Option<Vec<u8>>> {
-    find_in(BufReader::with_capacity(PIECE_BYTES, Reader { file, offset: 0 }.take(FILE_BYTES_MAX)), user)
+/// What a file says of a user.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The hashed password, from the first line that names the user.
+    Password(Vec<u8>),
+    /// No line names the user. The first password of all, if there is one, tells what checking one here takes.
+    Nobody(Option<Vec<u8>>),
+}
+
+/// Looks for a user.
+pub(super) fn find(file: &File, user: &[u8]) -> io::Result<Found> {
+    find_in(BufReader::with_capacity(PIECE_BYTES, Reader { file, offset: 0 }), FILE_BYTES_MAX, user)
 }
 
 struct Reader<'f> {
@@ -33,29 +43,36 @@ impl Read for Reader<'_> {
     }
 }
 
-fn find_in(mut file: impl BufRead, user: &[u8]) -> io::Result<Option<Vec<u8>>> {
+fn find_in(file: impl BufRead, bytes_max: u64, user: &[u8]) -> io::Result<Found> {
+    let mut file = file.take(bytes_max);
     let mut line = Vec::new();
+    let mut first = None;
     loop {
         line.clear();
-        if (&mut file).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
-            return Ok(None);
+        let count = (&mut file).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if count == 0 {
+            return Ok(Found::Nobody(first));
         }
-        if let Some(password) = password_of(&line, user) {
-            return Ok(Some(password.to_vec()));
-        }
-        if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
+        // Without its end it may have been cut off, unless the file ends here.
+        if line.last() != Some(&b'\n') && (count as u64 == LINE_BYTES_MAX || file.limit() == 0) {
             file.skip_until(b'\n')?;
+            continue;
+        }
+        match user_and_password(&line) {
+            Some((named, password)) if named == user => return Ok(Found::Password(password.to_vec())),
+            Some((_, password)) if first.is_none() && !password.is_empty() => first = Some(password.to_vec()),
+            _ => {}
         }
     }
 }
 
-fn password_of<'l>(line: &'l [u8], user: &[u8]) -> Option<&'l [u8]> {
+fn user_and_password(line: &[u8]) -> Option<(&[u8], &[u8])> {
     if matches!(line.first(), Some(b'#' | b'\r')) {
         return None;
     }
-    let rest = line.strip_prefix(user)?.strip_prefix(b":")?;
+    let (user, rest) = line.split_once_str(":")?;
     let end = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r' | b':')).unwrap_or(rest.len());
-    Some(&rest[..end])
+    Some((user, &rest[..end]))
 }
 
 #[cfg(test)]
@@ -63,8 +80,22 @@ mod tests {
     use super::*;
 
     fn find(text: &str, user: &str) -> Option<String> {
-        let found = find_in(BufReader::with_capacity(7, text.as_bytes()), user.as_bytes()).unwrap();
-        found.map(|password| String::from_utf8(password).unwrap())
+        find_within(text, FILE_BYTES_MAX, user)
+    }
+
+    fn find_within(text: &str, bytes_max: u64, user: &str) -> Option<String> {
+        let found = find_in(BufReader::with_capacity(7, text.as_bytes()), bytes_max, user.as_bytes()).unwrap();
+        match found {
+            Found::Password(password) => Some(String::from_utf8(password).unwrap()),
+            Found::Nobody(_) => None,
+        }
+    }
+
+    #[test]
+    fn for_nobody_the_first_password_is_told() {
+        let first = |text: &str| find_in(text.as_bytes(), FILE_BYTES_MAX, b"x").unwrap();
+        assert_eq!(first("#c:0\nb:\na:1:comment\nd:2\n"), Found::Nobody(Some(b"1".to_vec())));
+        assert_eq!(first("nonsense\n"), Found::Nobody(None));
     }
 
     #[test]
@@ -84,5 +115,18 @@ mod tests {
         let text = format!("a:1\n{}b:2\nc:3\n", "x".repeat(40_000));
         assert_eq!(find(&text, "c").as_deref(), Some("3"));
         assert_eq!(find(&text, "b"), None);
+        assert_eq!(find(&text, &"x".repeat(20_000)), None);
+    }
+
+    #[test]
+    fn a_password_that_is_cut_off_is_none() {
+        let long = format!("a:{{PLAIN}}{}\nc:3\n", "s".repeat(LINE_BYTES_MAX as usize));
+        assert_eq!(find(&long, "a"), None);
+        assert_eq!(find(&long, "c").as_deref(), Some("3"));
+        let text = "a:{PLAIN}secret\nb:2\n";
+        assert_eq!(find_within(text, 10, "a"), None);
+        assert_eq!(find_within(text, 16, "a").as_deref(), Some("{PLAIN}secret"));
+        assert_eq!(find_within(text, 19, "b"), None);
+        assert_eq!(find_within(text, 20, "b").as_deref(), Some("2"));
     }
 }
