@@ -572,10 +572,10 @@ fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
 #[test]
 fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_left() {
     for seed in 0..20 {
-        let simulation = Simulation::new(seed, COLD);
+        let simulation = Simulation::new(seed, Faults { task_max: Duration::from_millis(100), ..COLD });
         simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
         // Memory for the largest piece, and not for another one beside it.
-        let options = LoopOptions { leased_bytes_max: Some(256 * 1024), ..LoopOptions::default() };
+        let options = LoopOptions { leased_bytes_max: Some(250_000), ..LoopOptions::default() };
         Site::new(&simulation, COLD_SITE).run(options, async |_| {
             let stream = Stream::connect(&address()).await.expect("somebody listens");
             let sends = vec![Sending::Bytes(COLD_REQUEST.into())];

@@ -418,7 +418,26 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::residency::Residency;
+    use crate::residency::{FileHash, GRANULE, Residency};
+
+    #[test]
+    fn a_short_look_says_that_the_rest_is_not_in_memory() {
+        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let metadata = file.metadata();
+        let (knowledge, hash) =
+            (Knowledge::new(Residency::with_slots(64)), FileHash::new(metadata.device, metadata.inode));
+        let is_known = |granule: u64| knowledge.residency.age(hash, granule, now_anywhere()).is_some();
+        let length = 2 * GRANULE as usize;
+        file.note_found(&knowledge, 0, length, length);
+        assert!(is_known(0) && is_known(1) && !is_known(2));
+        file.note_found(&knowledge, 0, length, length - 4096);
+        assert!(is_known(0) && !is_known(1));
+        // At its end nothing is missing.
+        let last = (metadata.size - 1) / GRANULE;
+        let rest = (metadata.size - last * GRANULE) as usize;
+        file.note_found(&knowledge, last * GRANULE, length, rest);
+        assert!(is_known(last));
+    }
 
     #[test]
     fn the_places_of_those_who_have_left_are_given_to_others() {
