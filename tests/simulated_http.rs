@@ -574,9 +574,9 @@ fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_
     for seed in 0..20 {
         let simulation = Simulation::new(seed, Faults { task_max: Duration::from_millis(100), ..COLD });
         simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
-        // Memory for the largest piece, and not for another one beside it.
-        let options = LoopOptions { leased_bytes_max: Some(250_000), ..LoopOptions::default() };
-        Site::new(&simulation, COLD_SITE).run(options, async |_| {
+        run(&simulation, COLD_SITE, async |_| {
+            // Memory for the largest piece, and not for another one beside it.
+            gale_runtime::set_leased_bytes_max(250_000);
             let stream = Stream::connect(&address()).await.expect("somebody listens");
             let sends = vec![Sending::Bytes(COLD_REQUEST.into())];
             let peer = Peer { reads: Reading::Slowly(8192, Duration::from_millis(5)), ..Peer::new(sends) };
