@@ -6,6 +6,7 @@
 
 mod simulated;
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -527,6 +528,63 @@ fn a_crowd_that_wants_the_same_file_from_a_slow_disk_gets_it_whole() {
             check_nothing_is_left(simulation, serving, tasks).await;
         });
     });
+}
+
+/// A file that is read in several pieces, none of which is in memory.
+const COLD_SITE: &str = "error_log /log;
+    events { }
+    http { access_log off; client_body_temp_path %TEMP%; server { listen %ADDRESS%; root /www; send_timeout 60s; } }";
+const COLD_FILE: &str = "/www/cold";
+const COLD_BYTES: usize = 2 << 20;
+const COLD_REQUEST: &str = "GET /cold HTTP/1.0\r\n\r\n";
+const COLD: Faults = Faults { cold_files: 1000, ..Faults::NONE };
+
+#[test]
+fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed, Faults { task_max: Duration::from_secs(1), ..COLD });
+        simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
+        run(&simulation, COLD_SITE, async |serving| {
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            let has_begun = Rc::new(Cell::new(false));
+            let begins = Rc::clone(&has_begun);
+            let expectation = Rc::new(move |received: &[u8]| {
+                begins.set(received.len() > 1000);
+                begins.get()
+            });
+            let sends = vec![Sending::Bytes(COLD_REQUEST.into()), Sending::Await(expectation), Sending::ShutDown];
+            let peer = Peer { patience: Duration::from_secs(100), ..Peer::new(sends) };
+            let client = Task::spawn(async move { peer.play(stream, &Random::new(0)).await });
+            while !has_begun.get() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            simulation.set_faults(Faults { task_max: Duration::from_secs(1_000_000), ..COLD });
+            let transcript = client.take().await;
+            let (is_whole, waited) = (transcript.received.len() >= COLD_BYTES, transcript.ended);
+            assert!(!is_whole, "seed {seed}: the disk was quick");
+            assert_eq!(transcript.end, PeerEnd::Closed, "seed {seed}: at {waited:?}");
+            sleep(Duration::from_secs(10)).await;
+            assert_eq!((serving.connections(), leased_bytes()), (0, 0), "seed {seed}");
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_left() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed, Faults { task_max: Duration::from_millis(100), ..COLD });
+        simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
+        run(&simulation, COLD_SITE, async |_| {
+            // Memory for the largest piece, and not for another one beside it.
+            gale_runtime::set_leased_bytes_max(250_000);
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            let sends = vec![Sending::Bytes(COLD_REQUEST.into())];
+            let peer = Peer { reads: Reading::Slowly(8192, Duration::from_millis(5)), ..Peer::new(sends) };
+            let transcript = peer.play(stream, &Random::new(seed)).await;
+            let body = transcript.received.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1);
+            assert_eq!(transcript.received.len() - body.unwrap_or(0), COLD_BYTES, "seed {seed}");
+        });
+    }
 }
 
 #[test]

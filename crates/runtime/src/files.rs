@@ -554,7 +554,7 @@ impl File {
             match self.watched(|| self.read_nowait(offset, &mut lease)).0 {
                 Some(Ok(count)) => {
                     lease.truncate(count);
-                    self.note_resident(knowledge, offset, count);
+                    self.note_found(knowledge, offset, length, count);
                     count_event(Event::Hit);
                     count_piece(Rung::Read, count as u64);
                     Ok(Look::Found(lease))
@@ -632,7 +632,16 @@ impl File {
         self.with_knowledge(|knowledge| self.note_resident(knowledge, offset, length));
     }
 
-    pub(crate) fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
+    /// So many bytes of those that were asked for were found in memory; the part where the rest begins is not.
+    pub(crate) fn note_found(&self, knowledge: &Knowledge, offset: u64, asked: usize, found: usize) {
+        self.note_resident(knowledge, offset, found);
+        let end = offset + found as u64;
+        if found < asked && end < self.metadata().size {
+            knowledge.residency.forget(self.shared.hash, end / GRANULE);
+        }
+    }
+
+    fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
         if length > 0 {
             let now = now_anywhere();
             let last = (offset + length as u64 - 1) / GRANULE;
@@ -673,8 +682,8 @@ impl File {
                 device: metadata.device,
                 inode: metadata.inode,
                 size: metadata.size,
-                modified_seconds: metadata.modified_seconds,
-                modified_nanos: metadata.modified_nanos,
+                modified: (metadata.modified_seconds, metadata.modified_nanos),
+                changed: (metadata.changed_seconds, metadata.changed_nanos),
             },
         }
     }

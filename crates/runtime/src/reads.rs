@@ -10,7 +10,7 @@
 //! (a task that has not begun never does). The result is handed out for as long as somebody waits for it, and is no cache:
 //! who comes later finds the piece in the page cache.
 //!
-//! What is the same piece: device, inode, size and time of change as the file was opened with (a file that was replaced has
+//! What is the same piece: device, inode, size and times of change as the file was opened with (a file that was replaced has
 //! another content), offset and length, and the pool, so that nobody waits in a pool that is not his. Files on file systems
 //! that wait for others are only the same as themselves, because many of those number their files as they like.
 
@@ -28,7 +28,7 @@ use rustix::io::Errno;
 
 use crate::buffer::Lease;
 use crate::clock::now_anywhere;
-use crate::devices::Knowledge;
+use crate::devices::{Knowledge, Outstanding};
 use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
 use crate::file_counters::{Event, Rung, count_event, count_piece};
@@ -66,7 +66,7 @@ struct Key {
 /// What makes two open files the same.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum FileKey {
-    Content { device: u64, inode: u64, size: u64, modified_seconds: i64, modified_nanos: u32 },
+    Content { device: u64, inode: u64, size: u64, modified: (i64, u32), changed: (i64, u32) },
     Itself(usize),
 }
 
@@ -97,6 +97,8 @@ struct State {
     stage: Stage,
     /// Those who wait, by their place.
     waiting: Vec<Option<Waker>>,
+    /// The places of those who have left.
+    free: Vec<usize>,
     /// How many have not left.
     interested: usize,
 }
@@ -189,7 +191,7 @@ impl Flights {
         let flight = known.unwrap_or_else(|| {
             let piece = Piece { file: file.clone(), offset, length, size };
             let reading = Box::pin(read(piece, pool.clone(), Arc::clone(knowledge), how));
-            let state = State { stage: Stage::Reading(reading), waiting: Vec::new(), interested: 0 };
+            let state = State { stage: Stage::Reading(reading), waiting: Vec::new(), free: Vec::new(), interested: 0 };
             let flight = Arc::new(Flight { key: key.clone(), state: Mutex::new(state) });
             flights.insert(key, Arc::clone(&flight));
             flight
@@ -199,8 +201,10 @@ impl Flights {
             count_event(Event::Shared);
         }
         state.interested += 1;
-        let place = state.waiting.len();
-        state.waiting.push(None);
+        let place = state.free.pop().unwrap_or_else(|| {
+            state.waiting.push(None);
+            state.waiting.len() - 1
+        });
         drop(state);
         drop(flights);
         let (flights, knowledge) = (Arc::clone(self), Arc::clone(knowledge));
@@ -256,7 +260,8 @@ impl Future for PieceRead {
             Err(failure) => return Poll::Ready(Err(failure.into())),
         };
         if bytes.was_resident {
-            self.file.note_resident(&self.knowledge, self.flight.key.offset, bytes.piece.len());
+            let key = &self.flight.key;
+            self.file.note_found(&self.knowledge, key.offset, key.length, bytes.piece.len());
         }
         let mut lease = self.lease.take().expect("polled until it is ready");
         lease.restore_memory(bytes.memory, bytes.piece);
@@ -270,6 +275,7 @@ impl Drop for PieceRead {
         let mut flights = self.flights.shard(&self.flight.key).lock();
         let mut state = self.flight.state.lock();
         state.waiting[self.place] = None;
+        state.free.push(self.place);
         state.interested -= 1;
         if state.interested > 0 {
             let is_reading = matches!(state.stage, Stage::Reading(_));
@@ -305,26 +311,32 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: Re
         count_event(Event::Unlooked);
         if let Some(look) = knowledge.begin_look(device) {
             let wanted = piece.clone();
-            let found = pool.run_for(Device::key(LOOKS_KEY ^ device), move || wanted.look()).await?;
-            drop(look);
+            let look = move || {
+                // The thread's, and not that of those who wait: they may leave before it is done.
+                let _look = look;
+                wanted.look()
+            };
+            let found = pool.run_for(Device::key(LOOKS_KEY ^ device), look).await?;
             if let Some(found) = found {
                 count_event(Event::PoolHit);
                 return Ok(found);
             }
         }
     }
-    let outstanding = knowledge.begin_read(device);
     let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
     if how.by_ring
         && is_trusted
-        && let Some(result) = piece.read_by_ring(how.direct, &pool).await?
+        && let Some(result) = piece.read_by_ring(how.direct, &pool, knowledge.begin_read(device)).await?
     {
         return Ok(result);
     }
     let line = piece.file.device();
-    let result = pool.run_for(line, move || piece.read(how.direct, how.unlooked)).await?;
-    drop(outstanding);
-    let bytes = result?;
+    let outstanding = knowledge.begin_read(device);
+    let reading = move || {
+        let _outstanding = outstanding;
+        piece.read(how.direct, how.unlooked)
+    };
+    let bytes = pool.run_for(line, reading).await??;
     if bytes.was_resident {
         count_event(Event::PoolHit);
     }
@@ -361,7 +373,12 @@ impl Piece {
     }
 
     /// Has the loop's ring read it. `None` where that would only be another kind of threads, or is not to be had.
-    async fn read_by_ring(&self, direct: Option<u32>, pool: &ThreadPool) -> Result<Option<Bytes>, Failure> {
+    async fn read_by_ring(
+        &self,
+        direct: Option<u32>,
+        pool: &ThreadPool,
+        outstanding: Outstanding,
+    ) -> Result<Option<Bytes>, Failure> {
         if !mounts::reads_asynchronously(self.file.metadata().device) {
             return Ok(None);
         }
@@ -375,7 +392,7 @@ impl Piece {
             Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),
             None => (self.memory(), 0..self.length, self.offset, None),
         };
-        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset };
+        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, outstanding };
         let begun = Environment::try_with(|environment| environment.driver.read_file(read).ok()).flatten();
         let Some(reading) = begun else { return Ok(None) };
         let (memory, result) = reading.await;
@@ -395,5 +412,65 @@ impl Piece {
 
     fn memory(&self) -> Box<[u8]> {
         vec![0; self.size].into_boxed_slice()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::residency::{FileHash, GRANULE, Residency};
+
+    #[test]
+    fn a_short_look_says_that_the_rest_is_not_in_memory() {
+        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let metadata = file.metadata();
+        let (knowledge, hash) =
+            (Knowledge::new(Residency::with_slots(64)), FileHash::new(metadata.device, metadata.inode));
+        let is_known = |granule: u64| knowledge.residency.age(hash, granule, now_anywhere()).is_some();
+        let length = 2 * GRANULE as usize;
+        file.note_found(&knowledge, 0, length, length);
+        assert!(is_known(0) && is_known(1) && !is_known(2));
+        file.note_found(&knowledge, 0, length, length - 4096);
+        assert!(is_known(0) && !is_known(1));
+        // At its end nothing is missing.
+        let last = (metadata.size - 1) / GRANULE;
+        let rest = (metadata.size - last * GRANULE) as usize;
+        file.note_found(&knowledge, last * GRANULE, length, rest);
+        assert!(is_known(last));
+    }
+
+    #[test]
+    fn the_places_of_those_who_have_left_are_given_to_others() {
+        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
+        let pool = ThreadPool::new("test", 1, 1);
+        let join = || flights.join(&knowledge, &file, &pool, (0, 1000), ReadHow::default()).expect("memory");
+        let (_first, mut second) = (join(), join());
+        for _ in 0..100 {
+            second = join();
+        }
+        let state = second.flight.state.lock();
+        assert!(state.interested == 2 && state.waiting.len() <= 3, "{}", state.waiting.len());
+    }
+
+    #[test]
+    fn a_file_whose_content_was_changed_is_another_one_even_if_its_time_was_set_back() {
+        let path = std::env::temp_dir().join(format!("gale-reads-{}", std::process::id()));
+        std::fs::write(&path, "one").expect("ours");
+        let open = || std::fs::File::open(&path).expect("ours");
+        let modified = open().metadata().and_then(|metadata| metadata.modified()).expect("a time");
+        let key = || File::from_std(open()).expect("a file").key();
+        let before = key();
+        assert_eq!(before, key());
+        let changed = rustix::fs::fstat(open()).map(|stat| (stat.st_ctime, stat.st_ctime_nsec)).expect("ours");
+        // The clock of file systems is coarse.
+        while rustix::fs::fstat(open()).map(|stat| (stat.st_ctime, stat.st_ctime_nsec)) == Ok(changed) {
+            std::fs::write(&path, "two").expect("ours");
+            let file = std::fs::File::options().write(true).open(&path).expect("ours");
+            file.set_modified(modified).expect("ours");
+        }
+        let after = key();
+        std::fs::remove_file(&path).expect("ours");
+        assert!(before != after || matches!(before, FileKey::Itself(_)));
     }
 }

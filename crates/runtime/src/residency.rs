@@ -22,6 +22,9 @@ const SLOTS: usize = 1 << 16;
 const TICK_SHIFT: u32 = 28;
 const TICK_BITS: u32 = 16;
 
+/// So far ahead an entry may seem of a thread that took the time earlier: a minute.
+const AHEAD_TICKS_MAX: u16 = 0xff;
+
 /// How long it is believed that a part is still in memory, where a call would wait for the disk if it is not: it has been used
 /// a moment ago, and the kernel evicts first what was used longest ago. About a second.
 pub(crate) const BELIEVED_TICKS: u16 = 4;
@@ -69,7 +72,7 @@ impl Residency {
     pub fn age(&self, file: FileHash, granule: u64, now: Moment) -> Option<u16> {
         let (slots, tag) = self.place(file, granule);
         let found = slots.iter().map(|slot| slot.load(Relaxed)).find(|found| found >> TICK_BITS == tag)?;
-        Some(tick(now).wrapping_sub(found as u16))
+        Some(age_at(now, found))
     }
 
     /// The part was seen in memory.
@@ -78,7 +81,7 @@ impl Residency {
         let (slots, tag) = self.place(file, granule);
         let entry = tag << TICK_BITS | u64::from(tick(now));
         let found = [slots[0].load(Relaxed), slots[1].load(Relaxed)];
-        let age = |index: usize| tick(now).wrapping_sub(found[index] as u16);
+        let age = |index: usize| age_at(now, found[index]);
         let own = found.iter().position(|found| found >> TICK_BITS == tag);
         let index = own.unwrap_or_else(|| match found {
             [0, _] => 0,
@@ -115,6 +118,13 @@ fn tick(now: Moment) -> u16 {
     (now.as_nanos() >> TICK_SHIFT) as u16
 }
 
+/// How old an entry is. Another thread may have a clock that is ahead of this one's: what it notes is new.
+#[inline]
+fn age_at(now: Moment, entry: u64) -> u16 {
+    let age = tick(now).wrapping_sub(entry as u16);
+    if age > u16::MAX - AHEAD_TICKS_MAX { 0 } else { age }
+}
+
 /// The finish of splitmix64: every bit of the input reaches every bit of the result.
 #[inline]
 fn mix(value: u64) -> u64 {
@@ -147,6 +157,17 @@ mod tests {
         residency.forget(other, 0);
         residency.forget(one, 0);
         assert_eq!(residency.age(one, 0, at(120)), None);
+    }
+
+    #[test]
+    fn what_another_thread_has_noted_in_the_next_tick_is_new() {
+        let residency = Residency::with_slots(2);
+        let files: Vec<FileHash> = (0..3).map(|inode| FileHash::new(1, inode)).collect();
+        residency.note(files[0], 0, at(100));
+        residency.note(files[1], 0, at(102));
+        assert_eq!(residency.age(files[1], 0, at(101)), Some(0));
+        residency.note(files[2], 0, at(101));
+        assert_eq!((residency.age(files[0], 0, at(101)), residency.age(files[1], 0, at(101))), (None, Some(0)));
     }
 
     #[test]

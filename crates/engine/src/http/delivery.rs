@@ -10,7 +10,8 @@
 //! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
 //!
 //! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left; so
-//! a stream is read ahead of its client, and a client that is slow holds one piece and a half at most.
+//! a stream is read ahead of its client. A client that is slow holds one piece and a half: 96 KiB, unless `output_buffers`
+//! says more. One that has waited for the disk until now holds 256 KiB and half a piece, once.
 //!
 //! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all but
 //! `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
@@ -276,13 +277,13 @@ impl Delivery {
                 piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
             }
             Err(error) => match error.raw_os_error() {
-                Some(libc::EIO) => Err(FileError::OfFile(error)),
                 // Some file systems have no way to do it.
                 Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
                     self.sendfile_is_refused = true;
                     Ok(0)
                 }
-                _ => Err(FileError::OfSocket),
+                _ if is_of_socket(&error) => Err(FileError::OfSocket),
+                _ => Err(FileError::OfFile(error)),
             },
         })
     }
@@ -324,7 +325,48 @@ pub enum FileError {
     OfSocket,
 }
 
+/// Whether `sendfile` failed because of the connection: what a socket that has failed says, the network's reasons included.
+fn is_of_socket(error: &io::Error) -> bool {
+    use io::ErrorKind::*;
+    matches!(
+        error.kind(),
+        BrokenPipe
+            | ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | NetworkDown
+            | NetworkUnreachable
+            | NotConnected
+            | TimedOut
+    ) || matches!(error.raw_os_error(), Some(libc::EHOSTDOWN | libc::ENETRESET | libc::ENONET | libc::EPROTO))
+}
+
 /// A length in memory.
 fn to_usize(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_sendfile_is_the_connections_fault_only_where_sockets_fail_so() {
+        let fault = |errno: i32| {
+            let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+            let mut piece = FilePiece { file, offset: 0, length: SENDFILE_MIN };
+            let fail = |_: &File, _: &mut u64, _| Poll::Ready(Err(io::Error::from_raw_os_error(errno)));
+            Delivery::default().sendfile(&mut piece, SENDFILE_MIN, fail)
+        };
+        for errno in [libc::EPIPE, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETDOWN] {
+            assert!(matches!(fault(errno), Poll::Ready(Err(FileError::OfSocket))), "{errno}");
+        }
+        for errno in [libc::EIO, libc::ESTALE, libc::EUCLEAN, libc::EACCES, libc::EOVERFLOW] {
+            assert!(matches!(fault(errno), Poll::Ready(Err(FileError::OfFile(_)))), "{errno}");
+        }
+        for errno in [libc::EINVAL, libc::ENOSYS] {
+            assert!(matches!(fault(errno), Poll::Ready(Ok(0))), "{errno}");
+        }
+    }
 }

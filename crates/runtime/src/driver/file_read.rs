@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use crate::devices::Outstanding;
 use crate::files::File;
 
 /// What is to be read.
@@ -23,6 +24,8 @@ pub(crate) struct FileRead {
     /// The part of the memory that is read into.
     pub into: Range<usize>,
     pub offset: u64,
+    /// The device has it to do until the read is done, whoever waits.
+    pub outstanding: Outstanding,
 }
 
 /// The memory and how many bytes came; no memory when the driver could not give it back.

@@ -387,6 +387,7 @@ impl Sender {
             if self.delivery.is_reading()
                 && let Poll::Ready(result) = self.poll_reading(context)
             {
+                self.is_waiting = false;
                 if let Err(error) = result {
                     self.fail_with_file(error);
                 }
@@ -399,8 +400,9 @@ impl Sender {
                 return Poll::Ready(Ok(()));
             }
             if self.output.is_empty() && self.delivery.is_reading() {
-                // The client is not at fault for a slow disk.
-                return Poll::Pending;
+                ready!(self.poll_gone_meanwhile(stream, context));
+                self.fail();
+                continue;
             }
             let polled = if self.output.is_empty() {
                 self.poll_sendfile(stream, context)
@@ -441,6 +443,19 @@ impl Sender {
         Poll::Ready(Err(Gone::SendTimedOut))
     }
 
+    /// The client is not at fault for a slow disk. But when it takes longer than `send_timeout`, one that has closed its side
+    /// is not waited for any more: the disk may never answer. Before, it may be one that only sends no more.
+    fn poll_gone_meanwhile(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<()> {
+        if !self.is_started {
+            return Poll::Pending;
+        }
+        if !std::mem::replace(&mut self.is_waiting, true) {
+            self.timer.set_after(self.send_timeout);
+        }
+        ready!(self.timer.poll_expired(context));
+        stream.poll_peer_closed(context)
+    }
+
     /// The client has gone; what the kernel says about it is of no further use.
     fn fail(&mut self) {
         self.keep_alive = false;
@@ -470,7 +485,12 @@ impl Sender {
                     if queued as u64 > self.delivery.low_water(piece) {
                         return Ok(());
                     }
-                    match self.delivery.next(piece)? {
+                    let next = match self.delivery.next(piece) {
+                        // Again when that has left.
+                        Err(error) if error.kind() == io::ErrorKind::OutOfMemory && queued > 0 => return Ok(()),
+                        next => next?,
+                    };
+                    match next {
                         Next::Bytes(lease) => self.output.push_lease(lease),
                         Next::Sendfile(length) => {
                             self.sendfile_bytes = length;

@@ -61,11 +61,87 @@ impl FileReads {
     pub fn handle_completion(&self, key: Key, completion: &Completion) {
         let Some((read, end)) = self.reads.borrow_mut().remove(key) else { return };
         let result = usize::try_from(completion.result).map_err(|_| Errno::from_raw_os_error(-completion.result));
+        drop(read.outstanding);
         end.finish((read.memory, result));
+    }
+
+    /// No turn comes that would submit them; whoever waits is told that they were broken off.
+    pub fn give_up_begun(&self) {
+        for key in self.begun.take() {
+            let given_up = self.reads.borrow_mut().remove(key);
+            drop(given_up);
+        }
     }
 
     /// The ring ends while the kernel may still write.
     pub fn forget_memory(&self) {
         self.reads.borrow_mut().for_each(|_, (read, _)| std::mem::forget(std::mem::take(&mut read.memory)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::super::IoUring;
+    use super::*;
+    use crate::clock::Moment;
+    use crate::devices::Knowledge;
+    use crate::driver::{Driver, RingOptions};
+    use crate::files::File;
+    use crate::residency::Residency;
+
+    /// A driver; `None` where the kernel gives no ring.
+    fn driver() -> Option<IoUring> {
+        let inbox = eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor");
+        let driver = IoUring::new(&RingOptions::default(), false, 64, std::os::fd::AsFd::as_fd(&inbox));
+        driver.inspect_err(|error| eprintln!("skipped: no io_uring: {error}")).ok()
+    }
+
+    /// What nobody answers, as a disk that hangs: reads from a pipe into which nobody writes.
+    fn hanging_read(file: &File, knowledge: &Arc<Knowledge>) -> FileRead {
+        let outstanding = knowledge.begin_read(1);
+        let memory = vec![0; 16].into_boxed_slice();
+        FileRead { file: file.clone(), is_direct: false, memory, into: 0..16, offset: 0, outstanding }
+    }
+
+    #[test]
+    fn a_read_in_flight_when_its_loop_ends_is_over_before_its_memory_goes() {
+        let Some(driver) = driver() else { return };
+        let knowledge = Knowledge::new(Residency::with_slots(2));
+        let (from, _to) = rustix::pipe::pipe().expect("descriptors");
+        let file = File::from_std(from.into()).expect("a file");
+        let submitted = driver.read_file(hanging_read(&file, &knowledge)).ok().expect("room");
+        driver.wait(Some(Duration::ZERO)).expect("a turn");
+        let begun = driver.read_file(hanging_read(&file, &knowledge)).ok().expect("room");
+        drop(driver);
+        let mut cx = Context::from_waker(Waker::noop());
+        // Its memory comes with the kernel's word that it is done; who was never submitted has nothing to wait for.
+        for (reading, bytes) in [(submitted, 16), (begun, 0)] {
+            let Poll::Ready((memory, result)) = pin!(reading).poll(&mut cx) else { panic!("it still waits") };
+            assert_eq!((memory.len(), result), (bytes, Err(Errno::CANCELED)));
+        }
+    }
+
+    #[test]
+    fn a_read_counts_until_it_is_done_and_not_until_nobody_waits() {
+        let Some(driver) = driver() else { return };
+        let knowledge = Knowledge::new(Residency::with_slots(2));
+        let (from, _to) = rustix::pipe::pipe().expect("descriptors");
+        let file = File::from_std(from.into()).expect("a file");
+        let begin = || driver.read_file(hanging_read(&file, &knowledge)).ok().expect("room");
+        let readings: Vec<FileReading> = (0..8).map(|_| begin()).collect();
+        driver.wait(Some(Duration::ZERO)).expect("a turn");
+        drop(readings);
+        let is_crowded = || knowledge.device(1).is_crowded(Moment::from_nanos(0));
+        assert!(is_crowded());
+        drop(driver);
+        assert!(!is_crowded());
     }
 }

@@ -521,11 +521,17 @@ impl IoUring {
     /// listeners that were closed. False if that takes too long.
     fn finish_closed(&self) -> bool {
         self.make_entries();
+        self.finish(|| {
+            self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() && self.file_reads.is_empty()
+        })
+    }
+
+    /// Waits for what is in flight, for a bounded time, until there is no more of it.
+    fn finish(&self, is_over: impl Fn() -> bool) -> bool {
         for call in 0..CLOSE_CALLS_MAX {
             // Most of it ends within the first calls, without a wait.
             let is_first = call < 2;
-            if self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() && self.file_reads.is_empty()
-            {
+            if is_over() {
                 return true;
             }
             let mut completions = Vec::new();
@@ -890,20 +896,25 @@ fn send_under_way() -> io::Error {
 
 impl Drop for IoUring {
     fn drop(&mut self) {
-        let close_accepted = |completion: &Completion| {
-            if kind_and_key(completion.user_data).0 == KIND_ACCEPT {
-                drop(listeners::take_accepted(completion));
-            }
+        let handle = |completion: &Completion| match kind_and_key(completion.user_data) {
+            (KIND_ACCEPT, _) => drop(listeners::take_accepted(completion)),
+            (KIND_FILE_READ, key) => self.file_reads.handle_completion(key, completion),
+            _ => {}
         };
+        self.file_reads.give_up_begun();
         // No turn comes that would close them.
         self.closing.borrow_mut().clear();
         // Every stream has gone before; what is left of them is in flight.
-        let is_over = self.ring.borrow_mut().cancel_all(close_accepted) || self.finish_closed();
+        let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
+        let is_over = is_cancelled || self.finish_closed();
+        // No cancellation ends what a disk is doing.
+        if !self.finish(|| self.file_reads.is_empty()) {
+            self.file_reads.forget_memory();
+        }
         if !is_over {
             // The kernel may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
             std::mem::forget(self.buffers.borrow_mut().take());
-            self.file_reads.forget_memory();
         }
     }
 }

@@ -264,7 +264,8 @@ impl Ring {
     }
 
     /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before 6.0).
-    /// Gives `handle` what completes meanwhile.
+    /// Gives `handle` what completes meanwhile. True says nothing of reads of files: one that a disk is at is neither found
+    /// nor waited for, and over when `handle` has had its completion, which may come later.
     pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
         if !self.cancels_at_once {
             return false;
