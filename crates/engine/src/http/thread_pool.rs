@@ -55,9 +55,10 @@ impl PoolName {
     }
 }
 
-/// How long a client that has ended its own direction is waited with, and how often its connection is looked at. Whether it still reads, or has closed its socket, shows
-/// only when something is sent to it; a kernel forgets a socket that was closed after a minute (`tcp_fin_timeout`).
-const HALF_CLOSED_LOOKS: u32 = 60;
+/// How long a client that has ended its own direction is waited with, and how often its connection is looked at. Over TCP one
+/// that has closed its socket looks the same until something is sent to it; so a disk that hangs would keep them for ever. An
+/// hour is longer than anybody waits for an answer.
+const HALF_CLOSED_LOOKS: u32 = 3600;
 const HALF_CLOSED_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Waits for something, a task of a thread pool say, as long as the client does. `None` when it has left first: then what
