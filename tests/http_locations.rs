@@ -262,6 +262,7 @@ fn try_files_takes_the_first_that_is_there(driver: Driver) {
          location /named/ { try_files $uri @named; } location @named { return 200 \"named $uri\"; }
          location /html/ { try_files $uri.html $uri =404; default_type text/x; }
          location /alias/ { alias %DIR%/files/html/; try_files $uri page.html =404; }
+         location ~ ^/whole$ { alias %DIR%/files; try_files /directory/ =404; }
          location /fallback { return 200 \"$uri $args\"; }",
     );
     let server = setup
@@ -281,6 +282,14 @@ fn try_files_takes_the_first_that_is_there(driver: Driver) {
     assert_eq!(client.get("/html/missing").status, 404);
     assert_answer(&client.get("/alias/missing"), 200, "html");
     assert_answer(&client.get("/alias/page.html"), 200, "html");
+    // The directory is there, but its name does not become the URI.
+    let response = client.get("/whole");
+    assert_eq!(response.status, 301);
+    assert!(response.header("Location").is_some_and(|location| location.ends_with("/whole/")));
+    let circle = server.directory.path().join("files/code");
+    std::os::unix::fs::symlink("code", &circle).expect("a link to itself");
+    assert_eq!(client.get("/code/page").status, 418);
+    server.wait_logged("files/code/page\" failed (40: Too many levels of symbolic links)");
     server.stop();
 }
 
@@ -289,7 +298,7 @@ fn index_takes_the_first_that_is_there(driver: Driver) {
         driver,
         "root %DIR%/files; location / { } location /own/ { index first.$arg_kind second.html; }
          location /else/ { index missing.html /page; } location ~ \\.php$ { return 200 \"script $uri\"; }
-         location /script/ { index index.php; }",
+         location /script/ { index index.php; } location /named/ { index sub index.html; }",
     );
     let server = setup
         .file("files/index.html", "index")
@@ -299,6 +308,8 @@ fn index_takes_the_first_that_is_there(driver: Driver) {
         .file("files/else/x", "")
         .file("files/script/index.php", "source")
         .file("files/page", "a page")
+        .file("files/named/index.html", "index")
+        .file("files/named/sub/x", "")
         .start();
     let mut client = server.connect();
     assert_answer(&client.get("/"), 200, "index");
@@ -307,6 +318,9 @@ fn index_takes_the_first_that_is_there(driver: Driver) {
     assert_answer(&client.get("/else/"), 200, "a page");
     // The file that was found goes through the locations again.
     assert_answer(&client.get("/script/"), 200, "script /script/index.php");
+    // A directory of that name counts, too, and is redirected to.
+    let response = client.get("/named/");
+    assert!(response.status == 301 && response.header("Location").is_some_and(|to| to.ends_with("/named/sub/")));
     server.stop();
 }
 

@@ -21,6 +21,8 @@ with_each_driver!(
     a_queue_holds_so_many_and_overflows_in_nginxs_words,
     pools_are_independent_and_may_be_named_by_variables,
     a_client_that_leaves_takes_its_task_along,
+    a_client_that_has_only_ended_its_own_direction_is_answered,
+    a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_full,
     a_panic_in_a_pool_costs_one_request,
     a_device_that_hangs_leaves_half_of_its_pool,
     a_file_system_that_never_answers_holds_up_nobody_else,
@@ -175,6 +177,50 @@ fn a_client_that_leaves_takes_its_task_along(driver: Driver) {
     assert_done(&mut next);
     assert_state(&server, "one", &["completed=2", "cancelled=1", "refused=0"]);
     assert!(gate.is_empty());
+    server.stop();
+}
+
+fn a_client_that_has_only_ended_its_own_direction_is_answered(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let (server, gate) = start(driver, "thread_pool one threads=1 max_queue=1;");
+    let mut running = ask(&server, "/one?running");
+    let first = gate.task();
+    let mut waiting = ask(&server, "/one?waiting");
+    for client in [&running, &waiting] {
+        client.finish_sending();
+    }
+    assert_state(&server, "one", &["running=1", "waiting=1"]);
+    drop(first);
+    drop(gate.task());
+    assert_done(&mut running);
+    assert_done(&mut waiting);
+    server.stop();
+}
+
+fn a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_full(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    // Owners of links are compared in the pool.
+    let tried = "location = /page { root %DIR%; disable_symlinks if_not_owner; try_files $uri =404; }";
+    let text = configuration(driver, "thread_pool one threads=1; thread_pool default threads=1 max_queue=1;")
+        .replace("location = /one", &format!("{tried} location = /one"));
+    let server = Setup::configuration(&text).file("file", "a page").start();
+    std::os::unix::fs::symlink("file", server.directory.path().join("page")).expect("a link");
+    let gate = Gate::new(&server);
+    let mut running = ask(&server, "/any?pool=default");
+    let first = gate.task();
+    let waiting = ask(&server, "/page?leaves");
+    assert_state(&server, "default", &["running=1", "waiting=1"]);
+    assert_eq!(server.get("/page").status, 500, "nobody has looked whether it is there");
+    drop(waiting);
+    server.directory.wait_line("access.log", "GET /page?leaves HTTP/1.1\" 499 0");
+    assert_state(&server, "default", &["running=1", "waiting=0"]);
+    drop(first);
+    assert_done(&mut running);
+    assert_eq!(server.get("/page").text(), "a page");
     server.stop();
 }
 

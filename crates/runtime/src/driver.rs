@@ -193,6 +193,9 @@ pub(crate) trait Driver {
     /// Ready when the peer has closed or reset the connection, whether its data has been read or not.
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
+    /// Whether the connection is reset, or closed in both directions. A peer that has only ended its own data may still read.
+    fn is_broken(&self, key: Key) -> bool;
+
     fn control(&self, key: Key, control: Control) -> io::Result<()>;
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;

@@ -36,7 +36,7 @@ use crate::clock::{Moment, now_anywhere};
 use crate::devices::{Knowledge, Verdict, watch};
 use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
-use crate::pool::{Device, ThreadPool, default_pool, on_a_loop};
+use crate::pool::{Device, ThreadPool, default_pool, on_a_pool_thread};
 use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
 use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, Residency, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
@@ -867,7 +867,8 @@ impl AsFd for File {
 impl Drop for Shared {
     fn drop(&mut self) {
         let descriptors = (self.descriptor.take(), self.direct.take());
-        if on_a_loop() && self.is_close_costly(&descriptors.0) {
+        // Not only loops: whoever closes the last one may have better to do than to wait for a device.
+        if !on_a_pool_thread() && self.is_close_costly(&descriptors.0) {
             // Never refused: there are no more of these than descriptors.
             default_pool().dispose(Device::number(self.metadata.device), descriptors);
         }

@@ -192,6 +192,12 @@ impl Stream {
         self.environment.driver.poll_peer_closed(self.key, cx).map(drop)
     }
 
+    /// Whether the connection is broken: reset, or closed in both directions. A peer that has only ended its own data may
+    /// still read; over TCP one that has closed its socket looks the same until something is sent to it. A system call.
+    pub fn is_broken(&self) -> bool {
+        self.environment.driver.is_broken(self.key)
+    }
+
     /// Waits for data; see [`Stream::poll_recv`].
     pub async fn recv(&self, into: &mut Buffer, max: usize) -> io::Result<usize> {
         poll_fn(|cx| self.poll_recv(cx, into, max)).await

@@ -50,6 +50,10 @@ const LINKS_MAX: usize = 40;
 /// How often the housekeeper comes while there is something to do.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
 
+/// Events after which the thread looks at mounts and the clock again, and whoever waits for its lock gets it: some
+/// milliseconds of work.
+const EVENTS_PER_TURN: usize = 1024;
+
 /// File systems (magic numbers, statfs(2)) where whatever happens passes through this kernel and is told.
 const TELLING: [i64; 13] = [
     0x0000_ef53, // ext2, ext3, ext4
@@ -138,6 +142,7 @@ impl Drop for PathWatch {
         if let Some(Some(watcher)) = WATCHER.get() {
             watcher.paths.fetch_sub(1, Ordering::Relaxed);
             watcher.dropped.fetch_add(1, Ordering::Relaxed);
+            watcher.rouse();
         }
     }
 }
@@ -255,6 +260,8 @@ impl Watcher {
             drop(sources);
             self.handle_events(&mut buffer);
             if is_mounted {
+                // First what is mounted where: those who are told will ask for it.
+                mounts::refresh();
                 self.places.lock().signal_all();
             }
             if next_housekeeping <= Instant::now() {
@@ -280,7 +287,10 @@ impl Watcher {
         let mut places = self.places.lock();
         self.is_at_work.store(true, Ordering::SeqCst);
         let mut events = Reader::new(&self.inotify, buffer);
-        loop {
+        let mut handled = 0;
+        // What has been taken off the queue is acted upon; what is still on it, `nothing_unread` sees.
+        while handled < EVENTS_PER_TURN || !events.is_buffer_empty() {
+            handled += 1;
             match events.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => places.signal_all(),
                 Ok(event) => {

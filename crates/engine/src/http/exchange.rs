@@ -167,6 +167,9 @@ pub trait Exchange {
     fn become_tunnel(&self);
     /// Ready when the client has left, without reading anything from it.
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
+    /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own direction
+    /// has gone for [`Exchange::poll_gone`], but still can.
+    fn is_broken(&self) -> bool;
     /// Whether the whole response has left.
     fn is_complete(&self) -> bool;
     /// How much has been sent so far.

@@ -527,6 +527,10 @@ impl Exchange for Side {
         }
     }
 
+    fn is_broken(&self) -> bool {
+        self.client().is_some_and(|client| client.is_broken())
+    }
+
     fn is_complete(&self) -> bool {
         false
     }

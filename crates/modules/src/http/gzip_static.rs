@@ -9,8 +9,9 @@ use std::io;
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::files::find_path;
 use gale_engine::http::open_files::{self, Opened};
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
+use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::http1::Method;
 
@@ -67,7 +68,8 @@ fn serve<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
     Box::pin(async move {
         match path_of_compressed(request, conf) {
             Ok(path) => {
-                let opened = open_files::open(request, &path).await;
+                let opened = while_client_stays(request, open_files::open(request, &path)).await;
+                let Some(opened) = opened else { return Flow::Respond(CLIENT_LEFT) };
                 opened_or_not(request, conf, &path, opened)
             }
             Err(flow) => flow,

@@ -10,9 +10,10 @@ use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::files::find_path;
 use gale_engine::http::open_files;
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
+use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 use gale_protocol::http1::Method;
@@ -92,8 +93,10 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
                 return Flow::Redirect { uri: name, args: None };
             }
             let path = [&directory[..], &name].concat();
-            match open_files::stat(request, &path).await {
-                Ok(metadata) if metadata.is_directory() => {}
+            let found = while_client_stays(request, open_files::stat(request, &path)).await;
+            let Some(found) = found else { return Flow::Respond(CLIENT_LEFT) };
+            match found {
+                // As nginx: a directory of that name, too; it is redirected to.
                 Ok(_) => return Flow::Redirect { uri: [&request.uri[..], &name].concat(), args: None },
                 Err(error) if is_absent(&error) => {
                     if !directory_is_there {
@@ -112,7 +115,9 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 
 /// The status when the directory itself is not there; `path` is what was looked for in it.
 async fn check_directory(request: &Request, directory: &[u8], path: &[u8]) -> Option<u16> {
-    match open_files::stat_directory(request, directory).await {
+    let found = while_client_stays(request, open_files::stat_directory(request, directory)).await;
+    let Some(found) = found else { return Some(CLIENT_LEFT) };
+    match found {
         Ok(metadata) if metadata.is_directory() => None,
         Ok(_) => {
             request.log(Level::Alert, format_args!("\"{}\" is not a directory", BStr::new(directory)));

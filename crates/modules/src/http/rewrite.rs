@@ -32,10 +32,11 @@ use gale_engine::http::builder::nameless_block;
 use gale_engine::http::configuration::{ScopeId, ScopeKind};
 use gale_engine::http::files::set_content_type;
 use gale_engine::http::open_files;
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::regex::Regex;
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
+use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
@@ -434,9 +435,10 @@ fn go_on<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
             };
             let path = text_of(path, request, position.encodes);
             let found = match test {
-                FileTest::Directory => open_files::stat_directory(request, &path).await,
-                _ => open_files::stat(request, &path).await,
+                FileTest::Directory => while_client_stays(request, open_files::stat_directory(request, &path)).await,
+                _ => while_client_stays(request, open_files::stat(request, &path)).await,
             };
+            let Some(found) = found else { return Flow::Respond(CLIENT_LEFT) };
             let holds = test_file(request, &path, *test, found) != *is_negated;
             branch(request, &mut position, holds, *scope, *length);
         }

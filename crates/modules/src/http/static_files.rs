@@ -9,8 +9,9 @@ use bstr::BStr;
 use gale_base::os_error::OsErrorText;
 use gale_engine::http::files::{find_path, set_content_type};
 use gale_engine::http::open_files::{self, Opened};
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
+use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::Module;
 use gale_engine::process::Level;
 use gale_protocol::http1::Method;
@@ -45,7 +46,8 @@ fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
         if let Err(status) = find_path(request, &mut path) {
             return Flow::Respond(status);
         }
-        let opened = open_files::open(request, &path).await;
+        let opened = while_client_stays(request, open_files::open(request, &path)).await;
+        let Some(opened) = opened else { return Flow::Respond(CLIENT_LEFT) };
         opened_or_not(request, &path, opened)
     })
 }

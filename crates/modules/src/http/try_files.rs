@@ -4,16 +4,20 @@
 
 use std::io;
 
+use bstr::BStr;
+use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::files::path_of;
 use gale_engine::http::open_files;
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::settings::Alias;
 use gale_engine::http::template::Template;
+use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::process::Level;
 use gale_runtime::FileMetadata;
 
 /// See the file's head.
@@ -91,8 +95,8 @@ fn look_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
             true => open_files::try_stat_directory(request, &path)?,
             false => open_files::try_stat(request, &path)?,
         };
-        if candidate.take(request, name, found) {
-            return Some(Flow::Next);
+        if let Some(flow) = candidate.take(request, name, &path, found) {
+            return Some(flow);
         }
     }
     Some(fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is")))
@@ -104,11 +108,12 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
         for candidate in &conf.candidates {
             let Some(name) = candidate.name_and_path(request, &mut path) else { continue };
             let found = match candidate.is_directory {
-                true => open_files::stat_directory(request, &path).await,
-                false => open_files::stat(request, &path).await,
+                true => while_client_stays(request, open_files::stat_directory(request, &path)).await,
+                false => while_client_stays(request, open_files::stat(request, &path)).await,
             };
-            if candidate.take(request, name, found) {
-                return Flow::Next;
+            let Some(found) = found else { return Flow::Respond(CLIENT_LEFT) };
+            if let Some(flow) = candidate.take(request, name, &path, found) {
+                return flow;
             }
         }
         fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is"))
@@ -124,15 +129,32 @@ impl Candidate {
         (!name.contains(&0)).then_some(name)
     }
 
-    /// Goes on with this file if it is what was looked for.
-    fn take(&self, request: &mut Request, name: Vec<u8>, found: io::Result<FileMetadata>) -> bool {
-        let fits = found.is_ok_and(|metadata| metadata.is_directory() == self.is_directory);
-        if fits {
+    /// Goes on with this file if it is what was looked for; `None` = the next one is to be looked for.
+    fn take(&self, request: &mut Request, name: Vec<u8>, path: &[u8], found: io::Result<FileMetadata>) -> Option<Flow> {
+        let metadata = match found {
+            Ok(metadata) => metadata,
+            Err(error) => return refusal(request, path, &error),
+        };
+        if metadata.is_directory() != self.is_directory {
+            return None;
+        }
+        // The alias alone is the directory's path then, whatever its name.
+        if !self.is_directory || request.scope().core.root.get().alias != Some(Alias::Whole) {
             request.uri = found_uri(request, name);
             request.adds_uri_to_alias = true;
         }
-        fits
+        Some(Flow::Next)
     }
+}
+
+/// What the kernel says of a path counts as "not there", and is logged if it is anything else. That nobody has asked the
+/// kernel (a pool is full) says nothing of the path.
+fn refusal(request: &Request, path: &[u8], error: &io::Error) -> Option<Flow> {
+    let number = error.raw_os_error();
+    if !matches!(number, Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG)) {
+        request.log(Level::Crit, format_args!("stat() \"{}\" failed {}", BStr::new(path), OsErrorText(error)));
+    }
+    number.is_none().then_some(Flow::Respond(500))
 }
 
 /// The URI of what was found. With `alias` the name stands in place of what follows

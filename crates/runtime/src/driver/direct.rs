@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
@@ -91,5 +92,17 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
             Err(Errno::AGAIN) => return Ok(0),
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+/// Whether a connection is reset, or closed in both directions; see [`super::Driver::is_broken`].
+pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
+    // The kernel tells of HUP and ERR without being asked.
+    let mut sources = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut sources, Some(&at_once)) {
+        Ok(_) => sources[0].revents().intersects(PollFlags::HUP | PollFlags::ERR),
+        // Another time, perhaps.
+        Err(_) => false,
     }
 }

@@ -24,7 +24,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, receive, send, send_now};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, receive, send, send_now};
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, TcpInfo};
 use crate::address::SocketAddress;
@@ -280,6 +280,11 @@ impl Driver for Epoll {
         drop(connections);
         drop(displaced);
         Poll::Pending
+    }
+
+    fn is_broken(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket.as_fd())
     }
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {

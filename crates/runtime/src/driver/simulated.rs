@@ -482,6 +482,11 @@ impl Driver for Simulated {
         self.park(key, cx, Side::HangUp).map_ok(drop)
     }
 
+    fn is_broken(&self, key: Key) -> bool {
+        let end = self.with(key, |socket| socket.end);
+        self.world.network.borrow_mut().is_broken(end)
+    }
+
     fn control(&self, key: Key, control: Control) -> io::Result<()> {
         let end = self.with(key, |socket| socket.end);
         let mut network = self.world.network.borrow_mut();

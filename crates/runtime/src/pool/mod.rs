@@ -13,6 +13,7 @@ mod registry;
 mod simulated;
 mod task;
 
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -482,6 +483,7 @@ impl Shared {
 
     /// The life of one thread.
     fn work(self: &Arc<Self>) {
+        IS_OF_A_POOL.set(true);
         let signal = Arc::new(Condvar::new());
         let mut state = self.state.lock();
         state.coming -= 1;
@@ -594,9 +596,19 @@ impl State {
     }
 }
 
+thread_local! {
+    static IS_OF_A_POOL: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Whether the calling thread runs a loop, so that it must not block.
 pub(crate) fn on_a_loop() -> bool {
     Environment::try_with(|_| ()).is_some()
+}
+
+/// Whether the calling thread is one of a pool, so that it may block.
+pub(crate) fn on_a_pool_thread() -> bool {
+    // Asked while the thread ends, it is one that runs destructors only.
+    IS_OF_A_POOL.try_with(Cell::get).unwrap_or(false)
 }
 
 #[cfg(test)]

@@ -333,6 +333,11 @@ impl Network {
         end.has_ended || end.was_reset
     }
 
+    pub fn is_broken(&mut self, key: Key) -> bool {
+        let end = self.end(key);
+        end.was_reset || end.has_ended && end.has_shut_down
+    }
+
     /// Receives into all of `into` at most. `Err(AGAIN)` when nothing has arrived.
     pub fn receive(&mut self, fate: &Fate, key: Key, into: &mut [u8]) -> Result<usize, Errno> {
         let end = self.end(key);

@@ -255,6 +255,10 @@ impl Exchange for MockExchange {
         Poll::Pending
     }
 
+    fn is_broken(&self) -> bool {
+        self.state.borrow().has_left
+    }
+
     fn sent(&self) -> Sent {
         Sent::default()
     }

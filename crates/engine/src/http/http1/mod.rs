@@ -633,6 +633,10 @@ impl Exchange for Http1 {
         Poll::Ready(())
     }
 
+    fn is_broken(&self) -> bool {
+        self.stream.is_broken()
+    }
+
     fn sent(&self) -> Sent {
         self.state.borrow_mut().transfer().sender.sent()
     }

@@ -57,8 +57,11 @@ pub(super) struct Kept {
 }
 
 /// A file's content, counted among all.
-pub(super) struct Body {
-    bytes: Bytes,
+pub(super) struct Body(Bytes);
+
+/// The bytes of a body, and the room that they take for as long as anybody has them: also while they are being sent.
+struct Roomed {
+    bytes: Box<[u8]>,
     _room: Room,
 }
 
@@ -148,11 +151,17 @@ impl Body {
         let mut bytes = vec![0; room.0];
         let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
         let is_unchanged = file.look_again()? == *metadata;
-        Ok((is_whole && is_unchanged).then(|| Body { bytes: bytes.into(), _room: room }))
+        Ok((is_whole && is_unchanged).then(|| Body(Bytes::from_owner(Roomed { bytes: bytes.into(), _room: room }))))
     }
 
     #[inline]
     pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for Roomed {
+    fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
@@ -174,4 +183,26 @@ impl Drop for Room {
 /// What a path that leads to this file leads to.
 pub(super) fn target_of(metadata: &FileMetadata) -> Option<Target> {
     Some(Target { device: metadata.device, inode: metadata.inode })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_body_takes_its_room_until_nobody_sends_it_any_more() {
+        let path = std::env::temp_dir().join(format!("gale-body-{}", std::process::id()));
+        std::fs::File::create(&path).unwrap().write_all(&[b'a'; 1000]).unwrap();
+        let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let metadata = file.look_again().unwrap();
+        let body = Body::read(&file, &metadata).unwrap().expect("there is room");
+        let sent = body.bytes().clone();
+        drop(body);
+        assert_eq!((sent.len(), BODIES.load(Ordering::Relaxed)), (1000, 1000));
+        drop(sent);
+        assert_eq!(BODIES.load(Ordering::Relaxed), 0);
+    }
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use gale_runtime::watch::PathWatch;
-use gale_runtime::{Device, File, FileMetadata, default_pool};
+use gale_runtime::{Device, File, FileMetadata, default_pool, files};
 use parking_lot::Mutex;
 
 use super::entry::{BODY_MAX, Body, Entry, Found, Kept, target_of};
@@ -132,8 +132,8 @@ impl Store {
             return;
         }
         let device = match &entry.found {
-            Found::File { file: Some(file), .. } => file.device(),
-            _ => Device::NONE,
+            Found::File { metadata, .. } | Found::Directory(metadata) => Device::number(metadata.device),
+            Found::Seen | Found::Error(_) => files::likely_device(as_path(entry.path())),
         };
         let (attended, store) = (Arc::clone(entry), Weak::clone(&self.own));
         let task = move || {

@@ -51,7 +51,7 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, receive, send, send_now};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, is_broken, receive, send, send_now};
 use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
 use crate::address::SocketAddress;
@@ -774,6 +774,11 @@ impl Driver for IoUring {
         drop(connections);
         drop(displaced);
         Poll::Pending
+    }
+
+    fn is_broken(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
     }
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {

@@ -1,0 +1,30 @@
+//! Where files are closed: by a thread of the pool where that may wait, whoever lets go of the last one. A process of its
+//! own, for it has the default pool to itself.
+
+mod common;
+
+#[allow(dead_code)]
+const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::mpsc;
+use std::thread;
+
+use common::*;
+use gale_runtime::{Device, OpenFlags, default_pool, files};
+
+#[test]
+fn a_thread_that_is_of_no_pool_does_not_wait_for_a_close() {
+    let directory = Directory::new();
+    let file = files::open_blocking(&directory.file("large", &pattern(1 << 20)), OpenFlags::READ).unwrap();
+    let descriptor = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    default_pool().resize(1, 16);
+    let (release, released) = mpsc::channel::<()>();
+    default_pool().detach(Device::NONE, move || released.recv().expect("the test goes on")).unwrap();
+    drop(file);
+    assert!(std::fs::exists(&descriptor).unwrap(), "the pool is busy");
+    release.send(()).unwrap();
+    while std::fs::read_link(&descriptor).is_ok_and(|path| path.ends_with("large")) {
+        thread::yield_now();
+    }
+}
