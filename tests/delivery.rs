@@ -406,7 +406,7 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
     let ask = |number: usize| -> Client {
         let mut client = server.connect();
         let way = ["auto", "on", "threads", "direct"][number % 4];
-        client.send(format!("GET /{way}/hangs{number} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        client.send(format!("GET /{way}/hangs{number} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
         client
     };
     let mut stuck: Vec<Client> = (0..12).map(ask).collect();

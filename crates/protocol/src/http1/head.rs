@@ -335,7 +335,10 @@ impl HeadParser {
             self.begin_line(next);
         }
         loop {
-            if let Some((field, next)) = self.find_usual_field(input, limits) {
+            // Tried once for each line: of one that comes in pieces only what is new is looked at.
+            if self.scanned == self.line_start
+                && let Some((field, next)) = self.find_usual_field(input, limits)
+            {
                 add_field(input, field.name, field.value, limits, head)?;
                 self.begin_line(next);
                 continue;
