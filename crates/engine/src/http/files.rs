@@ -13,11 +13,6 @@ use super::request::Request;
 use super::settings::{Alias, Root};
 use crate::process::Level;
 
-/// Appends the path of the file that the request's URI stands for, as [`find_path`] does, and says whether there is one.
-pub fn path_for(request: &Request, out: &mut Vec<u8>) -> bool {
-    find_path(request, out).is_ok()
-}
-
 /// Appends the path of the file that the request's URI stands for: `root` and
 /// the URI behind it, or what `alias` makes of it.
 ///

@@ -197,7 +197,7 @@ fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
 fn no_content(request: &Request) -> Flow {
     if request.uri.last() == Some(&b'/') {
         let mut path = Vec::new();
-        if files::path_for(request, &mut path) {
+        if files::find_path(request, &mut path).is_ok() {
             request.log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&path)));
         }
         return Flow::Respond(403);

@@ -71,7 +71,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
         files::directory_of(request, out);
         true
     }),
-    Variable::named("request_filename", |request, _, out| files::path_for(request, out)),
+    Variable::named("request_filename", |request, _, out| files::find_path(request, out).is_ok()),
     // The connection.
     Variable::named("remote_addr", |request, _, out| append(out, request.remote_text().as_bytes())),
     Variable::named("remote_port", |request, _, out| append_port(out, port(request.remote()))),
