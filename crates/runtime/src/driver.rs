@@ -152,7 +152,7 @@ pub(crate) trait Driver {
     fn detach(&self, key: Key) -> Option<OwnedFd>;
 
     /// As `detach`, with what has been received ahead of the reader, for an owner who goes on. Errors: when that cannot be
-    /// told, or a send is under way; then the socket is closed.
+    /// told, or a send is under way; then the socket stays, to be closed.
     fn release(&self, key: Key) -> io::Result<Released> {
         let socket = self.detach(key).ok_or(io::ErrorKind::NotConnected)?;
         Ok(Released { socket, received: Buffer::new(), error: None })
@@ -165,6 +165,13 @@ pub(crate) trait Driver {
 
     /// Closes a socket.
     fn close(&self, key: Key);
+
+    /// Ready when closed sockets have nothing left that this driver, and not the kernel, still has to send for them. One
+    /// waits for that at a time.
+    fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let _ = cx;
+        Poll::Ready(())
+    }
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;

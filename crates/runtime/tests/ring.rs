@@ -469,6 +469,32 @@ fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
 }
 
 #[test]
+fn who_waits_until_all_is_sent_waits_for_the_last_of_closed_connections() {
+    event_loop(simulated_time()).run(async {
+        all_sent().await;
+        let mut peers = Vec::new();
+        for _ in 0..2 {
+            let (server, client, filled) = full_pair().await;
+            let posted = server.try_send(b"posted", false).unwrap();
+            peers.push((client, filled + posted));
+        }
+        turns(2).await;
+        let mut sent = Box::pin(all_sent());
+        if is_there() {
+            assert!(poll_once(&mut sent).await.is_pending(), "two have something to come");
+        }
+        // One takes it, and one leaves.
+        let (client, length) = peers.pop().unwrap();
+        assert_eq!(receive_all(&client).await.len(), length);
+        if is_there() {
+            assert!(poll_once(&mut sent).await.is_pending(), "one has something to come");
+        }
+        drop(peers);
+        timeout(Duration::from_secs(1), sent).await.expect("nobody is left");
+    });
+}
+
+#[test]
 fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
     if !is_there() {
         return eprintln!("skipped: no io_uring here");

@@ -13,6 +13,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::task::Waker;
 use std::time::Duration;
 
 use io_uring::squeue::Flags;
@@ -184,6 +185,7 @@ impl IoUring {
 
     /// Notes a closed connection that stays. The oldest of too many gives way.
     pub(super) fn stay_closed(&self, key: Key) {
+        self.staying.update(|staying| staying + 1);
         let oldest = {
             let mut closed = self.closed.borrow_mut();
             closed.push_back(key);
@@ -195,6 +197,12 @@ impl IoUring {
         if is_there {
             self.close(oldest);
         }
+    }
+
+    /// A closed connection that stayed goes. Returns who waits for that, if it was the last one.
+    pub(super) fn leave_closed(&self) -> Option<Waker> {
+        self.staying.update(|staying| staying - 1);
+        if self.staying.get() == 0 { self.all_sent_waiter.borrow_mut().take() } else { None }
     }
 
     /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
