@@ -18,6 +18,8 @@ use support::{Client, Driver, Server, Setup, cpu_time, http_configuration, is_ro
 with_each_driver!(
     a_server_starts_answers_and_stops,
     a_graceful_stop_lets_a_request_finish,
+    last_answers_leave_before_their_loop_ends,
+    last_answers_that_nobody_takes_are_waited_for_in_vain,
     a_fast_stop_waits_for_nobody,
     a_connection_survives_reloads_and_sees_each,
     a_broken_file_changes_nothing_and_is_told_of,
@@ -76,6 +78,49 @@ fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
     busy.assert_closed();
     assert!(server.wait_exited().success(), "{server}");
     server.assert_nothing_left();
+}
+
+/// A worker whose sockets take little, and clients who have asked for more than that and have taken nothing. With io_uring
+/// all of it counts as sent, and their connections are idle.
+fn with_untaken_answers(driver: Driver, main: &str) -> (Server, Vec<Client>) {
+    let answer = format!("server {{ listen %TCP% sndbuf=4k; return 200 {}; }}", "a".repeat(ANSWER_BYTES));
+    let setup = Setup::http(driver, &answer).replace(TWO_WORKERS, ONE_WORKER);
+    let server = setup.replace("daemon off;", &format!("daemon off;\n{main}")).start();
+    let clients = (0..8).map(|_| {
+        let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
+        // What a connection waits for comes by the ring, and then its answers leave by it.
+        assert_eq!(client.get("/").body.len(), ANSWER_BYTES);
+        client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(16));
+        client
+    });
+    let clients = clients.collect();
+    // The only worker has answered what it can when it answers a later connection.
+    assert_eq!(server.connect_tcp(1).get("/").status, 200);
+    (server, clients)
+}
+
+const ANSWER_BYTES: usize = 3000;
+
+fn last_answers_leave_before_their_loop_ends(driver: Driver) {
+    let (mut server, clients) = with_untaken_answers(driver, "");
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    // By each client, and by the one that came last.
+    let mut taken = clients.len() + 1;
+    let body = "a".repeat(ANSWER_BYTES);
+    for mut client in clients {
+        let answers = String::from_utf8(client.read_to_end()).expect("text");
+        assert_eq!(answers.matches(&body).count(), answers.matches("HTTP/1.1 200").count(), "all are whole");
+        taken += answers.matches(&body).count();
+    }
+    assert!(server.wait_exited().success(), "{server}");
+    assert_eq!(server.directory.read("access.log").lines().count(), taken, "what is logged as answered has arrived");
+}
+
+fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
+    let (mut server, clients) = with_untaken_answers(driver, "worker_shutdown_timeout 200ms;");
+    server.end(Signal::QUIT);
+    drop(clients);
 }
 
 fn a_fast_stop_waits_for_nobody(driver: Driver) {

@@ -46,7 +46,8 @@ pub struct RingOptions {
     /// A receive that has got nothing for this long, at most twice as long, gives way to a poll, which costs the kernel
     /// less memory. `None` = never.
     pub idle_after: Option<Duration>,
-    /// Uses nothing that came with kernels after this one (major, minor).
+    /// Uses nothing that came with kernels after this one (major, minor). By default everything; in debug builds what the
+    /// environment variable `GALE_TEST_KERNEL_MAX` says ("6.0").
     pub kernel_max: Option<(u16, u16)>,
     /// Pretends that the kernel refuses with this error number.
     pub refusal: Option<i32>,
@@ -62,10 +63,17 @@ impl Default for RingOptions {
             buffer_bytes: 4096,
             multishot: true,
             idle_after: Some(Duration::from_secs(2)),
-            kernel_max: None,
+            kernel_max: if cfg!(debug_assertions) { kernel_max_of_tests() } else { None },
             refusal: None,
         }
     }
+}
+
+/// Has whole programs, tests and servers, use a ring as on an older kernel.
+fn kernel_max_of_tests() -> Option<(u16, u16)> {
+    let version = std::env::var("GALE_TEST_KERNEL_MAX").ok()?;
+    let (major, minor) = version.split_once('.').expect("major.minor");
+    Some((major.parse().expect("a number"), minor.parse().expect("a number")))
 }
 
 impl RingOptions {
