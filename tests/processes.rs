@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, OFlags};
 use rustix::process::{Pid, Signal};
-use support::{Client, Driver, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver};
+use support::{
+    Client, Driver, HAS_TEST_HOOKS, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver,
+};
 
 with_each_driver!(
     a_server_starts_answers_and_stops,
@@ -53,6 +55,27 @@ fn a_server_starts_answers_and_stops(driver: Driver) {
     assert_eq!((response.status, response.text()), (200, "hello"));
     assert_eq!(server.pid_in_file(), server.pid());
     server.stop();
+}
+
+#[test]
+fn a_ring_that_the_kernel_refuses_is_replaced_and_the_log_says_why() {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    // No ring at all, and one that is not better than epoll where the best is asked for.
+    for (driver, kernel_max) in [("use io_uring;", "5.0"), ("", "6.0")] {
+        let setup = Setup::server(Driver::IoUring, "return 200 hello;").replace("use io_uring;", driver);
+        let environment = format!("daemon off;\nenv GALE_TEST_KERNEL_MAX={kernel_max};");
+        let server = setup.replace("daemon off;", &environment).start();
+        // By both workers, with the reason. (This kernel may have one of its own.)
+        server.wait_logged_times("io_uring is not available (", 2);
+        server.wait_logged_times("), epoll is used", 2);
+        let mut client = server.connect();
+        for _ in 0..3 {
+            assert_eq!(client.get("/").text(), "hello");
+        }
+        server.stop();
+    }
 }
 
 #[test]

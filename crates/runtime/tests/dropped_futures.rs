@@ -231,6 +231,10 @@ async fn dropped_send(length: usize, before: u32, after: u32, then: Then) {
         }
     }
     drop(out);
+    // What gets the memory next is not sent in its place.
+    let next: Vec<u8> = sent.iter().map(|byte| !byte).collect();
+    let _next: Vec<(Lease, Vec<u8>)> =
+        (0..4).map(|_| (Lease::copy_of(&next[..length / 3]).unwrap(), next[length / 3..].to_vec())).collect();
     read.extend(read_all(&mut peer).await);
     assert!(sent.starts_with(&read), "{before} {after} {then:?}: {} bytes", read.len());
 }

@@ -5,7 +5,8 @@
 //! is sent. So there is nothing to wake and nothing to remember of a connection, and the memory serves the next turn.
 //! What a full socket did not take is told by a completion of the same call; its rest becomes a usual send, which the
 //! driver owns (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post
-//! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left.
+//! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left; whoever
+//! ends a loop may wait for that (`all_sent`), or it is lost.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
 //! (A kernel that forgot of what it had sent a part would have us send that twice.)
