@@ -21,6 +21,7 @@ with_each_driver!(
     a_server_starts_answers_and_stops,
     a_graceful_stop_lets_a_request_finish,
     last_answers_leave_before_their_loop_ends,
+    last_answers_leave_before_a_worker_is_taken_away,
     last_answers_that_nobody_takes_are_waited_for_in_vain,
     a_fast_stop_waits_for_nobody,
     a_connection_survives_reloads_and_sees_each,
@@ -103,12 +104,15 @@ fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
     server.assert_nothing_left();
 }
 
-/// A worker whose sockets take little, and clients who have asked for more than that and have taken nothing. With io_uring
-/// all of it counts as sent, and their connections are idle.
-fn with_untaken_answers(driver: Driver, main: &str) -> (Server, Vec<Client>) {
+/// A server whose sockets take little.
+fn with_small_sockets(driver: Driver) -> String {
     let answer = format!("server {{ listen %TCP% sndbuf=4k; return 200 {}; }}", "a".repeat(ANSWER_BYTES));
-    let setup = Setup::http(driver, &answer).replace(TWO_WORKERS, ONE_WORKER);
-    let server = setup.replace("daemon off;", &format!("daemon off;\n{main}")).start();
+    http_configuration(driver, &answer)
+}
+
+/// Clients who have asked for more than the sockets take, and have taken nothing. With io_uring all of it counts as sent, and
+/// their connections are idle.
+fn ask_for_more(server: &Server) -> Vec<Client> {
     let clients = (0..8).map(|_| {
         let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
         // What a connection waits for comes by the ring, and then its answers leave by it.
@@ -117,31 +121,52 @@ fn with_untaken_answers(driver: Driver, main: &str) -> (Server, Vec<Client>) {
         client
     });
     let clients = clients.collect();
-    // The only worker has answered what it can when it answers a later connection.
-    assert_eq!(server.connect_tcp(1).get("/").status, 200);
-    (server, clients)
+    // A worker has answered what it can when it answers a later connection.
+    for _ in 0..LATER {
+        assert_eq!(server.connect_tcp(1).get("/").status, 200);
+    }
+    clients
 }
 
 const ANSWER_BYTES: usize = 3000;
+const LATER: usize = 4;
 
-fn last_answers_leave_before_their_loop_ends(driver: Driver) {
-    let (mut server, clients) = with_untaken_answers(driver, "");
-    server.signal(Signal::QUIT);
-    server.wait_logged("gracefully shutting down");
-    // By each client, and by the one that came last.
-    let mut taken = clients.len() + 1;
+/// Checks at the end of the server that every answer that is logged has arrived, whole.
+fn assert_logged_arrived(mut server: Server, clients: Vec<Client>) {
     let body = "a".repeat(ANSWER_BYTES);
+    let mut taken = LATER;
     for mut client in clients {
         let answers = String::from_utf8(client.read_to_end()).expect("text");
+        // The first one was taken before.
         assert_eq!(answers.matches(&body).count(), answers.matches("HTTP/1.1 200").count(), "all are whole");
-        taken += answers.matches(&body).count();
+        taken += 1 + answers.matches(&body).count();
     }
     assert!(server.wait_exited().success(), "{server}");
-    assert_eq!(server.directory.read("access.log").lines().count(), taken, "what is logged as answered has arrived");
+    assert_eq!(server.directory.read("access.log").lines().count(), taken);
+}
+
+fn last_answers_leave_before_their_loop_ends(driver: Driver) {
+    let server = Setup::configuration(&with_small_sockets(driver)).replace(TWO_WORKERS, ONE_WORKER).start();
+    let clients = ask_for_more(&server);
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    assert_logged_arrived(server, clients);
+}
+
+fn last_answers_leave_before_a_worker_is_taken_away(driver: Driver) {
+    let configuration = with_small_sockets(driver);
+    let mut server = Setup::configuration(&configuration).start();
+    let clients = ask_for_more(&server);
+    server.reload(&configuration.replace(TWO_WORKERS, ONE_WORKER));
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    assert_logged_arrived(server, clients);
 }
 
 fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
-    let (mut server, clients) = with_untaken_answers(driver, "worker_shutdown_timeout 200ms;");
+    let setup = Setup::configuration(&with_small_sockets(driver)).replace(TWO_WORKERS, ONE_WORKER);
+    let mut server = setup.replace("daemon off;", "daemon off;\nworker_shutdown_timeout 200ms;").start();
+    let clients = ask_for_more(&server);
     server.end(Signal::QUIT);
     drop(clients);
 }
