@@ -569,6 +569,39 @@ fn a_reset_drops_what_was_posted() {
 }
 
 #[test]
+fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
+    event_loop(simulated_time()).run(async {
+        for waits in [false, true] {
+            let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+            let (server, mut client) = (Stream::from_fd(near.into()).unwrap(), far);
+            for _ in 0..3 {
+                let mut received = Box::pin(receive(&server, 4));
+                assert!(poll_once(&mut received).await.is_pending());
+                client.write_all(b"warm").unwrap();
+                assert_eq!(received.await, b"warm");
+            }
+            let mut input = Buffer::new();
+            let mut received = Box::pin(server.recv(&mut input, 100));
+            if waits {
+                assert!(poll_once(&mut received).await.is_pending());
+                turns(1).await;
+            }
+            // Nothing that a receive would be told of.
+            client.shutdown(std::net::Shutdown::Read).unwrap();
+            match server.try_send(b"posted", false) {
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe),
+                Ok(0) => assert!(!sends_on_ring()),
+                Ok(_) => {
+                    let told = timeout(Duration::from_secs(1), received).await.expect("nobody knows");
+                    assert_eq!(told.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+                    timeout(Duration::from_secs(1), server.peer_closed()).await.expect("it has gone");
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn a_stream_that_moves_has_sent_what_was_posted() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;

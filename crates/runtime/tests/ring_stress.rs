@@ -59,7 +59,7 @@ async fn answer_all(stream: &Stream) -> std::io::Result<()> {
             }
         }
         number += 1;
-        if number % 5 == 0 {
+        if number.is_multiple_of(5) {
             // A handler that waits, and looks whether it is still wanted.
             let mut leaving = Box::pin(stream.peer_closed());
             let _ = poll_once(&mut leaving).await;

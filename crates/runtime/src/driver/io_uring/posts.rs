@@ -242,8 +242,14 @@ impl IoUring {
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
             Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
-            // The connection is broken: that shows when it is read from.
-            Err(_) => return,
+            // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for the
+            // receive in flight, and some kernels forget an end that came right behind data (liburing's issue 1549).
+            Err(_) => {
+                connection.break_off(Errno::from_raw_os_error(-result));
+                let wakers = connection.take_all_wakers();
+                drop(connections);
+                return wakers.into_iter().flatten().for_each(Waker::wake);
+            }
         };
         let posts = self.posts.borrow();
         self.owe(key, connection, posts.rest(key, sent));
