@@ -7,8 +7,10 @@
 //!   $gzip_ratio
 //! (<https://nginx.org/en/docs/http/ngx_http_gzip_module.html>)
 //!
-//! Whether the client takes gzip is asked by `gunzip` and `gzip_static`, too. It compresses in bounded pieces on the loop
-//! ([`Transformed`]); what a compressor needs (some 300 KiB) is taken with the first byte and kept for the next response.
+//! Whether the client takes gzip is asked by `gunzip` and `gzip_static`, too. A short body is gathered and compressed at
+//! once, by libdeflate; all others in bounded pieces, by zlib-rs ([`Transformed`]). Either way on the loop, and never for
+//! longer than a piece may take. What a compressor needs (some 300 KiB) is taken with the first byte and kept for the next
+//! response.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -32,7 +34,8 @@ use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Unt
 use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::http1::{KnownHeader, Version};
-use gale_runtime::Effort;
+use gale_runtime::{Buffer, Effort};
+use libdeflater::{CompressionLvl, Compressor};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -223,10 +226,32 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     request.response.will_change();
     let totals = Rc::new(Totals::default());
     request.notes.put(Rc::clone(&totals));
-    let deflate = Deflate { level: zlib_level(*conf.level.get()), compressor: None, totals };
+    let level = *conf.level.get() as u32;
     let room_bytes = room_for(length).min(*conf.buffer_bytes.get());
+    let deflate = Deflate {
+        level,
+        gather_max: gather_max(level, length, body.length()).min(*conf.buffer_bytes.get()),
+        gathered: Buffer::new(),
+        stream: None,
+        totals,
+    };
     *body = Body::Stream(Box::new(Transformed::new(std::mem::take(body), deflate, room_bytes)));
 }
+
+/// How many bytes of a body to gather, for compressing them at once: no more than one piece of work, and all or nothing where
+/// the length is known. What comes from elsewhere does not wait for more than zlib would hold back, too.
+fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>) -> usize {
+    let at_once = whole_effort(level).units_at_once();
+    let fits = |length: u64| usize::try_from(length).is_ok_and(|length| length <= at_once);
+    match announced {
+        Some(length) if !fits(length) => 0,
+        _ if at_hand.is_some() => at_once,
+        _ => at_once.min(GATHERED_MAX_OF_STREAM),
+    }
+}
+
+/// zlib makes its first block of 16 Ki literals and matches: of more text than this.
+const GATHERED_MAX_OF_STREAM: usize = 32 * 1024;
 
 /// The answer depends on what the client accepts: `gzip_vary`.
 pub fn note_vary(request: &mut Request) {
@@ -343,6 +368,13 @@ struct Totals {
     made: Cell<u64>,
 }
 
+impl Totals {
+    fn set(&self, taken: u64, made: u64) {
+        self.taken.set(taken);
+        self.made.set(made);
+    }
+}
+
 /// `$gzip_ratio`: with two digits, rounded.
 fn ratio(request: &Request, out: &mut Vec<u8>) -> bool {
     let totals = request.notes.get::<Rc<Totals>>().map_or((0, 0), |totals| (totals.taken.get(), totals.made.get()));
@@ -352,79 +384,113 @@ fn ratio(request: &Request, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// zlib-rs takes less time than zlib and compresses more, but for level 1, which is quicker still and compresses much less:
-/// who asks for nginx's lowest level gets the next one.
-fn zlib_level(level: u64) -> u32 {
-    (level as u32).max(2)
-}
-
-/// How much memory for what is made: what is made of a short body leaves in one piece.
+/// How much memory for what is made: what is made of a short body leaves in one piece, even if it does not become shorter.
 fn room_for(length: Option<u64>) -> usize {
     let known = length.and_then(|length| usize::try_from(length).ok());
-    known.map_or(*ROOM_BYTES.end(), |length| length.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end()))
+    let room = |length: usize| length.saturating_add(length / 1024 + FRAME_BYTES);
+    known.map_or(*ROOM_BYTES.end(), room).clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end())
 }
 
-/// zlib's deflate in gzip's frame.
+/// gzip's head and end, and the heads of a few blocks.
+const FRAME_BYTES: usize = 48;
+
+/// Deflate in gzip's frame.
+///
+/// ```text
+///   gathering ── the end ──────────────────────────────────────▶ compressed at once, by libdeflate
+///        └───── too much, a flush, or room too small for it ───▶ streaming: what was gathered, then what comes, by zlib-rs
+/// ```
 struct Deflate {
     level: u32,
-    /// From the first byte to the last one.
-    compressor: Option<Compress>,
+    /// How much may be gathered; 0 while it streams.
+    gather_max: usize,
+    gathered: Buffer,
+    /// Streaming: from the first byte to the last one.
+    stream: Option<Compress>,
     totals: Rc<Totals>,
 }
 
 impl Transform for Deflate {
-    /// Measured with zlib-rs 0.6 on a 3 GHz core: text, and a text of two letters, on which long searches find nothing.
     fn effort(&self) -> Effort {
-        let (usual_nanos, worst_nanos) = match self.level {
-            ..=3 => (13, 25),
-            4..=5 => (18, 30),
-            6..=7 => (30, 150),
-            _ => (45, 2500),
-        };
-        Effort { usual_nanos, worst_nanos }
+        if self.gather_max > 0 { whole_effort(self.level) } else { stream_effort(self.level) }
+    }
+
+    /// Gathering is none.
+    fn units(&self, input: &[u8], until: Until, _: usize) -> usize {
+        match (self.gather_max > 0, until) {
+            (true, Until::End) => self.gathered.len(),
+            (true, _) if self.may_gather(input) => 0,
+            _ if !self.gathered.is_empty() => self.next_of_stream(self.gathered.readable()).len(),
+            _ => self.next_of_stream(input).len(),
+        }
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
-        let level = self.level;
-        let compressor = self.compressor.get_or_insert_with(|| take_spare(level));
-        let (taken, made) = (compressor.total_in(), compressor.total_out());
+        if self.gather_max > 0 {
+            if until == Until::MoreInput && self.may_gather(input) {
+                self.gathered.append(input)?;
+                return Ok(Step { taken: input.len(), made: 0, units: 0, is_done: true });
+            }
+            if until == Until::End
+                && let Some(made) = compress_whole(self.level, self.gathered.readable(), room)
+            {
+                let units = self.gathered.len();
+                self.totals.set(units as u64, made as u64);
+                self.gathered.clear();
+                return Ok(Step { taken: 0, made, units, is_done: true });
+            }
+            self.gather_max = 0;
+        }
+        if self.gathered.is_empty() {
+            return self.step_of_stream(input, until, room);
+        }
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let step = self.step_of_stream(gathered.readable(), Until::MoreInput, room)?;
+        gathered.consume(step.taken);
+        self.gathered = gathered;
+        Ok(Step { taken: 0, is_done: false, ..step })
+    }
+}
+
+impl Deflate {
+    fn may_gather(&self, input: &[u8]) -> bool {
+        self.gathered.len() + input.len() <= self.gather_max
+    }
+
+    /// What of it one step takes, at most.
+    fn next_of_stream<'i>(&self, input: &'i [u8]) -> &'i [u8] {
+        &input[..input.len().min(stream_effort(self.level).units_at_once())]
+    }
+
+    fn step_of_stream(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+        let input = self.next_of_stream(input);
+        let level = zlib_level(self.level);
+        let stream = self.stream.get_or_insert_with(|| take_spare(level));
+        let (taken, made) = (stream.total_in(), stream.total_out());
         let flush = match until {
             Until::MoreInput => FlushCompress::None,
             Until::Flush => FlushCompress::Sync,
             Until::End => FlushCompress::Finish,
         };
-        let status = compressor.compress(input, room, flush).map_err(io::Error::other)?;
-        let (taken_in_all, made_in_all) = (compressor.total_in(), compressor.total_out());
-        let step = Step {
-            taken: (taken_in_all - taken) as usize,
-            made: (made_in_all - made) as usize,
-            is_done: match until {
-                // Room is left when nothing is.
-                Until::MoreInput | Until::Flush => ((made_in_all - made) as usize) < room.len(),
-                Until::End => status == Status::StreamEnd,
-            },
+        let status = stream.compress(input, room, flush).map_err(io::Error::other)?;
+        let (taken_in_all, made_in_all) = (stream.total_in(), stream.total_out());
+        let (taken, made) = ((taken_in_all - taken) as usize, (made_in_all - made) as usize);
+        let is_done = match until {
+            // Room is left when nothing is.
+            Until::MoreInput | Until::Flush => made < room.len(),
+            Until::End => status == Status::StreamEnd,
         };
         if status == Status::StreamEnd {
-            self.totals.taken.set(taken_in_all);
-            self.totals.made.set(made_in_all);
+            self.totals.set(taken_in_all, made_in_all);
             self.give_back();
         }
-        Ok(step)
+        Ok(Step { taken, made, units: taken, is_done })
     }
-}
 
-impl Deflate {
     fn give_back(&mut self) {
-        if let Some(compressor) = self.compressor.take() {
-            let spare = (self.level, compressor);
+        if let Some(stream) = self.stream.take() {
             // A worker that ends has no use for it.
-            let _ = SPARE.try_with(|spares| {
-                let mut spares = spares.borrow_mut();
-                if spares.len() == SPARE_MAX {
-                    spares.remove(0);
-                }
-                spares.push(spare);
-            });
+            let _ = SPARE.try_with(|spares| keep(&mut spares.borrow_mut(), (zlib_level(self.level), stream)));
         }
     }
 }
@@ -435,7 +501,37 @@ impl Drop for Deflate {
     }
 }
 
-/// How many compressors a worker keeps: one is in use at a time, if bodies are in memory.
+/// libdeflate, measured on a 3 GHz core: text, and the worst of a text of two letters, of random bytes and of patterns.
+fn whole_effort(level: u32) -> Effort {
+    let (usual_nanos, worst_nanos) = match level {
+        ..=1 => (4, 12),
+        2..=3 => (6, 15),
+        4..=5 => (9, 25),
+        6 => (12, 40),
+        7 => (16, 60),
+        _ => (50, 450),
+    };
+    Effort { usual_nanos, worst_nanos }
+}
+
+/// zlib-rs 0.6, in the same way.
+fn stream_effort(level: u32) -> Effort {
+    let (usual_nanos, worst_nanos) = match level {
+        ..=3 => (13, 25),
+        4..=5 => (18, 30),
+        6..=7 => (30, 150),
+        _ => (45, 2500),
+    };
+    Effort { usual_nanos, worst_nanos }
+}
+
+/// zlib-rs takes less time than zlib and compresses more, but for level 1, which is quicker still and compresses much less:
+/// who asks for nginx's lowest level gets the next one.
+fn zlib_level(level: u32) -> u32 {
+    level.max(2)
+}
+
+/// How many compressors of each kind a worker keeps: one is in use at a time, if bodies are in memory.
 const SPARE_MAX: usize = 2;
 
 /// zlib's largest window.
@@ -444,6 +540,16 @@ const WINDOW_BITS: u8 = 15;
 thread_local! {
     /// Compressors with their levels; making one costs more than compressing a few kilobytes.
     static SPARE: RefCell<Vec<(u32, Compress)>> = const { RefCell::new(Vec::new()) };
+    /// Those of whole bodies, which nobody uses from one step to the next.
+    static WHOLE: RefCell<Vec<(u32, Compressor)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The oldest one goes.
+fn keep<T>(spares: &mut Vec<T>, spare: T) {
+    if spares.len() == SPARE_MAX {
+        spares.remove(0);
+    }
+    spares.push(spare);
 }
 
 fn take_spare(level: u32) -> Compress {
@@ -458,6 +564,18 @@ fn take_spare(level: u32) -> Compress {
         }
         None => Compress::new_gzip(Compression::new(level), WINDOW_BITS),
     }
+}
+
+/// How many bytes it made; none where they do not fit into the room.
+fn compress_whole(level: u32, body: &[u8], room: &mut [u8]) -> Option<usize> {
+    WHOLE.with_borrow_mut(|compressors| {
+        let place = compressors.iter().position(|(of, _)| *of == level).unwrap_or_else(|| {
+            let level_of_library = CompressionLvl::new(level as i32).expect("it knows all of gzip's levels, and more");
+            keep(compressors, (level, Compressor::new(level_of_library)));
+            compressors.len() - 1
+        });
+        compressors[place].1.gzip_compress(body, room).ok()
+    })
 }
 
 #[cfg(test)]
