@@ -218,8 +218,8 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     {
         return;
     }
-    note_vary(request);
-    if !is_accepted(request) {
+    add_vary(request, *conf.vary.get());
+    if !is_accepted_by(request, conf) {
         return;
     }
     request.response.add(b"Content-Encoding", b"gzip");
@@ -255,7 +255,11 @@ const GATHERED_MAX_OF_STREAM: usize = 32 * 1024;
 
 /// The answer depends on what the client accepts: `gzip_vary`.
 pub fn note_vary(request: &mut Request) {
-    let is_on = request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get());
+    let is_on = has_vary(request);
+    add_vary(request, is_on);
+}
+
+fn add_vary(request: &mut Request, is_on: bool) {
     if is_on && request.response.field(b"vary") != Some(b"Accept-Encoding") {
         request.response.add(b"Vary", b"Accept-Encoding");
     }
@@ -269,20 +273,23 @@ pub fn has_vary(request: &Request) -> bool {
 /// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it. A part of its
 /// answer may not: the whole is compressed.
 pub fn is_accepted(request: &Request) -> bool {
-    let Some(conf) = request.scope().conf_of::<Conf>() else { return false };
-    let agent = request.header(KnownHeader::UserAgent);
+    request.scope().conf_of::<Conf>().is_some_and(|conf| is_accepted_by(request, conf))
+}
+
+fn is_accepted_by(request: &Request, conf: &Conf) -> bool {
     request.is_main()
         && request.header(KnownHeader::AcceptEncoding).is_some_and(accepts_gzip)
         && !(conf.msie6_disabled.get_opt() == Some(&true) && request.browser().is_msie6())
         && request.version() >= *conf.http_version.get()
         && (request.header(KnownHeader::Via).is_none() || is_for_proxies(request, *conf.proxied.get()))
-        && !agent.is_some_and(|agent| is_disabled(conf, agent))
+        && !is_disabled(conf, request)
 }
 
 /// An expression that runs into PCRE2's limits does not match, as in nginx.
-fn is_disabled(conf: &Conf, agent: &[u8]) -> bool {
-    let expressions = conf.disabled.get_opt().into_iter().flatten();
-    expressions.into_iter().any(|expression| matches!(expression.find(agent), Ok(Some(_))))
+fn is_disabled(conf: &Conf, request: &Request) -> bool {
+    let Some(expressions) = conf.disabled.get_opt() else { return false };
+    let agent = request.header(KnownHeader::UserAgent);
+    agent.is_some_and(|agent| expressions.iter().any(|expression| expression.is_match(agent) == Ok(true)))
 }
 
 /// Whether a list of codings has gzip, with a weight above zero. (RFC 9110 §12.5.3, as nginx reads it: `*` is nothing to
@@ -419,7 +426,7 @@ impl Transform for Deflate {
     fn units(&self, input: &[u8], until: Until, _: usize) -> usize {
         match (self.gather_max > 0, until) {
             (true, Until::End) => self.gathered.len(),
-            (true, _) if self.may_gather(input) => 0,
+            (true, Until::MoreInput) if self.may_gather(input) => 0,
             _ if !self.gathered.is_empty() => self.next_of_stream(self.gathered.readable()).len(),
             _ => self.next_of_stream(input).len(),
         }
@@ -623,6 +630,68 @@ mod tests {
         ] {
             assert!(!accepts_gzip(list.as_bytes()), "{list}");
         }
+    }
+
+    /// What comes of these pieces and this end, in rooms of this size, and whether it was compressed at once.
+    fn compressed(level: u32, gather_max: usize, room_bytes: usize, pieces: &[(&[u8], Until)]) -> (Vec<u8>, bool) {
+        let totals = Rc::default();
+        let mut deflate = Deflate { level, gather_max, gathered: Buffer::new(), stream: None, totals };
+        let (mut out, mut room) = (Vec::new(), vec![0; room_bytes]);
+        for &(piece, until) in pieces.iter().chain(&[(&b""[..], Until::End)]) {
+            let mut rest = piece;
+            loop {
+                let units = deflate.units(rest, until, room_bytes);
+                let step = deflate.step(rest, until, &mut room).unwrap();
+                assert!(step.units <= units, "{step:?}, {units}");
+                out.extend_from_slice(&room[..step.made]);
+                rest = &rest[step.taken..];
+                if step.is_done && rest.is_empty() {
+                    break;
+                }
+            }
+        }
+        let taken: usize = pieces.iter().map(|(piece, _)| piece.len()).sum();
+        assert_eq!((deflate.totals.taken.get(), deflate.totals.made.get()), (taken as u64, out.len() as u64));
+        (out, deflate.gather_max > 0)
+    }
+
+    #[test]
+    fn what_is_gathered_becomes_a_stream_when_it_must() {
+        let text: Vec<u8> = (0..100_000_u32).flat_map(|number| number.to_string().into_bytes()).collect();
+        let noise: Vec<u8> = (0..60_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let (half, rest) = text[..50_000].split_at(20_000);
+        let more = |piece| (piece, Until::MoreInput);
+        let flush = (&b""[..], Until::Flush);
+        for level in 1..=9 {
+            for (pieces, gather_max, room_bytes, is_at_once) in [
+                (vec![], 10, 1024, true),
+                (vec![more(half), more(rest)], 50_000, 65_536, true),
+                // Too much, a flush in the middle, first, and last.
+                (vec![more(half), more(rest)], 49_999, 65_536, false),
+                (vec![more(half), flush, more(rest)], 50_000, 65_536, false),
+                (vec![flush, more(half)], 50_000, 65_536, false),
+                (vec![more(half), flush], 50_000, 65_536, false),
+                // More than there is room for.
+                (vec![more(&noise)], 60_000, 1024, false),
+                (vec![more(half)], 0, 1024, false),
+            ] {
+                let whole = pieces.iter().flat_map(|(piece, _)| piece.to_vec()).collect::<Vec<u8>>();
+                let (packed, at_once) = compressed(level, gather_max, room_bytes, &pieces);
+                assert_eq!(at_once, is_at_once, "level {level}, {gather_max}");
+                let mut unpacked = Vec::new();
+                io::copy(&mut flate2::read::GzDecoder::new(&packed[..]), &mut unpacked).unwrap();
+                assert!(unpacked == whole, "level {level}, {gather_max}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_gathered_of_what_is_too_long_for_one_piece() {
+        assert_eq!(gather_max(1, Some(125_000), Some(125_000)), 125_000);
+        assert_eq!(gather_max(1, Some(125_001), Some(125_001)), 0);
+        assert_eq!(gather_max(1, None, None), GATHERED_MAX_OF_STREAM);
+        assert_eq!(gather_max(9, Some(5000), Some(5000)), 0);
+        assert_eq!(gather_max(9, None, None), 4444);
     }
 
     #[test]
