@@ -305,7 +305,7 @@ fn has(text: &[u8], is_wanted: impl Fn(u8) -> bool) -> bool {
 
 #[inline]
 fn is_special(byte: u8) -> bool {
-    (byte < 32) | (byte > 126) | (byte == b'"') | (byte == b'\\')
+    !(32..=126).contains(&byte) | (byte == b'"') | (byte == b'\\')
 }
 
 #[inline]
