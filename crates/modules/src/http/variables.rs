@@ -56,7 +56,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("request_completion", |request, _, out| {
         append(out, if request.exchange().is_complete() { b"OK" } else { b"" })
     }),
-    Variable::named("content_length", |request, _, out| append_found(out, request.header(KnownHeader::ContentLength))),
+    Variable::named("content_length", |request, _, out| append_content_length(request, out)),
     Variable::named("content_type", |request, _, out| append_known(request, KnownHeader::ContentType, b", ", out)),
     Variable::named("http_host", |request, _, out| append_known(request, KnownHeader::Host, b", ", out)),
     Variable::named("http_user_agent", |request, _, out| append_known(request, KnownHeader::UserAgent, b", ", out)),
@@ -111,7 +111,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
         .assigned_by(set_limit_rate),
     // The response.
-    Variable::named("status", |request, _, out| append_status(out, request.response.status)),
+    Variable::named("status", |request, _, out| append_status(out, status(request))),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
     Variable::named("body_bytes_sent", |request, _, out| {
         let sent = request.sent();
@@ -238,6 +238,14 @@ fn request_length(request: &Request) -> u64 {
         return 0;
     }
     (request.head.len() - line.start()) as u64 + request.exchange().received()
+}
+
+/// What the head says; of a body in chunks, how long it was, once all of it has come.
+fn append_content_length(request: &Request, out: &mut Vec<u8>) -> bool {
+    match (request.declared_body_length(), &request.body) {
+        (None, Some(body)) => append_number(out, body.length),
+        _ => append_found(out, request.header(KnownHeader::ContentLength)),
+    }
 }
 
 /// Whether the body's length is told by chunks, or would be by the connection's end.
@@ -379,6 +387,11 @@ fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
     out.push(b'.');
     append_padded(out, time.subsec_millis().into(), 3);
     true
+}
+
+/// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.
+fn status(request: &Request) -> u16 {
+    request.status_override.unwrap_or(request.response.status)
 }
 
 fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
