@@ -56,7 +56,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("request_completion", |request, _, out| {
         append(out, if request.exchange().is_complete() { b"OK" } else { b"" })
     }),
-    Variable::named("content_length", |request, _, out| append_content_length(request, out)),
+    Variable::named("content_length", append_content_length),
     Variable::named("content_type", |request, _, out| append_known(request, KnownHeader::ContentType, b", ", out)),
     Variable::named("http_host", |request, _, out| append_known(request, KnownHeader::Host, b", ", out)),
     Variable::named("http_user_agent", |request, _, out| append_known(request, KnownHeader::UserAgent, b", ", out)),
@@ -240,14 +240,6 @@ fn request_length(request: &Request) -> u64 {
     (request.head.len() - line.start()) as u64 + request.exchange().received()
 }
 
-/// What the head says; of a body in chunks, how long it was, once all of it has come.
-fn append_content_length(request: &Request, out: &mut Vec<u8>) -> bool {
-    match (request.declared_body_length(), &request.body) {
-        (None, Some(body)) => append_number(out, body.length),
-        _ => append_found(out, request.header(KnownHeader::ContentLength)),
-    }
-}
-
 /// Whether the body's length is told by chunks, or would be by the connection's end.
 fn has_unknown_length(request: &Request) -> bool {
     let status = request.response.status;
@@ -397,6 +389,15 @@ fn status(request: &Request) -> u16 {
 fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
     append_padded(out, status.into(), 3);
     true
+}
+
+/// What the client said, or what a body in chunks that has been read turned out to be.
+fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    match request.header(KnownHeader::ContentLength) {
+        Some(length) => append(out, length),
+        None if request.header(KnownHeader::TransferEncoding).is_none() => false,
+        None => request.body.as_ref().is_some_and(|body| append_number(out, body.length)),
+    }
 }
 
 /// Without a port the value is empty, but there.
