@@ -7,7 +7,7 @@
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
 //! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
-//! | last close of a large file, or of one that was unlinked | pool | |
+//! | last close of a file that was unlinked | pool | |
 //!
 //! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
 //! (`residency.rs`) goes to the pool without a look. What a pool reads is read once for all who want it (`reads.rs`).
@@ -45,12 +45,11 @@ pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 
-/// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
-/// handing over costs more, unless it is known to be unlinked.
-const CLOSE_IN_POOL_BYTES: u64 = 1 << 20;
+/// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is asked
+/// whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
+const UNLINKED_MATTERS_BYTES: u64 = 1 << 20;
 
-/// A file that was open for longer than this is asked whether it has been unlinked before it is closed: until then hardly
-/// anybody has had the time.
+/// Until a smaller file was open for so long hardly anybody has had the time to unlink it, and little is lost.
 const UNLINKED_SOON: Duration = Duration::from_millis(10);
 
 /// What `O_DIRECT` demands of offsets, lengths and memory at least: the page, which serves every block size up to it.
@@ -882,9 +881,11 @@ impl Shared {
             let stat = descriptor.as_ref().map(rustix::fs::fstat);
             stat.is_some_and(|stat| stat.is_ok_and(|stat| stat.st_nlink == 0))
         };
-        self.access == Access::Waits
-            || self.metadata.size >= CLOSE_IN_POOL_BYTES
-            || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON && is_unlinked()
+        let matters = || {
+            self.metadata.size >= UNLINKED_MATTERS_BYTES
+                || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON
+        };
+        self.access == Access::Waits || matters() && is_unlinked()
     }
 }
 

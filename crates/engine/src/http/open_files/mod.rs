@@ -6,7 +6,7 @@
 //! | `open_file_cache` | what is kept | how long it is believed |
 //! |---|---|---|
 //! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | `valid`, or until the kernel tells of a change |
-//! | not set | bodies of small files that are asked for often, and nothing else | as long as the kernel has told of no change, asked at each request: exact |
+//! | not set | of files that are asked for often the bodies, if small, or else the descriptors | as long as the kernel has told of no change, asked at each request: exact |
 //! | `off` | nothing | |
 //!
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
