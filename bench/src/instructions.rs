@@ -17,31 +17,98 @@ use crate::Measured;
 use crate::client::load::{self, Connection};
 use crate::options::Options;
 use crate::report::{self, Document};
-use crate::servers::{Kind, Program, Running, SMALL_BODY, Setting, file_body, send_signal};
+use crate::servers::{FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
 /// Requests of the first run; those of the second come on top.
 const REQUESTS_FEW: u32 = 640;
 /// Requests that a server finds at once.
 const BATCH: u32 = 64;
 
-#[derive(Debug, Clone, Copy)]
+/// Files from this size on do not all fit into the sockets at once, and how often a server finds them full is chance: their
+/// requests come one by one, and so many of them are enough.
+const LARGE_BYTES: usize = 1 << 20;
+const LARGE_REQUESTS: u32 = 320;
+
+/// Most instructions that `aio auto` may need for one of `aio off` when everything is in memory.
+const AUTO_MAX: f64 = 1.02;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Case {
     name: &'static str,
+    title: &'static str,
     path: &'static str,
+    body_bytes: Option<usize>,
     is_short: bool,
+    /// With each value of `aio`, where there is more than one.
+    by_aio: bool,
 }
 
-const CASES: [Case; 3] = [
-    Case { name: "return", path: "/return", is_short: false },
-    Case { name: "file", path: "/file", is_short: false },
-    Case { name: "short", path: "/return", is_short: true },
-];
+fn all_cases() -> Vec<Case> {
+    let answer = Case {
+        name: "return",
+        title: "2-byte answer",
+        path: "/return",
+        body_bytes: None,
+        is_short: false,
+        by_aio: false,
+    };
+    let mut cases = vec![
+        answer,
+        Case { name: "file", title: "1 KiB file", path: "/file", body_bytes: Some(file_body().len()), ..answer },
+        Case { name: "short", title: "short connection", is_short: true, ..answer },
+    ];
+    cases.extend(FILES.map(|(name, path, bytes)| Case {
+        name,
+        title: name,
+        path,
+        body_bytes: Some(bytes),
+        by_aio: true,
+        ..answer
+    }));
+    cases
+}
 
+impl Case {
+    fn batch(&self) -> u32 {
+        if self.is_large() { 1 } else { BATCH }
+    }
+
+    fn is_large(&self) -> bool {
+        self.body_bytes.is_some_and(|bytes| bytes >= LARGE_BYTES)
+    }
+
+    /// How many of the first run, and how many more of the second.
+    fn requests(&self, options: &Options) -> (u32, u32) {
+        match self.is_large() {
+            true => (LARGE_REQUESTS / 4, LARGE_REQUESTS.min(options.requests)),
+            false => (REQUESTS_FEW, whole_batches(options.requests)),
+        }
+    }
+
+    fn body(&self) -> Vec<u8> {
+        self.body_bytes.map_or_else(|| SMALL_BODY.to_vec(), letters)
+    }
+}
+
+/// A server with its way of reading files.
 #[derive(Debug, Serialize)]
 struct Row {
     server: String,
+    /// The value of `aio`, where it was said.
+    aio: Option<&'static str>,
     /// Per request, by case; None where it could not be counted.
     per_request: Vec<(&'static str, Option<f64>)>,
+}
+
+impl Row {
+    fn label(&self) -> String {
+        self.aio.map_or_else(|| self.server.clone(), |aio| format!("{}, aio {aio}", self.server))
+    }
+
+    fn count(&self, case: &str) -> Option<f64> {
+        self.per_request.iter().find(|(name, _)| *name == case).and_then(|(_, count)| *count)
+    }
 }
 
 /// Counts for every chosen server; nginx and Gale when none is chosen.
@@ -55,60 +122,108 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
-    let cases: Vec<Case> = CASES.into_iter().filter(is_chosen).collect();
-    let mut rows = Vec::new();
-    for program in &programs {
-        let mut per_request = Vec::new();
-        for &case in &cases {
-            let counted = difference(options, program, case);
-            match &counted {
-                Ok(count) => eprintln!("{}, {}: {count:.0}", program.label, case.name),
-                Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
-            }
-            per_request.push((case.name, counted.ok()));
-        }
-        rows.push(Row { server: program.label.clone(), per_request });
-    }
-    let cell = |row: &Row, name: &str| {
-        let found = row.per_request.iter().find(|(case, _)| *case == name).and_then(|(_, count)| *count);
-        found.map_or("–".to_owned(), |count| format!("{count:.0}"))
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
+    let rows: Vec<Row> = programs.iter().flat_map(|program| rows_of(options, program, &cases)).collect();
+    let table = table(&cases, &rows);
+    let comparisons = comparisons(&rows);
+    let compared = match comparisons.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nWith everything in memory, for one instruction with `aio off` (wanted: {AUTO_MAX} at most):\n\n{}",
+            report::table_of(
+                &comparisons,
+                &[
+                    ("server", &|compared: &Comparison| compared.server.clone()),
+                    ("file", &|compared| compared.case.to_owned()),
+                    ("`aio auto`", &|compared| format!("{:.3}", compared.ratio)),
+                ]
+            )
+        ),
     };
-    let table = report::table_of(
-        &rows,
-        &[
-            ("server", &|row: &Row| row.server.clone()),
-            ("2-byte answer", &|row| cell(row, "return")),
-            ("1 KiB file", &|row| cell(row, "file")),
-            ("short connection", &|row| cell(row, "short")),
-        ],
-    );
     let body = format!(
         "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time, each \
-         on a connection of its own.\n\n{table}",
-        REQUESTS_FEW + whole_batches(options.requests)
+         on a connection of its own (files of {} MiB and more: of {} and {}, one at a time).\n\n{table}{compared}",
+        REQUESTS_FEW + whole_batches(options.requests),
+        LARGE_BYTES >> 20,
+        LARGE_REQUESTS / 4,
+        LARGE_REQUESTS / 4 + LARGE_REQUESTS.min(options.requests),
     );
-    Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, true))
+    let holds = comparisons.iter().all(|compared| compared.ratio <= AUTO_MAX);
+    Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, holds))
+}
+
+/// One server, and once more with `aio off` where that makes a difference.
+fn rows_of(options: &Options, program: &Program, cases: &[Case]) -> Vec<Row> {
+    let has_files = cases.iter().any(|case| case.by_aio);
+    let ways: &[Option<&'static str>] = match program.kind {
+        Kind::Gale if has_files => &[Some("auto"), Some("off")],
+        _ => &[None],
+    };
+    let row = |&aio: &Option<&'static str>| {
+        let is_asked = |case: &&Case| case.by_aio || aio != Some("off");
+        let per_request = cases.iter().filter(is_asked).map(|&case| {
+            let counted = difference(options, program, case, aio);
+            match &counted {
+                Ok(count) => eprintln!("{}, {}, aio {}: {count:.0}", program.label, case.name, aio.unwrap_or("–")),
+                Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
+            }
+            (case.name, counted.ok())
+        });
+        Row { server: program.label.clone(), aio, per_request: per_request.collect() }
+    };
+    ways.iter().map(row).collect()
+}
+
+fn table(cases: &[Case], rows: &[Row]) -> String {
+    let label = |row: &Row| row.label();
+    let cells: Vec<_> = cases
+        .iter()
+        .map(|case| move |row: &Row| row.count(case.name).map_or("–".to_owned(), |count| format!("{count:.0}")))
+        .collect();
+    let mut columns: Vec<report::Column<'_, Row>> = vec![("server", &label)];
+    columns.extend(cases.iter().zip(&cells).map(|(case, cell)| (case.title, cell as &dyn Fn(&Row) -> String)));
+    report::table_of(rows, &columns)
+}
+
+/// What a file costs with `aio auto` for each instruction with `aio off`.
+#[derive(Debug, PartialEq)]
+struct Comparison {
+    server: String,
+    case: &'static str,
+    ratio: f64,
+}
+
+fn comparisons(rows: &[Row]) -> Vec<Comparison> {
+    let compare = |auto: &Row| {
+        let off = rows.iter().find(|row| row.server == auto.server && row.aio == Some("off"))?;
+        let ratio = |(case, count): &(&'static str, Option<f64>)| {
+            Some(Comparison { server: auto.server.clone(), case, ratio: (*count)? / off.count(case)? })
+        };
+        Some(auto.per_request.iter().filter_map(ratio).collect::<Vec<_>>())
+    };
+    rows.iter().filter(|row| row.aio == Some("auto")).filter_map(compare).flatten().collect()
 }
 
 fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-fn difference(options: &Options, program: &Program, case: Case) -> Result<f64, String> {
-    let more = whole_batches(options.requests);
-    let few = count(options, program, case, REQUESTS_FEW)?;
-    let many = count(options, program, case, REQUESTS_FEW + more)?;
-    Ok(many.saturating_sub(few) as f64 / f64::from(more))
+fn difference(options: &Options, program: &Program, case: Case, aio: Option<&str>) -> Result<f64, String> {
+    let (few, more) = case.requests(options);
+    let counted_few = count(options, program, case, aio, few)?;
+    let counted_many = count(options, program, case, aio, few + more)?;
+    Ok(counted_many.saturating_sub(counted_few) as f64 / f64::from(more))
 }
 
 /// Instructions of a whole life with that many requests.
-fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Result<u64, String> {
+fn count(options: &Options, program: &Program, case: Case, aio: Option<&str>, requests: u32) -> Result<u64, String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
     let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
-    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), ..Setting::default() };
-    let server = program.start(setting)?;
-    ask(&server, case, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
+    let http = aio.map_or_else(String::new, |aio| format!("aio {aio};"));
+    let cores = Some(vec![options.server_core]);
+    let server = program.start(Setting { alone_under: Some(words), cores, http, ..Setting::default() })?;
+    ask(&server, case, requests / case.batch()).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
@@ -117,7 +232,7 @@ fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Res
 }
 
 fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
-    let body = if case.path == "/file" { file_body() } else { SMALL_BODY.to_vec() };
+    let body = case.body();
     let failed = |failure: load::Failure| format!("{failure:?}");
     let mut connections: Vec<Connection> = Vec::new();
     for _ in 0..batches {
@@ -125,7 +240,7 @@ fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
         if case.is_short {
             connections.clear();
         }
-        while connections.len() < BATCH as usize {
+        while connections.len() < case.batch() as usize {
             connections.push(Connection::open(&server.address).map_err(failed)?);
         }
         for connection in &mut connections {
@@ -135,7 +250,7 @@ fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
         for connection in &mut connections {
             let answer = connection.receive().map_err(failed)?;
             if answer.status != 200 || answer.body != body {
-                return Err(format!("wrong answer: {answer:?}"));
+                return Err(format!("wrong answer: {} and {} bytes", answer.status, answer.body.len()));
             }
         }
     }
@@ -176,5 +291,20 @@ mod tests {
         assert_eq!(parse("events: Ir\nsummary: 12\n\nfn=main\n1 12\n\ntotals: 1234\n"), Some(1234));
         assert_eq!(parse("events: Ir\nsummary: 12\n"), Some(12));
         assert_eq!(parse("events: Ir\n"), None);
+    }
+
+    #[test]
+    fn what_can_be_compared_is() {
+        let row = |server: &str, aio, counts: [Option<f64>; 2]| {
+            let per_request = ["1k", "64k"].into_iter().zip(counts).collect();
+            Row { server: server.to_owned(), aio, per_request }
+        };
+        let rows = [
+            row("nginx", None, [Some(7.0), Some(7.0)]),
+            row("gale", Some("auto"), [Some(51.0), Some(60.0)]),
+            row("gale", Some("off"), [Some(50.0), None]),
+        ];
+        let expected = Comparison { server: "gale".to_owned(), case: "1k", ratio: 1.02 };
+        assert_eq!(comparisons(&rows), [expected]);
     }
 }

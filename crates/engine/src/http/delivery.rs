@@ -33,7 +33,7 @@ use super::settings::{Aio, CoreSettings};
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
 /// Most of a file that one `sendfile` sends, whatever the configuration allows: other connections want their turn, too.
-const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
+const SENDFILE_PIECE_MAX: u64 = 1 << 20;
 
 /// The same for `aio off`, as nginx's default of `sendfile_max_chunk`.
 const BLOCKING_SENDFILE_MAX: u64 = 2 << 20;
