@@ -442,14 +442,12 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
         };
         let root = mounted.point();
         let text = format!("listen %TCP%; {}", ways(root.to_str().expect("text")));
-        let mut server = setup(driver, &text).start();
+        // A graceful end waits for clients.
+        let setup = setup(driver, &text).replace("daemon off;", "daemon off; worker_shutdown_timeout 1s;");
+        let mut server = setup.start();
         let mut client = server.connect();
         client.send("GET /auto/hangs HTTP/1.1\r\nHost: h\r\n\r\n");
-        server.directory.wait_until("file system that does not answer", |_| {
-            server.get("/pools").text().lines().any(|line| line.starts_with("default ") && line.contains("running=1"))
-        });
-        // A graceful end waits for clients.
-        drop(client);
+        mounted.wait_hanging();
         let (address, worker) = (server.directory.address(1), server.worker());
         server.signal(signal);
         assert!(server.wait_exited().success(), "{server}");

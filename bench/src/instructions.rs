@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::Measured;
 use crate::client::load::{self, Connection};
 use crate::options::Options;
-use crate::report::{self, Document};
+use crate::report::{self, Document, Spread};
 use crate::servers::{FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
 /// Requests of the first run; those of the second come on top.
@@ -28,6 +28,9 @@ const BATCH: u32 = 64;
 /// requests come one by one, and so many of them are enough.
 const LARGE_BYTES: usize = 1 << 20;
 const LARGE_REQUESTS: u32 = 320;
+
+/// How often what is compared is counted.
+const TIMES_COMPARED: u32 = 3;
 
 /// Most instructions that `aio auto` may need for one of `aio off` when everything is in memory.
 const AUTO_MAX: f64 = 1.02;
@@ -81,7 +84,7 @@ impl Case {
     /// How many of the first run, and how many more of the second.
     fn requests(&self, options: &Options) -> (u32, u32) {
         match self.is_large() {
-            true => (LARGE_REQUESTS / 4, LARGE_REQUESTS.min(options.requests)),
+            true => (LARGE_REQUESTS, LARGE_REQUESTS.min(options.requests)),
             false => (REQUESTS_FEW, whole_batches(options.requests)),
         }
     }
@@ -145,8 +148,8 @@ pub fn measure(options: &Options) -> Measured {
          on a connection of its own (files of {} MiB and more: of {} and {}, one at a time).\n\n{table}{compared}",
         REQUESTS_FEW + whole_batches(options.requests),
         LARGE_BYTES >> 20,
-        LARGE_REQUESTS / 4,
-        LARGE_REQUESTS / 4 + LARGE_REQUESTS.min(options.requests),
+        LARGE_REQUESTS,
+        LARGE_REQUESTS + LARGE_REQUESTS.min(options.requests),
     );
     let holds = comparisons.iter().all(|compared| compared.ratio <= AUTO_MAX);
     Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, holds))
@@ -208,11 +211,17 @@ fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
+/// The median of some differences where two are compared: threads that look about by the clock, and a client that reads when
+/// it is its turn, make a percent or two.
 fn difference(options: &Options, program: &Program, case: Case, aio: Option<&str>) -> Result<f64, String> {
     let (few, more) = case.requests(options);
-    let counted_few = count(options, program, case, aio, few)?;
-    let counted_many = count(options, program, case, aio, few + more)?;
-    Ok(counted_many.saturating_sub(counted_few) as f64 / f64::from(more))
+    let times = if case.by_aio { TIMES_COMPARED } else { 1 };
+    let once = |_| {
+        let counted_few = count(options, program, case, aio, few)?;
+        let counted_many = count(options, program, case, aio, few + more)?;
+        Ok((counted_many as f64 - counted_few as f64) / f64::from(more))
+    };
+    Ok(Spread::of((0..times).map(once).collect::<Result<Vec<f64>, String>>()?.into_iter()).median)
 }
 
 /// Instructions of a whole life with that many requests.
