@@ -90,7 +90,7 @@ mod tests {
             let cold_files = [0, 500, 1000, 1000][simulation.seed() as usize % 4];
             simulation.set_faults(Faults { cold_files, ..Faults::NONE });
             // Up to a quarter more: room for 64 KiB and not for the 256 KiB that are read for one who waits.
-            let options = LoopOptions { leased_bytes_max: 160 * 1024, ..LoopOptions::default() };
+            let options = LoopOptions { leased_bytes_max: Some(160 * 1024), ..LoopOptions::default() };
             EventLoop::simulated(simulation, options).unwrap().run(async {
                 let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
                 // Others have most of it, or nearly all.
