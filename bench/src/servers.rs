@@ -429,7 +429,7 @@ pub fn file_body() -> Vec<u8> {
 }
 
 /// Letters, so that a shifted or cut body is noticed.
-fn letters(length: usize) -> Vec<u8> {
+pub fn letters(length: usize) -> Vec<u8> {
     (0..length).map(|index| b'a' + (index % 23) as u8).collect()
 }
 

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use gale_runtime::watch::{PathWatch, Target};
 use gale_runtime::{File, FileMetadata};
+use rustix::process::{Resource, getrlimit};
 
 use super::table::Keyed;
 use crate::http::room::Room;
@@ -18,6 +19,16 @@ pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 /// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
 /// that serves them has.
 static BODIES: Room = Room::new(32 << 20);
+
+/// Descriptors that are held where no cache is configured, at most: a file of more than [`BODY_MAX`] that is asked for
+/// several times a second is one of few.
+const HELD_MAX: u64 = 256;
+
+/// The share of the process's descriptors that they may be: the others are for connections.
+const HELD_SHARE: u64 = 16;
+
+/// Those that are held.
+static HELD: AtomicUsize = AtomicUsize::new(0);
 
 /// What a path leads to. It never changes: where something else is found, there is another entry.
 pub(super) struct Entry {
@@ -52,7 +63,12 @@ pub(super) struct Kept {
     pub watch: Option<PathWatch>,
     /// The whole file.
     pub body: Option<Body>,
+    /// Its descriptor is one of the few that are held without being told to.
+    pub _held: Option<Held>,
 }
+
+/// One of the descriptors that may be held.
+pub(super) struct Held(());
 
 /// A file's content, counted among all.
 pub(super) struct Body(Bytes);
@@ -147,6 +163,32 @@ impl Body {
     #[inline]
     pub fn bytes(&self) -> &Bytes {
         &self.0
+    }
+}
+
+impl Held {
+    /// Whether there is room for one more.
+    pub fn has_room() -> bool {
+        static MAX: OnceLock<usize> = OnceLock::new();
+        let max = MAX.get_or_init(|| {
+            let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+            (limit / HELD_SHARE).min(HELD_MAX) as usize
+        });
+        HELD.load(Ordering::Relaxed) < *max
+    }
+
+    /// Several that ask at the same moment may get one too many each: the bound is a share, not a limit of the kernel's.
+    pub fn take() -> Option<Held> {
+        Held::has_room().then(|| {
+            HELD.fetch_add(1, Ordering::Relaxed);
+            Held(())
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
