@@ -51,7 +51,7 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, is_broken, receive, send, send_now};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, send, send_now};
 use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
 use crate::address::SocketAddress;
@@ -767,6 +767,7 @@ impl Driver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
+            connection.writes.count_as(SENDFILE_OPERATIONS);
             rustix::fs::sendfile(connection.socket(), file, Some(offset), length.min(SEND_MAX))
         })
     }
