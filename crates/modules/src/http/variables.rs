@@ -111,9 +111,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
         .assigned_by(set_limit_rate),
     // The response.
-    Variable::named("status", |request, _, out| {
-        append_status(out, request.status_override.unwrap_or(request.response.status))
-    }),
+    Variable::named("status", |request, _, out| append_status(out, status(request))),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
     Variable::named("body_bytes_sent", |request, _, out| {
         let sent = request.sent();
@@ -381,6 +379,11 @@ fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
     out.push(b'.');
     append_padded(out, time.subsec_millis().into(), 3);
     true
+}
+
+/// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.
+fn status(request: &Request) -> u16 {
+    request.status_override.unwrap_or(request.response.status)
 }
 
 fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
