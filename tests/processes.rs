@@ -214,6 +214,9 @@ fn an_address_in_use_is_tried_again_and_then_told() {
     let message = format!("gale: [emerg] bind() to {address} failed (98: Address already in use)\n");
     assert_eq!(stderr.matches(&message).count(), 5, "{stderr}");
     assert!(stderr.ends_with("gale: [emerg] still could not bind()\n"), "{stderr}");
+    let log = server.log();
+    assert_eq!(log.matches("failed (98: Address already in use)\n").count(), 5, "{log}");
+    assert!(log.ends_with(": still could not bind()\n"), "{log}");
     server.assert_nothing_left();
     drop(holder);
 }
@@ -254,6 +257,7 @@ fn a_daemon_that_cannot_start_says_so_on_the_terminal() {
     let mut server = Setup::configuration(text).launch();
     assert_eq!(server.wait_exited().code(), Some(1));
     assert!(server.stderr().contains("missing/pid\" failed (2: No such file or directory)"), "{server}");
+    assert!(server.log().contains("missing/pid\" failed (2: No such file or directory)"), "{server}");
     server.assert_nothing_left();
 }
 

@@ -15,12 +15,16 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::client::load::{self, Connection};
+use crate::location::{self, Page};
 use crate::options::Options;
-use crate::report::{self, Document, Spread};
+use crate::report::{self, Column, Document, Spread};
 use crate::servers::{FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
 /// Requests of the first run; those of the second come on top.
 const REQUESTS_FEW: u32 = 640;
+/// The same for pages, of which some cost millions of instructions; and how many there may be on top.
+const PAGES_FEW: u32 = 128;
+const PAGES_MORE_MAX: u32 = 512;
 /// Requests that a server finds at once.
 const BATCH: u32 = 64;
 
@@ -30,88 +34,84 @@ const LARGE_BYTES: usize = 1 << 20;
 const LARGE_REQUESTS: u32 = 320;
 
 /// How often what is compared is counted.
-const TIMES_COMPARED: u32 = 3;
+const TIMES_COMPARED: usize = 3;
 
 /// Most instructions that `aio auto` may need for one of `aio off` when everything is in memory.
 const AUTO_MAX: f64 = 1.02;
 
-/// What is asked for.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
     title: &'static str,
     path: &'static str,
-    body_bytes: Option<usize>,
     is_short: bool,
-    /// With each value of `aio`, where there is more than one.
-    by_aio: bool,
+    /// One of a location of its own.
+    page: Option<Page>,
+    /// A file of so many bytes, which is counted with each value of `aio`.
+    file_bytes: Option<usize>,
 }
 
-fn all_cases() -> Vec<Case> {
-    let answer = Case {
-        name: "return",
-        title: "2-byte answer",
-        path: "/return",
-        body_bytes: None,
-        is_short: false,
-        by_aio: false,
-    };
-    let mut cases = vec![
-        answer,
-        Case { name: "file", title: "1 KiB file", path: "/file", body_bytes: Some(file_body().len()), ..answer },
-        Case { name: "short", title: "short connection", is_short: true, ..answer },
-    ];
-    cases.extend(FILES.map(|(name, path, bytes)| Case {
-        name,
-        title: name,
-        path,
-        body_bytes: Some(bytes),
-        by_aio: true,
-        ..answer
-    }));
-    cases
-}
+const ANSWER: Case =
+    Case { name: "return", title: "2-byte answer", path: "/return", is_short: false, page: None, file_bytes: None };
+
+/// They, the files and the pages.
+const CASES: [Case; 3] = [
+    ANSWER,
+    Case { name: "file", title: "1 KiB file", path: "/file", ..ANSWER },
+    Case { name: "short", title: "short connection", is_short: true, ..ANSWER },
+];
 
 impl Case {
+    fn of_page(page: Page) -> Case {
+        Case { name: page.name, title: page.title, path: page.path, page: Some(page), ..ANSWER }
+    }
+
+    fn of_file((name, path, bytes): (&'static str, &'static str, usize)) -> Case {
+        Case { name, title: name, path, file_bytes: Some(bytes), ..ANSWER }
+    }
+
+    fn is_large(&self) -> bool {
+        self.file_bytes.is_some_and(|bytes| bytes >= LARGE_BYTES)
+    }
+
     fn batch(&self) -> u32 {
         if self.is_large() { 1 } else { BATCH }
     }
 
-    fn is_large(&self) -> bool {
-        self.body_bytes.is_some_and(|bytes| bytes >= LARGE_BYTES)
+    /// Requests of the first run, and how many more the second one has.
+    fn requests(&self, options: &Options) -> (u32, u32) {
+        let more = whole_batches(options.requests);
+        if self.is_large() {
+            return (LARGE_REQUESTS, LARGE_REQUESTS.min(more));
+        }
+        if self.page.is_some() { (PAGES_FEW, more.min(PAGES_MORE_MAX)) } else { (REQUESTS_FEW, more) }
     }
 
-    /// How many of the first run, and how many more of the second.
-    fn requests(&self, options: &Options) -> (u32, u32) {
-        match self.is_large() {
-            true => (LARGE_REQUESTS, LARGE_REQUESTS.min(options.requests)),
-            false => (REQUESTS_FEW, whole_batches(options.requests)),
+    fn content(&self) -> Vec<u8> {
+        match self.page {
+            Some(page) => location::html(page.bytes),
+            None if self.file_bytes.is_some() => self.file_bytes.map(letters).unwrap_or_default(),
+            None if self.path == "/file" => file_body(),
+            None => SMALL_BODY.to_vec(),
         }
     }
-
-    fn body(&self) -> Vec<u8> {
-        self.body_bytes.map_or_else(|| SMALL_BODY.to_vec(), letters)
-    }
 }
 
-/// A server with its way of reading files.
+/// A case, and what every server needs for it.
 #[derive(Debug, Serialize)]
 struct Row {
-    server: String,
-    /// The value of `aio`, where it was said.
-    aio: Option<&'static str>,
-    /// Per request, by case; None where it could not be counted.
-    per_request: Vec<(&'static str, Option<f64>)>,
+    case: &'static str,
+    title: &'static str,
+    servers: Vec<Count>,
 }
 
-impl Row {
-    fn label(&self) -> String {
-        self.aio.map_or_else(|| self.server.clone(), |aio| format!("{}, aio {aio}", self.server))
-    }
-
-    fn count(&self, case: &str) -> Option<f64> {
-        self.per_request.iter().find(|(name, _)| *name == case).and_then(|(_, count)| *count)
-    }
+#[derive(Debug, Serialize)]
+struct Count {
+    server: String,
+    /// None where it could not be counted.
+    per_request: Option<f64>,
+    /// Bytes of the answer's body as they were sent.
+    body_bytes: Option<usize>,
 }
 
 /// Counts for every chosen server; nginx and Gale when none is chosen.
@@ -125,127 +125,160 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
-    let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
-    let rows: Vec<Row> = programs.iter().flat_map(|program| rows_of(options, program, &cases)).collect();
-    let table = table(&cases, &rows);
-    let comparisons = comparisons(&rows);
+    let all = CASES.into_iter().chain(FILES.map(Case::of_file)).chain(location::PAGES.map(Case::of_page));
+    let cases: Vec<Case> = all.filter(is_chosen).collect();
+    let candidates = candidates(&programs, cases.iter().any(|case| case.file_bytes.is_some()));
+    let rows: Vec<Row> = cases.into_iter().map(|case| count_all(options, &candidates, case)).collect();
+    let comparisons = comparisons(&candidates, &rows);
     let compared = match comparisons.is_empty() {
         true => String::new(),
         false => format!(
-            "\nWith everything in memory, for one instruction with `aio off` (wanted: {AUTO_MAX} at most):\n\n{}",
+            "\nWith everything in memory, for one instruction with `aio off` (wanted: {AUTO_MAX} at most; what does not fit \
+             into a socket is not judged):\n\n{}",
             report::table_of(
                 &comparisons,
                 &[
                     ("server", &|compared: &Comparison| compared.server.clone()),
                     ("file", &|compared| compared.case.to_owned()),
                     ("`aio auto`", &|compared| format!("{:.3}", compared.ratio)),
-                    ("judged", &|compared| if compared.is_judged { "yes" } else { "no" }.to_owned()),
                 ]
             )
         ),
     };
     let body = format!(
         "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time, each \
-         on a connection of its own (files of {} MiB and more: of {} and {}, one at a time).\n\n{table}{compared}",
+         on a connection of its own. In brackets the share of the first server's, and the bytes of the body as they \
+         were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests; of files of 4 MiB as many, one at a time.\n\n{}{compared}",
         REQUESTS_FEW + whole_batches(options.requests),
-        LARGE_BYTES >> 20,
-        LARGE_REQUESTS,
-        LARGE_REQUESTS + LARGE_REQUESTS.min(options.requests),
+        PAGES_FEW + PAGES_MORE_MAX,
+        table(&candidates, &rows)
     );
-    let holds = comparisons.iter().all(|compared| !compared.is_judged || compared.ratio <= AUTO_MAX);
-    Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, holds))
+    Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, holds(&comparisons)))
 }
 
-/// One server, and once more with `aio off` where that makes a difference.
-fn rows_of(options: &Options, program: &Program, cases: &[Case]) -> Vec<Row> {
-    let has_files = cases.iter().any(|case| case.by_aio);
-    let ways: &[Option<&'static str>] = match program.kind {
-        Kind::Gale if has_files => &[Some("auto"), Some("off")],
-        _ => &[None],
+/// A server, and a value of `aio` where that makes a difference.
+struct Candidate {
+    label: String,
+    program: Program,
+    aio: Option<&'static str>,
+}
+
+fn candidates(programs: &[Program], has_files: bool) -> Vec<Candidate> {
+    let ways = |program: &Program| -> &[Option<&'static str>] {
+        if has_files && program.kind == Kind::Gale { &[None, Some("off")] } else { &[None] }
     };
-    let row = |&aio: &Option<&'static str>| {
-        let is_asked = |case: &&Case| case.by_aio || aio != Some("off");
-        let per_request = cases.iter().filter(is_asked).map(|&case| {
-            let counted = difference(options, program, case, aio);
-            match &counted {
-                Ok(count) => eprintln!("{}, {}, aio {}: {count:.0}", program.label, case.name, aio.unwrap_or("–")),
-                Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
-            }
-            (case.name, counted.ok())
-        });
-        Row { server: program.label.clone(), aio, per_request: per_request.collect() }
+    let candidate = |program: &Program, aio: Option<&'static str>| {
+        let label = aio.map_or_else(|| program.label.clone(), |aio| format!("{}, aio {aio}", program.label));
+        Candidate { label, program: program.clone(), aio }
     };
-    ways.iter().map(row).collect()
+    programs.iter().flat_map(|program| ways(program).iter().map(move |&aio| candidate(program, aio))).collect()
 }
 
-fn table(cases: &[Case], rows: &[Row]) -> String {
-    let label = |row: &Row| row.label();
-    let cells: Vec<_> = cases
-        .iter()
-        .map(|case| move |row: &Row| row.count(case.name).map_or("–".to_owned(), |count| format!("{count:.0}")))
-        .collect();
-    let mut columns: Vec<report::Column<'_, Row>> = vec![("server", &label)];
-    columns.extend(cases.iter().zip(&cells).map(|(case, cell)| (case.title, cell as &dyn Fn(&Row) -> String)));
-    report::table_of(rows, &columns)
-}
-
-/// What a file costs with `aio auto` for each instruction with `aio off`.
+/// What a file costs by default, which is `aio auto`, for each instruction with `aio off`.
 #[derive(Debug, PartialEq)]
 struct Comparison {
     server: String,
     case: &'static str,
     ratio: f64,
-    is_judged: bool,
 }
 
-fn comparisons(rows: &[Row]) -> Vec<Comparison> {
-    let compare = |auto: &Row| {
-        let off = rows.iter().find(|row| row.server == auto.server && row.aio == Some("off"))?;
-        let ratio = |(case, count): &(&'static str, Option<f64>)| {
-            let is_large = all_cases().iter().any(|each| each.name == *case && each.is_large());
-            let ratio = (*count)? / off.count(case)?;
-            Some(Comparison { server: auto.server.clone(), case, ratio, is_judged: !is_large })
+fn comparisons(candidates: &[Candidate], rows: &[Row]) -> Vec<Comparison> {
+    let compare = |row: &Row| {
+        let pairs = candidates.iter().zip(&row.servers).zip(row.servers.iter().skip(1));
+        let is_pair = |((candidate, _), off): &((&Candidate, &Count), &Count)| {
+            candidate.aio.is_none() && off.server == format!("{}, aio off", candidate.label)
         };
-        Some(auto.per_request.iter().filter_map(ratio).collect::<Vec<_>>())
+        let ratio = |((candidate, auto), off): ((&Candidate, &Count), &Count)| {
+            let ratio = auto.per_request? / off.per_request?;
+            Some(Comparison { server: candidate.label.clone(), case: row.case, ratio })
+        };
+        pairs.filter(is_pair).filter_map(ratio).collect::<Vec<_>>()
     };
-    rows.iter().filter(|row| row.aio == Some("auto")).filter_map(compare).flatten().collect()
+    rows.iter().flat_map(compare).collect()
+}
+
+fn holds(comparisons: &[Comparison]) -> bool {
+    let is_large = |name: &str| FILES.iter().any(|&(case, _, bytes)| case == name && bytes >= LARGE_BYTES);
+    comparisons.iter().all(|compared| is_large(compared.case) || compared.ratio <= AUTO_MAX)
+}
+
+fn count_all(options: &Options, candidates: &[Candidate], case: Case) -> Row {
+    let count = |candidate: &Candidate| {
+        let label = candidate.label.clone();
+        if candidate.aio.is_some() && case.file_bytes.is_none() {
+            return Count { server: label, per_request: None, body_bytes: None };
+        }
+        let counted = difference(options, candidate, case);
+        match &counted {
+            Ok((count, bytes)) => eprintln!("{label}, {}: {count:.0}, {bytes} bytes", case.name),
+            Err(error) => eprintln!("note: {label}, {}: {error}", case.name),
+        }
+        let (per_request, body_bytes) = counted.ok().unzip();
+        Count { server: label, per_request, body_bytes }
+    };
+    Row { case: case.name, title: case.title, servers: candidates.iter().map(count).collect() }
+}
+
+/// A row for each case, and a column for each server.
+fn table(candidates: &[Candidate], rows: &[Row]) -> String {
+    let cell = |row: &Row, number: usize| {
+        let Count { per_request: Some(count), body_bytes: Some(bytes), .. } = row.servers[number] else {
+            return "–".to_owned();
+        };
+        let share = row.servers[0].per_request.filter(|_| number > 0).map(|first| format!("{:.2}; ", count / first));
+        format!("{count:.0} ({}{bytes} B)", share.unwrap_or_default())
+    };
+    let cells: Vec<_> = (0..candidates.len()).map(|number| move |row: &Row| cell(row, number)).collect();
+    let mut columns: Vec<Column<Row>> = vec![("case", &|row| row.title.to_owned())];
+    columns
+        .extend(candidates.iter().zip(&cells).map(|(each, cell)| (&each.label[..], cell as &dyn Fn(&Row) -> String)));
+    report::table_of(rows, &columns)
 }
 
 fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-/// The median of some differences where two are compared: threads that look about by the clock, and a client that reads when
-/// it is its turn, make a percent or two.
-fn difference(options: &Options, program: &Program, case: Case, aio: Option<&str>) -> Result<f64, String> {
-    let (few, more) = case.requests(options);
-    let times = if case.by_aio { TIMES_COMPARED } else { 1 };
-    let once = |_| {
-        let counted_few = count(options, program, case, aio, few)?;
-        let counted_many = count(options, program, case, aio, few + more)?;
-        Ok((counted_many as f64 - counted_few as f64) / f64::from(more))
-    };
-    Ok(Spread::of((0..times).map(once).collect::<Result<Vec<f64>, String>>()?).median)
+/// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads that
+/// look about by the clock make a percent or two.
+fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f64, usize), String> {
+    let (first, more) = case.requests(options);
+    let times = if case.file_bytes.is_some() { TIMES_COMPARED } else { 1 };
+    let mut differences = Vec::new();
+    let mut body_bytes = 0;
+    while differences.len() < times {
+        let (few, _) = count(options, candidate, case, first)?;
+        let (many, bytes) = count(options, candidate, case, first + more)?;
+        differences.push((many as f64 - few as f64) / f64::from(more));
+        body_bytes = bytes;
+    }
+    Ok((Spread::of(differences).median, body_bytes))
 }
 
-/// Instructions of a whole life with that many requests.
-fn count(options: &Options, program: &Program, case: Case, aio: Option<&str>, requests: u32) -> Result<u64, String> {
+/// Instructions of a whole life with that many requests, and bytes of a body.
+fn count(options: &Options, candidate: &Candidate, case: Case, requests: u32) -> Result<(u64, usize), String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
     let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
-    let http = aio.map_or_else(String::new, |aio| format!("aio {aio};"));
-    let cores = Some(vec![options.server_core]);
-    let server = program.start(Setting { alone_under: Some(words), cores, http, ..Setting::default() })?;
-    ask(&server, case, requests / case.batch()).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
+    let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
+    let http = candidate.aio.map_or(setting.http.clone(), |aio| format!("aio {aio};"));
+    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), http, ..setting };
+    let server = candidate.program.start(setting)?;
+    let body_bytes =
+        ask(&server, case, requests / case.batch()).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
     let _ = std::fs::remove_file(&totals);
-    parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())
+    let instructions = parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())?;
+    Ok((instructions, body_bytes))
 }
 
-fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
-    let body = case.body();
+/// Asks, and tells how many bytes the body of an answer had.
+fn ask(server: &Running, case: Case, batches: u32) -> Result<usize, String> {
+    let content = case.content();
+    let headers = case.page.map_or(&[][..], |page| page.headers);
+    let mut body_bytes = 0;
     let failed = |failure: load::Failure| format!("{failure:?}");
     let mut connections: Vec<Connection> = Vec::new();
     for _ in 0..batches {
@@ -257,17 +290,18 @@ fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
             connections.push(Connection::open(&server.address).map_err(failed)?);
         }
         for connection in &mut connections {
-            connection.send(case.path, case.is_short).map_err(failed)?;
+            connection.send(case.path, headers, case.is_short).map_err(failed)?;
         }
         send_signal(server.root, Signal::CONT)?;
         for connection in &mut connections {
             let answer = connection.receive().map_err(failed)?;
-            if answer.status != 200 || answer.body != body {
+            if answer.status != 200 || answer.content().map_err(failed)? != content {
                 return Err(format!("wrong answer: {} and {} bytes", answer.status, answer.body.len()));
             }
+            body_bytes = answer.body.len();
         }
     }
-    Ok(())
+    Ok(body_bytes)
 }
 
 /// The line `totals: N` or, of older versions, `summary: N`; one number, since one kind of event is counted.
@@ -308,16 +342,28 @@ mod tests {
 
     #[test]
     fn what_can_be_compared_is() {
-        let row = |server: &str, aio, counts: [Option<f64>; 2]| {
-            let per_request = ["1k", "64k"].into_iter().zip(counts).collect();
-            Row { server: server.to_owned(), aio, per_request }
+        let candidate = |label: &str, aio| {
+            let program = Program::new("gale", Kind::Gale, Path::new("gale"));
+            Candidate { label: label.to_owned(), program, aio }
+        };
+        let candidates = [candidate("nginx", None), candidate("gale", None), candidate("gale, aio off", Some("off"))];
+        let row = |case, counts: [Option<f64>; 3]| {
+            let count = |(candidate, per_request): (&Candidate, Option<f64>)| Count {
+                server: candidate.label.clone(),
+                per_request,
+                body_bytes: None,
+            };
+            Row { case, title: case, servers: candidates.iter().zip(counts).map(count).collect() }
         };
         let rows = [
-            row("nginx", None, [Some(7.0), Some(7.0)]),
-            row("gale", Some("auto"), [Some(51.0), Some(60.0)]),
-            row("gale", Some("off"), [Some(50.0), None]),
+            row("1k", [Some(7.0), Some(51.0), Some(50.0)]),
+            row("64k", [Some(7.0), Some(60.0), None]),
+            row("4m", [None, Some(60.0), Some(30.0)]),
         ];
-        let expected = Comparison { server: "gale".to_owned(), case: "1k", ratio: 1.02, is_judged: true };
-        assert_eq!(comparisons(&rows), [expected]);
+        let found = comparisons(&candidates, &rows);
+        let expected = |case, ratio| Comparison { server: "gale".to_owned(), case, ratio };
+        assert_eq!(found, [expected("1k", 1.02), expected("4m", 2.0)]);
+        assert!(holds(&found), "4 MiB are not judged");
+        assert!(!holds(&[expected("64k", 1.03)]));
     }
 }

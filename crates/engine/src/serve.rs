@@ -21,8 +21,8 @@ use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
 use crate::process::{
-    self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LoopMain, ProcessSettings, Program, Quiet, Report,
-    Resources, Seat,
+    self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LogFile, LoopMain, ProcessSettings, Program,
+    Quiet, Report, Resources, Seat,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
@@ -94,6 +94,11 @@ impl Program for Server {
             }
         };
         Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
+    }
+
+    fn failure_log(&self, request: &BuildRequest) -> Option<Arc<dyn process::ErrorLog>> {
+        let file = LogFile::open(&configuration::failure_log_path(self.order, request)?).ok()?;
+        Some(self.error_log(&[ErrorLogTarget::File(Level::Error, Arc::new(file))]))
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
