@@ -29,6 +29,10 @@ use crate::process::{
 /// finished, so that a task that hangs leaves the time to the logs.
 const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// How long a loop whose connections are all closed stays for last answers that their clients have not taken: as long as a
+/// client may take for a part of an answer by nginx's default (`send_timeout`).
+const LAST_ANSWERS_WAIT_MAX: Duration = Duration::from_secs(60);
+
 /// The web server.
 pub struct Server {
     order: &'static Order,
@@ -357,6 +361,8 @@ impl process::Worker for Serving {
                 worker.all_closed().await;
                 worker.access.flush();
             }
+            // In vain for peers that take nothing; `worker_shutdown_timeout` may be shorter, and ends the loop then.
+            let _ = gale_runtime::timeout(LAST_ANSWERS_WAIT_MAX, gale_runtime::all_sent()).await;
         })
     }
 
