@@ -17,8 +17,8 @@ use crate::Measured;
 use crate::client::load::{self, Connection};
 use crate::location::{self, Page};
 use crate::options::Options;
-use crate::report::{self, Column, Document};
-use crate::servers::{Kind, Program, Running, SMALL_BODY, Setting, file_body, send_signal};
+use crate::report::{self, Column, Document, Spread};
+use crate::servers::{FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
 /// Requests of the first run; those of the second come on top.
 const REQUESTS_FEW: u32 = 640;
@@ -28,6 +28,17 @@ const PAGES_MORE_MAX: u32 = 512;
 /// Requests that a server finds at once.
 const BATCH: u32 = 64;
 
+/// Files from this size on do not fit into the sockets at once, and how often a server finds them full is chance: their
+/// requests come one by one, so many of them are enough, and what they cost is shown and not judged.
+const LARGE_BYTES: usize = 1 << 20;
+const LARGE_REQUESTS: u32 = 320;
+
+/// How often what is compared is counted.
+const TIMES_COMPARED: usize = 3;
+
+/// Most instructions that `aio auto` may need for one of `aio off` when everything is in memory.
+const AUTO_MAX: f64 = 1.02;
+
 #[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -36,29 +47,50 @@ struct Case {
     is_short: bool,
     /// One of a location of its own.
     page: Option<Page>,
+    /// A file of so many bytes, which is counted with each value of `aio`.
+    file_bytes: Option<usize>,
 }
 
-/// They and the pages.
+const ANSWER: Case =
+    Case { name: "return", title: "2-byte answer", path: "/return", is_short: false, page: None, file_bytes: None };
+
+/// They, the files and the pages.
 const CASES: [Case; 3] = [
-    Case { name: "return", title: "2-byte answer", path: "/return", is_short: false, page: None },
-    Case { name: "file", title: "1 KiB file", path: "/file", is_short: false, page: None },
-    Case { name: "short", title: "short connection", path: "/return", is_short: true, page: None },
+    ANSWER,
+    Case { name: "file", title: "1 KiB file", path: "/file", ..ANSWER },
+    Case { name: "short", title: "short connection", is_short: true, ..ANSWER },
 ];
 
 impl Case {
     fn of_page(page: Page) -> Case {
-        Case { name: page.name, title: page.title, path: page.path, is_short: false, page: Some(page) }
+        Case { name: page.name, title: page.title, path: page.path, page: Some(page), ..ANSWER }
+    }
+
+    fn of_file((name, path, bytes): (&'static str, &'static str, usize)) -> Case {
+        Case { name, title: name, path, file_bytes: Some(bytes), ..ANSWER }
+    }
+
+    fn is_large(&self) -> bool {
+        self.file_bytes.is_some_and(|bytes| bytes >= LARGE_BYTES)
+    }
+
+    fn batch(&self) -> u32 {
+        if self.is_large() { 1 } else { BATCH }
     }
 
     /// Requests of the first run, and how many more the second one has.
     fn requests(&self, options: &Options) -> (u32, u32) {
         let more = whole_batches(options.requests);
+        if self.is_large() {
+            return (LARGE_REQUESTS, LARGE_REQUESTS.min(more));
+        }
         if self.page.is_some() { (PAGES_FEW, more.min(PAGES_MORE_MAX)) } else { (REQUESTS_FEW, more) }
     }
 
     fn content(&self) -> Vec<u8> {
         match self.page {
             Some(page) => location::html(page.bytes),
+            None if self.file_bytes.is_some() => self.file_bytes.map(letters).unwrap_or_default(),
             None if self.path == "/file" => file_body(),
             None => SMALL_BODY.to_vec(),
         }
@@ -93,34 +125,102 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
-    let all = CASES.into_iter().chain(location::PAGES.map(Case::of_page));
-    let rows: Vec<Row> = all.filter(is_chosen).map(|case| count_all(options, &programs, case)).collect();
+    let all = CASES.into_iter().chain(FILES.map(Case::of_file)).chain(location::PAGES.map(Case::of_page));
+    let cases: Vec<Case> = all.filter(is_chosen).collect();
+    let candidates = candidates(&programs, cases.iter().any(|case| case.file_bytes.is_some()));
+    let rows: Vec<Row> = cases.into_iter().map(|case| count_all(options, &candidates, case)).collect();
+    let comparisons = comparisons(&candidates, &rows);
+    let compared = match comparisons.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nWith everything in memory, for one instruction with `aio off` (wanted: {AUTO_MAX} at most; what does not fit \
+             into a socket is not judged):\n\n{}",
+            report::table_of(
+                &comparisons,
+                &[
+                    ("server", &|compared: &Comparison| compared.server.clone()),
+                    ("file", &|compared| compared.case.to_owned()),
+                    ("`aio auto`", &|compared| format!("{:.3}", compared.ratio)),
+                ]
+            )
+        ),
+    };
     let body = format!(
         "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time, each \
          on a connection of its own. In brackets the share of the first server's, and the bytes of the body as they \
-         were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests.\n\n{}",
+         were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests; of files of 4 MiB as many, one at a time.\n\n{}{compared}",
         REQUESTS_FEW + whole_batches(options.requests),
         PAGES_FEW + PAGES_MORE_MAX,
-        table(&programs, &rows)
+        table(&candidates, &rows)
     );
-    Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, true))
+    Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, holds(&comparisons)))
 }
 
-fn count_all(options: &Options, programs: &[Program], case: Case) -> Row {
-    let count = |program: &Program| {
-        let counted = difference(options, program, case);
+/// A server, and a value of `aio` where that makes a difference.
+struct Candidate {
+    label: String,
+    program: Program,
+    aio: Option<&'static str>,
+}
+
+fn candidates(programs: &[Program], has_files: bool) -> Vec<Candidate> {
+    let ways = |program: &Program| -> &[Option<&'static str>] {
+        if has_files && program.kind == Kind::Gale { &[None, Some("off")] } else { &[None] }
+    };
+    let candidate = |program: &Program, aio: Option<&'static str>| {
+        let label = aio.map_or_else(|| program.label.clone(), |aio| format!("{}, aio {aio}", program.label));
+        Candidate { label, program: program.clone(), aio }
+    };
+    programs.iter().flat_map(|program| ways(program).iter().map(move |&aio| candidate(program, aio))).collect()
+}
+
+/// What a file costs by default, which is `aio auto`, for each instruction with `aio off`.
+#[derive(Debug, PartialEq)]
+struct Comparison {
+    server: String,
+    case: &'static str,
+    ratio: f64,
+}
+
+fn comparisons(candidates: &[Candidate], rows: &[Row]) -> Vec<Comparison> {
+    let compare = |row: &Row| {
+        let pairs = candidates.iter().zip(&row.servers).zip(row.servers.iter().skip(1));
+        let is_pair = |((candidate, _), off): &((&Candidate, &Count), &Count)| {
+            candidate.aio.is_none() && off.server == format!("{}, aio off", candidate.label)
+        };
+        let ratio = |((candidate, auto), off): ((&Candidate, &Count), &Count)| {
+            let ratio = auto.per_request? / off.per_request?;
+            Some(Comparison { server: candidate.label.clone(), case: row.case, ratio })
+        };
+        pairs.filter(is_pair).filter_map(ratio).collect::<Vec<_>>()
+    };
+    rows.iter().flat_map(compare).collect()
+}
+
+fn holds(comparisons: &[Comparison]) -> bool {
+    let is_large = |name: &str| FILES.iter().any(|&(case, _, bytes)| case == name && bytes >= LARGE_BYTES);
+    comparisons.iter().all(|compared| is_large(compared.case) || compared.ratio <= AUTO_MAX)
+}
+
+fn count_all(options: &Options, candidates: &[Candidate], case: Case) -> Row {
+    let count = |candidate: &Candidate| {
+        let label = candidate.label.clone();
+        if candidate.aio.is_some() && case.file_bytes.is_none() {
+            return Count { server: label, per_request: None, body_bytes: None };
+        }
+        let counted = difference(options, candidate, case);
         match &counted {
-            Ok((count, bytes)) => eprintln!("{}, {}: {count:.0}, {bytes} bytes", program.label, case.name),
-            Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
+            Ok((count, bytes)) => eprintln!("{label}, {}: {count:.0}, {bytes} bytes", case.name),
+            Err(error) => eprintln!("note: {label}, {}: {error}", case.name),
         }
         let (per_request, body_bytes) = counted.ok().unzip();
-        Count { server: program.label.clone(), per_request, body_bytes }
+        Count { server: label, per_request, body_bytes }
     };
-    Row { case: case.name, title: case.title, servers: programs.iter().map(count).collect() }
+    Row { case: case.name, title: case.title, servers: candidates.iter().map(count).collect() }
 }
 
 /// A row for each case, and a column for each server.
-fn table(programs: &[Program], rows: &[Row]) -> String {
+fn table(candidates: &[Candidate], rows: &[Row]) -> String {
     let cell = |row: &Row, number: usize| {
         let Count { per_request: Some(count), body_bytes: Some(bytes), .. } = row.servers[number] else {
             return "–".to_owned();
@@ -128,11 +228,10 @@ fn table(programs: &[Program], rows: &[Row]) -> String {
         let share = row.servers[0].per_request.filter(|_| number > 0).map(|first| format!("{:.2}; ", count / first));
         format!("{count:.0} ({}{bytes} B)", share.unwrap_or_default())
     };
-    let cells: Vec<_> = (0..programs.len()).map(|number| move |row: &Row| cell(row, number)).collect();
+    let cells: Vec<_> = (0..candidates.len()).map(|number| move |row: &Row| cell(row, number)).collect();
     let mut columns: Vec<Column<Row>> = vec![("case", &|row| row.title.to_owned())];
-    columns.extend(
-        programs.iter().zip(&cells).map(|(program, cell)| (&program.label[..], cell as &dyn Fn(&Row) -> String)),
-    );
+    columns
+        .extend(candidates.iter().zip(&cells).map(|(each, cell)| (&each.label[..], cell as &dyn Fn(&Row) -> String)));
     report::table_of(rows, &columns)
 }
 
@@ -140,24 +239,33 @@ fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-/// Instructions per request, and bytes of the body as they were sent.
-fn difference(options: &Options, program: &Program, case: Case) -> Result<(f64, usize), String> {
+/// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads that
+/// look about by the clock make a percent or two.
+fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f64, usize), String> {
     let (first, more) = case.requests(options);
-    let (few, _) = count(options, program, case, first)?;
-    let (many, body_bytes) = count(options, program, case, first + more)?;
-    Ok((many.saturating_sub(few) as f64 / f64::from(more), body_bytes))
+    let times = if case.file_bytes.is_some() { TIMES_COMPARED } else { 1 };
+    let mut differences = Vec::new();
+    let mut body_bytes = 0;
+    while differences.len() < times {
+        let (few, _) = count(options, candidate, case, first)?;
+        let (many, bytes) = count(options, candidate, case, first + more)?;
+        differences.push((many as f64 - few as f64) / f64::from(more));
+        body_bytes = bytes;
+    }
+    Ok((Spread::of(differences).median, body_bytes))
 }
 
 /// Instructions of a whole life with that many requests, and bytes of a body.
-fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Result<(u64, usize), String> {
+fn count(options: &Options, candidate: &Candidate, case: Case, requests: u32) -> Result<(u64, usize), String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
     let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
     let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
-    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), ..setting };
-    let server = program.start(setting)?;
+    let http = candidate.aio.map_or(setting.http.clone(), |aio| format!("aio {aio};"));
+    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), http, ..setting };
+    let server = candidate.program.start(setting)?;
     let body_bytes =
-        ask(&server, case, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
+        ask(&server, case, requests / case.batch()).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
@@ -178,7 +286,7 @@ fn ask(server: &Running, case: Case, batches: u32) -> Result<usize, String> {
         if case.is_short {
             connections.clear();
         }
-        while connections.len() < BATCH as usize {
+        while connections.len() < case.batch() as usize {
             connections.push(Connection::open(&server.address).map_err(failed)?);
         }
         for connection in &mut connections {
@@ -188,7 +296,7 @@ fn ask(server: &Running, case: Case, batches: u32) -> Result<usize, String> {
         for connection in &mut connections {
             let answer = connection.receive().map_err(failed)?;
             if answer.status != 200 || answer.content().map_err(failed)? != content {
-                return Err(format!("wrong answer: {answer:?}"));
+                return Err(format!("wrong answer: {} and {} bytes", answer.status, answer.body.len()));
             }
             body_bytes = answer.body.len();
         }
@@ -230,5 +338,32 @@ mod tests {
         assert_eq!(parse("events: Ir\nsummary: 12\n\nfn=main\n1 12\n\ntotals: 1234\n"), Some(1234));
         assert_eq!(parse("events: Ir\nsummary: 12\n"), Some(12));
         assert_eq!(parse("events: Ir\n"), None);
+    }
+
+    #[test]
+    fn what_can_be_compared_is() {
+        let candidate = |label: &str, aio| {
+            let program = Program::new("gale", Kind::Gale, Path::new("gale"));
+            Candidate { label: label.to_owned(), program, aio }
+        };
+        let candidates = [candidate("nginx", None), candidate("gale", None), candidate("gale, aio off", Some("off"))];
+        let row = |case, counts: [Option<f64>; 3]| {
+            let count = |(candidate, per_request): (&Candidate, Option<f64>)| Count {
+                server: candidate.label.clone(),
+                per_request,
+                body_bytes: None,
+            };
+            Row { case, title: case, servers: candidates.iter().zip(counts).map(count).collect() }
+        };
+        let rows = [
+            row("1k", [Some(7.0), Some(51.0), Some(50.0)]),
+            row("64k", [Some(7.0), Some(60.0), None]),
+            row("4m", [None, Some(60.0), Some(30.0)]),
+        ];
+        let found = comparisons(&candidates, &rows);
+        let expected = |case, ratio| Comparison { server: "gale".to_owned(), case, ratio };
+        assert_eq!(found, [expected("1k", 1.02), expected("4m", 2.0)]);
+        assert!(holds(&found), "4 MiB are not judged");
+        assert!(!holds(&[expected("64k", 1.03)]));
     }
 }

@@ -36,8 +36,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
                          `default` says nothing there
   --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
   --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too;
+                         files, instructions: 1k, 10k, 64k, 4m
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
-                         files, aio: 1k, 10k, 64k, 4m
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
                          of syscalls: the last)
