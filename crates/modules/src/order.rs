@@ -6,9 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, client_body, core as http_core, empty_gif, geo, gunzip,
-    gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone, random_index,
-    range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
+    access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
+    gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
+    random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -28,6 +28,7 @@ const MODULES: &[&Module] = &[
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,
+    &charset::MODULE,
     &ssi::MODULE,
     &postpone::MODULE,
     &gzip::MODULE,
@@ -99,6 +100,7 @@ const FILTERS: &[&Module] = &[
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,
+    &charset::MODULE,
     &ssi::MODULE,
     // From here on the output of subrequests is a part of the body.
     &postpone::MODULE,
