@@ -44,9 +44,20 @@ struct Row {
     per_request: Vec<(&'static str, Option<f64>)>,
 }
 
-/// Counts for every chosen server; nginx and Gale when none is chosen.
-pub fn measure(options: &Options) -> Measured {
-    let mut programs = options.servers(Some(&["nginx", "gale"]))?;
+/// What a server is asked, and what its configuration has for that.
+pub struct Load<'l> {
+    /// More for the http block and for the server's block.
+    pub http: String,
+    pub server: String,
+    /// The target of the request of this number.
+    pub path: &'l dyn Fn(u32) -> String,
+    pub body: Vec<u8>,
+    pub is_short: bool,
+}
+
+/// The chosen servers, ready for valgrind; those of `default` when none is chosen.
+pub fn programs(options: &Options, default: &[&str]) -> Result<Vec<Program>, String> {
+    let mut programs = options.servers(Some(default))?;
     for program in &mut programs {
         match program.kind {
             Kind::Gale => program.binary = gale_for_valgrind(options)?,
@@ -54,13 +65,22 @@ pub fn measure(options: &Options) -> Measured {
             _ => return Err(format!("{} cannot be told to be one process", program.label)),
         }
     }
+    Ok(programs)
+}
+
+/// Counts for every chosen server; nginx and Gale when none is chosen.
+pub fn measure(options: &Options) -> Measured {
+    let programs = programs(options, &["nginx", "gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
     let cases: Vec<Case> = CASES.into_iter().filter(is_chosen).collect();
     let mut rows = Vec::new();
     for program in &programs {
         let mut per_request = Vec::new();
         for &case in &cases {
-            let counted = difference(options, program, case);
+            let body = if case.path == "/file" { file_body() } else { SMALL_BODY.to_vec() };
+            let (http, server) = Default::default();
+            let load = Load { http, server, path: &|_| case.path.to_owned(), body, is_short: case.is_short };
+            let counted = count_per_request(options, program, &load);
             match &counted {
                 Ok(count) => eprintln!("{}, {}: {count:.0}", program.label, case.name),
                 Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
@@ -94,21 +114,24 @@ fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-fn difference(options: &Options, program: &Program, case: Case) -> Result<f64, String> {
+/// Instructions of one request.
+pub fn count_per_request(options: &Options, program: &Program, load: &Load<'_>) -> Result<f64, String> {
     let more = whole_batches(options.requests);
-    let few = count(options, program, case, REQUESTS_FEW)?;
-    let many = count(options, program, case, REQUESTS_FEW + more)?;
+    let few = count(options, program, load, REQUESTS_FEW)?;
+    let many = count(options, program, load, REQUESTS_FEW + more)?;
     Ok(many.saturating_sub(few) as f64 / f64::from(more))
 }
 
 /// Instructions of a whole life with that many requests.
-fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Result<u64, String> {
+fn count(options: &Options, program: &Program, load: &Load<'_>, requests: u32) -> Result<u64, String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
     let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
-    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), ..Setting::default() };
+    let (http, server) = (load.http.clone(), load.server.clone());
+    let cores = Some(vec![options.server_core]);
+    let setting = Setting { alone_under: Some(words), cores, http, server, ..Setting::default() };
     let server = program.start(setting)?;
-    ask(&server, case, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
+    ask(&server, load, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
@@ -116,25 +139,24 @@ fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Res
     parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())
 }
 
-fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
-    let body = if case.path == "/file" { file_body() } else { SMALL_BODY.to_vec() };
+fn ask(server: &Running, load: &Load<'_>, batches: u32) -> Result<(), String> {
     let failed = |failure: load::Failure| format!("{failure:?}");
     let mut connections: Vec<Connection> = Vec::new();
-    for _ in 0..batches {
+    for batch in 0..batches {
         server.pause()?;
-        if case.is_short {
+        if load.is_short {
             connections.clear();
         }
         while connections.len() < BATCH as usize {
             connections.push(Connection::open(&server.address).map_err(failed)?);
         }
-        for connection in &mut connections {
-            connection.send(case.path, case.is_short).map_err(failed)?;
+        for (number, connection) in (batch * BATCH..).zip(&mut connections) {
+            connection.send(&(load.path)(number), load.is_short).map_err(failed)?;
         }
         send_signal(server.root, Signal::CONT)?;
         for connection in &mut connections {
             let answer = connection.receive().map_err(failed)?;
-            if answer.status != 200 || answer.body != body {
+            if answer.status != 200 || answer.body != load.body {
                 return Err(format!("wrong answer: {answer:?}"));
             }
         }

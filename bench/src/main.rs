@@ -12,6 +12,7 @@ mod cpu;
 mod floor;
 mod idle;
 mod instructions;
+mod lookups;
 mod memory;
 mod options;
 mod process;
@@ -60,6 +61,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("respawn", respawn::measure, true),
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
+    ("lookups", lookups::measure, false),
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
     // They write gigabytes.
