@@ -93,7 +93,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
 ];
 
 /// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
-/// way has no ranges.
+/// way has no ranges, unless it is as long as before (`charset`).
 const FILTERS: &[&Module] = &[
     &not_modified::MODULE,
     &headers::MODULE,
