@@ -7,10 +7,10 @@
 use serde::Serialize;
 
 use crate::Measured;
-use crate::instructions::{self, Load};
+use crate::instructions::{self, Asked};
 use crate::options::Options;
 use crate::report::{self, Document};
-use crate::servers::SMALL_BODY;
+use crate::servers::{SMALL_BODY, Setting};
 
 /// How many there are in the smaller configuration.
 const FEW: u32 = 10;
@@ -123,14 +123,11 @@ pub fn measure(options: &Options) -> Measured {
         for case in CASES.into_iter().filter(is_chosen) {
             let count = |number_of: u32| {
                 let path = |request: u32| (case.target)(spread(request, number_of));
-                let load = Load {
-                    http: (case.http)(number_of),
-                    server: (case.server)(number_of),
-                    path: &path,
-                    body: SMALL_BODY.to_vec(),
-                    is_short: false,
-                };
-                instructions::count_per_request(options, program, &load)
+                let content = SMALL_BODY.to_vec();
+                let asked = Asked { path: &path, headers: &[], content, is_short: false };
+                let (http, server) = ((case.http)(number_of), (case.server)(number_of));
+                let setting = Setting { http, server, ..Setting::default() };
+                instructions::count_per_request(options, program, &setting, &asked)
             };
             let (with_few, with_many) = (count(FEW)?, count(case.many)?);
             eprintln!("{}, {}: {with_few:.0}, {with_many:.0}", program.label, case.name);

@@ -4,6 +4,7 @@
 //! found through a thread-local while the loop runs; sockets and timers keep a reference to theirs.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -123,6 +124,13 @@ pub fn remote() -> Remote {
 /// How many tasks the current loop has.
 pub fn task_count() -> usize {
     Environment::with(|environment| environment.executor.task_count())
+}
+
+/// Waits until the connections of the current loop that were closed owe their peers nothing any more: with io_uring a short
+/// answer that a full socket did not take leaves later (see [`crate::Stream::try_send`]), and would be lost with the loop. A
+/// peer that takes nothing ends that by itself only over TCP, after a minute, so whoever waits sets a bound.
+pub async fn all_sent() {
+    poll_fn(|cx| Environment::with(|environment| environment.driver.poll_all_sent(cx))).await;
 }
 
 /// A random number, for spreading and naming; not for secrets. (splitmix64 over a seed from the kernel or the test)

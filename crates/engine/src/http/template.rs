@@ -2,6 +2,7 @@
 //!
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use gale_base::units;
@@ -143,6 +144,11 @@ impl Template {
         foreign
     }
 
+    /// The text for this request: itself, where there is nothing to evaluate.
+    pub fn text(&self, request: &Request) -> Cow<'_, [u8]> {
+        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(request)), Cow::Borrowed)
+    }
+
     /// The text for this request.
     pub fn evaluate(&self, request: &Request) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
@@ -174,7 +180,7 @@ pub(super) fn refuse_path(request: &Request, path: &[u8]) {
 
 /// Whether any of these texts is neither empty nor `0`: nginx's predicates.
 pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
-    texts.iter().any(|text| !matches!(&*text.evaluate(request), b"" | b"0"))
+    texts.iter().any(|text| !matches!(&*text.text(request), b"" | b"0"))
 }
 
 /// A size in bytes that may depend on the request: `4k`, `$arg_rate`.

@@ -517,7 +517,7 @@ impl<E: Encoder> Transform for Converting<E> {
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
-        let mut step = Step { taken: 0, made: self.ready.take(room), is_done: false };
+        let mut step = Step { taken: 0, made: self.ready.take(room), units: 0, is_done: false };
         while step.made < room.len() {
             let rest = &input[step.taken..];
             if rest.is_empty() {
@@ -543,6 +543,7 @@ impl<E: Encoder> Transform for Converting<E> {
                 step.made += self.ready.take(room);
             }
         }
+        step.units = step.taken;
         Ok(step)
     }
 }

@@ -24,7 +24,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, receive, send, send_now};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, send, send_now};
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, TcpInfo};
 use crate::address::SocketAddress;
@@ -259,6 +259,7 @@ impl Driver for Epoll {
     ) -> Poll<io::Result<usize>> {
         // A short count may also mean the end of the file, so it says nothing about the socket.
         self.attempt(key, cx, Direction::Write, |connection| {
+            connection.writes.count_as(SENDFILE_OPERATIONS);
             rustix::fs::sendfile(&connection.socket, file, Some(offset), length.min(SEND_MAX))
         })
     }
