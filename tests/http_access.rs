@@ -284,6 +284,8 @@ fn the_password_file_may_depend_on_the_request(driver: Driver) {
     assert_eq!(status("realm=r&file=two"), 401);
     assert_eq!(status("realm=r&file=three"), 403);
     assert_eq!(status("realm=off&file=three"), 200);
+    // But not on where it pleases.
+    assert_eq!((status("realm=r&file=x/../one"), status("realm=r&file=./one")), (403, 200));
     server.stop();
 }
 

@@ -10,6 +10,7 @@ use support::{Client, Driver, NOBODY, Response, Server, Setup, is_root, with_eac
 with_each_driver!(
     no_path_leads_out_of_its_root,
     an_alias_replaces_its_prefix_to_the_letter,
+    what_a_request_brings_into_a_path_leads_out_of_no_directory,
     names_with_a_null_byte_are_no_names,
     symbolic_links_may_be_refused,
     links_of_other_owners_may_be_refused,
@@ -129,6 +130,82 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     }
     server.wait_logged("unsafe path \"../gale.conf\" was detected");
     server.wait_logged("unsafe path \"/../gale.conf\" was detected");
+    server.stop();
+}
+
+fn what_a_request_brings_into_a_path_leads_out_of_no_directory(driver: Driver) {
+    let setup = Setup::http(
+        driver,
+        "map $arg_m $sibling { default ../beside; }
+         map $arg_m $passed { default $arg_m; }
+         server { listen %UNIX%; root %DIR%/root;
+             location ~ ^/named(?<rest>.*)$ { alias %DIR%/root/$rest; }
+             location ~ ^/capture(.*)$ { alias %DIR%/root/.$1; }
+             location ~ ^/tried(.*)$ { try_files /$1 =404; }
+             location /alias/ { alias %DIR%/root/$arg_d/; }
+             location /root/ { root %DIR%/root/$arg_d; }
+             location /try { try_files /$arg_d/x =404; }
+             location /index/ { alias %DIR%/root/; index $arg_d/x; }
+             location /passed/ { alias %DIR%/root/$passed/; }
+             location /set/ { set $made $arg_d/; alias %DIR%/root/$made; }
+             location /dot { alias %DIR%/root/.; }
+             location /own/map/ { alias %DIR%/root/$sibling/; }
+             location /own/set/ { set $dir ../beside; alias %DIR%/root/$dir/; }
+             location /own/text/ { alias %DIR%/root/../$arg_d/; }
+             location /log { access_log %DIR%/$arg_d.log; }
+             location /shown { root %DIR%/root/$arg_d; return 200 [$document_root]; } }",
+    );
+    let setup =
+        ["x", "root/x", "root/a/x", "root/root/x", "beside/x"].iter().fold(setup, |setup, path| setup.file(path, path));
+    let server = setup.start();
+    let mut client = server.connect();
+    let inside = [
+        ("/named/x", "root/x"),
+        ("/tried/x", "root/x"),
+        ("/alias/x?d=a", "root/a/x"),
+        ("/alias/x?d=./a/.", "root/a/x"),
+        ("/root/x", "root/root/x"),
+        ("/try?d=a", "root/a/x"),
+        ("/passed/x?m=a", "root/a/x"),
+        ("/set/x?d=a", "root/a/x"),
+        ("/own/map/x", "beside/x"),
+        ("/own/set/x", "beside/x"),
+        ("/own/text/x?d=beside", "beside/x"),
+        ("/shown?d=..", "[]"),
+    ];
+    for (target, text) in inside {
+        let response = ask(&mut client, target);
+        assert_eq!((response.status, response.text()), (200, text), "{target}");
+    }
+    let outside = [
+        "/named../x",
+        "/named..%2fx",
+        "/named%2e./x",
+        "/named../root/x",
+        "/capture./x",
+        "/tried../x",
+        "/alias/x?d=..",
+        "/alias/x?d=a/../..",
+        "/root/x?d=..",
+        "/try?d=..",
+        "/try?d=a/../../beside",
+        "/index/?d=..",
+        "/passed/x?m=..",
+        "/set/x?d=..",
+        "/dot./x",
+        "/own/text/x?d=../../x",
+    ];
+    for target in outside {
+        assert_eq!(ask(&mut client, target).status, 404, "{target}");
+    }
+    // Nor is anything written elsewhere.
+    for target in ["/log?d=root/../evil", "/log?d=good"] {
+        ask(&mut client, target);
+    }
+    server.directory.wait_line("good.log", "d=good");
+    assert!(!server.directory.path().join("evil.log").exists());
+    server.wait_logged(&server.directory.replaced("unsafe path \"%DIR%/root/../evil.log\" was detected"));
+    server.wait_logged(&server.directory.replaced("unsafe path \"%DIR%/root/../x\" was detected"));
     server.stop();
 }
 

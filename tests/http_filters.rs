@@ -36,6 +36,10 @@ with_each_driver!(
     expires_says_how_long_answers_may_be_kept,
     trailers_follow_the_body,
     hundreds_of_ranges_cost_no_more_than_the_whole,
+    charsets_are_named_for_the_types_that_have_them,
+    bytes_of_one_charset_become_those_of_another,
+    a_long_body_is_converted_whole,
+    subrequests_speak_the_charset_of_the_request,
 );
 
 /// Words, so that there is something to compress.
@@ -649,5 +653,154 @@ fn hundreds_of_ranges_cost_no_more_than_the_whole(driver: Driver) {
     assert_eq!(ask(&mut client, "/few/page.html", &one_more).status, 200);
     let none = ask(&mut client, "/none/page.html", "Range: bytes=0-9\r\n");
     assert_eq!((none.status, none.header("Accept-Ranges")), (200, None));
+    server.stop();
+}
+
+/// Ж and € in two charsets of one byte, and letters that stand for others.
+const MAPS: &str = "charset_map koi8-r utf-8 { F6 D096; A4 E282AC; }
+    charset_map koi8-r windows-1251 { F6 C6; }
+    charset_map b a { 58 59; }
+    types { text/html html; text/foo foo; }";
+
+fn charsets_are_named_for_the_types_that_have_them(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        &format!(
+            "{MAPS} charset utf-8;
+             server {{ listen %UNIX%; root %DIR%/files;
+                 location /any/ {{ charset_types *; }}
+                 location /foo/ {{ charset_types text/foo; }}
+                 location /off/ {{ charset off; }}
+                 location /arg/ {{ charset $arg_c; }}
+                 location /if/ {{ if ($arg_c) {{ charset koi8-r; }} }}
+                 location /moved/ {{ return 301 /; }}
+                 location /named/ {{ types {{ }} default_type 'text/html; charset=koi8-r'; charset b; }} }}"
+        ),
+    );
+    let paths = ["x.html", "x.foo", "any/x.foo", "foo/x.foo", "off/x.html", "arg/x.html", "if/x.html", "named/x"];
+    let server = paths.iter().fold(server, |setup, path| setup.file(&format!("files/{path}"), "text")).start();
+    let mut client = server.connect();
+    let cases = [
+        ("/x.html", "text/html; charset=utf-8"),
+        ("/x.foo", "text/foo"),
+        ("/any/x.foo", "text/foo; charset=utf-8"),
+        ("/foo/x.foo", "text/foo; charset=utf-8"),
+        ("/off/x.html", "text/html"),
+        ("/arg/x.html?c=x", "text/html; charset=x"),
+        ("/arg/x.html", "text/html"),
+        ("/if/x.html?c=x", "text/html; charset=koi8-r"),
+        ("/if/x.html", "text/html; charset=utf-8"),
+        ("/moved/", "text/html"),
+        ("/missing", "text/html; charset=utf-8"),
+        ("/named/x", "text/html; charset=koi8-r"),
+    ];
+    for (path, content_type) in cases {
+        assert_eq!(client.get(path).header("Content-Type"), Some(content_type), "{path}");
+    }
+    // What is only named has its length and its parts as before.
+    let part = ask(&mut client, "/x.html", "Range: bytes=1-2\r\n");
+    assert_eq!((part.status, part.text()), (206, "ex"));
+    server.stop();
+}
+
+fn bytes_of_one_charset_become_those_of_another(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        &format!(
+            "{MAPS} server {{ listen %UNIX%;
+                 location /a/ {{ alias %DIR%/files/; source_charset b; charset a; }}
+                 location /same/ {{ alias %DIR%/files/; source_charset KOI8-R; charset koi8-r; }}
+                 location /win/ {{ alias %DIR%/files/; source_charset koi8-r; charset Windows-1251; }}
+                 location /koi/ {{ alias %DIR%/files/; source_charset windows-1251; charset koi8-r; }}
+                 location /utf/ {{ alias %DIR%/files/; source_charset koi8-r; charset utf-8; }}
+                 location /from/ {{ alias %DIR%/files/; source_charset utf-8; charset koi8-r; }}
+                 location /over/ {{ alias %DIR%/files/; types {{ }} default_type 'text/html; charset=koi8-r';
+                     charset utf-8; override_charset on; }}
+                 location /packed/ {{ alias %DIR%/files/; gzip_static always; source_charset koi8-r; charset utf-8; }}
+                 location /arg/ {{ alias %DIR%/files/; source_charset $arg_s; charset $arg_c; }} }}"
+        ),
+    )
+    .file("files/x.html", "aXb")
+    .file("files/koi.html", b"a\xf6\xa4\x80z")
+    .file("files/win.html", b"a\xc6\xc0")
+    .file("files/utf.html", "aЖ€я\u{1d11e}z")
+    .file("files/broken.html", b"a\xd0<b>\xff\xe2\x82")
+    .file("files/koi.html.gz", gzipped(b"\xf6"));
+    let mut server = server.start();
+    let mut client = server.connect();
+    let cases: [(&str, &str, &[u8]); 12] = [
+        ("/a/x.html", "; charset=a", b"aYb"),
+        ("/same/koi.html", "; charset=koi8-r", b"a\xf6\xa4\x80z"),
+        ("/win/koi.html", "; charset=Windows-1251", b"a\xc6??z"),
+        ("/koi/win.html", "; charset=koi8-r", b"a\xf6?"),
+        ("/utf/koi.html", "; charset=utf-8", "aЖ€?z".as_bytes()),
+        ("/from/utf.html", "; charset=koi8-r", b"a\xf6\xa4&#1103;&#119070;z"),
+        ("/from/broken.html", "; charset=koi8-r", b"a?<b>??"),
+        ("/over/koi.html", "; charset=utf-8", "aЖ€?z".as_bytes()),
+        ("/arg/koi.html?s=koi8-r&c=utf-8", "; charset=utf-8", "aЖ€?z".as_bytes()),
+        ("/arg/x.html?s=other&c=OTHER", "; charset=OTHER", b"aXb"),
+        ("/arg/x.html?s=utf-8&c=other", "", b"aXb"),
+        ("/arg/x.html?s=utf-8&c=windows-1251", "", b"aXb"),
+    ];
+    for (path, charset, body) in cases {
+        let response = client.get(path);
+        assert_eq!(response.header("Content-Type"), Some(&*format!("text/html{charset}")), "{path}");
+        assert_eq!(response.body, body, "{path}: {:?}", String::from_utf8_lossy(&response.body));
+    }
+    server.wait_logged("no \"charset_map\" between the charsets \"utf-8\" and \"other\"");
+    server.wait_logged("no \"charset_map\" between the charsets \"utf-8\" and \"windows-1251\"");
+    // Byte for byte the length is known.
+    assert_eq!(client.get("/a/x.html").header("Content-Length"), Some("3"));
+    let part = ask(&mut client, "/a/x.html", "Range: bytes=1-\r\n");
+    assert_eq!((part.status, part.text(), part.header("Content-Range")), (206, "Yb", Some("bytes 1-2/3")));
+    let several = ask(&mut client, "/a/x.html", "Range: bytes=0-0,2-2\r\n");
+    assert_eq!((several.status, several.text()), (200, "aYb"));
+    let longer = client.get("/utf/koi.html");
+    assert_eq!((longer.header("Content-Length"), longer.header("Accept-Ranges")), (None, None));
+    client.send("HEAD /utf/koi.html HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(client.response_to_head().header("Content-Type"), Some("text/html; charset=utf-8"));
+    // What is compressed cannot be converted.
+    let packed = ask(&mut client, "/packed/koi.html", ACCEPTED);
+    assert_eq!((packed.header("Content-Type"), &*gunzipped(&packed.body)), (Some("text/html"), &b"\xf6"[..]));
+    server.end(rustix::process::Signal::TERM);
+}
+
+fn a_long_body_is_converted_whole(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        &format!(
+            "{MAPS} server {{ listen %UNIX%;
+                 location /utf/ {{ alias %DIR%/files/; source_charset koi8-r; charset utf-8; }}
+                 location /from/ {{ alias %DIR%/files/; source_charset utf-8; charset koi8-r; gzip on; }} }}"
+        ),
+    );
+    let count = 300_001;
+    let koi: Vec<u8> = b"x\xf6\xa4".iter().copied().cycle().take(count).collect();
+    let utf8: String = "xЖ€".chars().cycle().take(count).collect();
+    let server = server.file("files/koi.html", &koi).file("files/utf.html", &utf8).start();
+    let mut client = server.connect();
+    assert!(client.get("/utf/koi.html").body == utf8.as_bytes());
+    assert!(client.get("/from/utf.html").body == koi);
+    let packed = ask(&mut client, "/from/utf.html", ACCEPTED);
+    assert!(is_gzip(&packed) && gunzipped(&packed.body) == koi);
+    server.stop();
+}
+
+fn subrequests_speak_the_charset_of_the_request(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        &format!(
+            "{MAPS} ssi on; server {{ listen %UNIX%; root %DIR%/files;
+                 location /page/ {{ source_charset utf-8; charset utf-8; }}
+                 location /koi/ {{ source_charset koi8-r; }} }}"
+        ),
+    )
+    .file("files/page/x.html", "Ж<!--#include virtual=\"/koi/part.html\" -->Ж")
+    .file("files/koi/part.html", b"[\xf6]")
+    .start();
+    let page = server.get("/page/x.html");
+    assert_eq!((page.text(), page.header("Content-Type")), ("Ж[Ж]Ж", Some("text/html; charset=utf-8")));
+    // By itself it is sent as it is.
+    assert_eq!(server.get("/koi/part.html").body, b"[\xf6]");
     server.stop();
 }

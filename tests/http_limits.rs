@@ -23,6 +23,7 @@ with_each_driver!(
     zones_go_on_over_a_reload,
     a_zone_of_another_size_begins_anew,
     a_zone_keeps_its_key_over_a_reload,
+    a_zone_that_was_removed_comes_back_as_a_new_one,
     a_body_that_comes_too_slowly_gets_408,
 );
 
@@ -299,6 +300,21 @@ fn a_zone_keeps_its_key_over_a_reload(driver: Driver) {
     server.wait_logged("limit_conn_zone \"conn\" uses the \"$uri\" key while previously it used the \"$arg_k\" key");
     assert_eq!(server.get("/f?k=1").status, 503);
     server.end(rustix::process::Signal::TERM);
+}
+
+fn a_zone_that_was_removed_comes_back_as_a_new_one(driver: Driver) {
+    let mut server = setup(driver, &both("1m", "$arg_k"), BOTH).start();
+    let held = hold(&server);
+    assert_eq!(server.get("/f?k=1").status, 200);
+    // The request that is under way holds the zones of before.
+    server.reload_http(driver, &block("", "location / { }"));
+    assert_eq!(statuses(&mut server.connect(), ["/f?k=1"; 2]), [200, 200]);
+    server.reload_http(driver, &block(&both("1m", "$arg_k$arg_l"), BOTH));
+    assert_eq!(server.get("/b/f?k=1").status, 200);
+    assert_eq!(statuses(&mut server.connect(), ["/f?k=1"; 2]), [200, 503]);
+    drop(held);
+    wait_verdict(&server, "/a/f 499 - PASSED");
+    server.stop();
 }
 
 fn a_body_that_comes_too_slowly_gets_408(driver: Driver) {

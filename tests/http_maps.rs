@@ -11,6 +11,7 @@ with_each_driver!(
     expressions_of_a_map_capture,
     maps_are_worked_out_once_unless_volatile,
     circles_of_variables_end,
+    values_that_need_too_many_others_end_the_request,
     an_expression_of_a_map_that_explodes_gives_the_default,
     geo_finds_the_smallest_network,
     geo_finds_ranges,
@@ -148,6 +149,42 @@ fn circles_of_variables_end(driver: Driver) {
     // The next request begins anew.
     assert_eq!(server.get("/").body, response.body);
     server.stop();
+}
+
+fn values_that_need_too_many_others_end_the_request(driver: Driver) {
+    // Each twice the one behind it: 2^40 evaluations, or bytes.
+    let chain = |name: &str, volatile: &str| -> String {
+        let rows = (0..40).map(|number| {
+            let next = format!("${name}{}", number + 1);
+            format!("map $uri ${name}{number} {{ {volatile} default {next}{next}; }}\n")
+        });
+        rows.chain([format!("map $uri ${name}40 {{ default x; }}\n")]).collect()
+    };
+    let server = Setup::http(
+        driver,
+        &format!(
+            "{}{}
+             server {{ listen %UNIX%;
+                 location /volatile {{ return 200 $v0; }}
+                 location /kept {{ return 200 $k0; }}
+                 location /field {{ add_header X-Field $v0 always; return 200 text; }}
+                 location /page {{ error_page 500 /sorry; return 200 $v0; }}
+                 location /sorry {{ return 200 sorry; }}
+                 location /some {{ return 200 $v36; }} }}",
+            chain("v", "volatile;"),
+            chain("k", "")
+        ),
+    );
+    let mut server = server.start();
+    for (number, path) in ["/volatile", "/kept", "/field"].into_iter().enumerate() {
+        assert_eq!(server.get(path).status, 500, "{path}");
+        server.wait_logged_times("variables that refer to variables take too much of one request", number + 1);
+    }
+    let page = server.get("/page");
+    assert_eq!((page.status, page.text()), (500, "sorry"));
+    let some = server.get("/some");
+    assert_eq!((some.status, some.text()), (200, "xxxxxxxxxxxxxxxx"));
+    server.end(Signal::TERM);
 }
 
 fn an_expression_of_a_map_that_explodes_gives_the_default(driver: Driver) {

@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
+use crate::client::Headers;
 use crate::client::load::{self, Connection};
 use crate::location::{self, Page};
 use crate::options::Options;
@@ -26,7 +27,7 @@ const REQUESTS_FEW: u32 = 640;
 const PAGES_FEW: u32 = 128;
 const PAGES_MORE_MAX: u32 = 512;
 /// Requests that a server finds at once.
-const BATCH: u32 = 64;
+pub const BATCH: u32 = 64;
 
 /// Files from this size on do not fit into the sockets at once, and how often a server finds them full is chance: their
 /// requests come one by one, so many of them are enough, and what they cost is shown and not judged.
@@ -114,9 +115,20 @@ struct Count {
     body_bytes: Option<usize>,
 }
 
-/// Counts for every chosen server; nginx and Gale when none is chosen.
-pub fn measure(options: &Options) -> Measured {
-    let mut programs = options.servers(Some(&["nginx", "gale"]))?;
+/// What a server is asked.
+pub struct Asked<'a> {
+    /// The target of the request of this number.
+    pub path: &'a dyn Fn(u32) -> String,
+    pub headers: Headers,
+    pub content: Vec<u8>,
+    pub is_short: bool,
+    /// Requests that the server finds at once.
+    pub batch: u32,
+}
+
+/// The chosen servers, ready for valgrind; those of `default` when none is chosen.
+pub fn programs(options: &Options, default: &[&str]) -> Result<Vec<Program>, String> {
+    let mut programs = options.servers(Some(default))?;
     for program in &mut programs {
         match program.kind {
             Kind::Gale => program.binary = gale_for_valgrind(options)?,
@@ -124,6 +136,12 @@ pub fn measure(options: &Options) -> Measured {
             _ => return Err(format!("{} cannot be told to be one process", program.label)),
         }
     }
+    Ok(programs)
+}
+
+/// Counts for every chosen server; nginx and Gale when none is chosen.
+pub fn measure(options: &Options) -> Measured {
+    let programs = programs(options, &["nginx", "gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
     let all = CASES.into_iter().chain(FILES.map(Case::of_file)).chain(location::PAGES.map(Case::of_page));
     let cases: Vec<Case> = all.filter(is_chosen).collect();
@@ -242,30 +260,69 @@ fn whole_batches(requests: u32) -> u32 {
 /// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads that
 /// look about by the clock make a percent or two.
 fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f64, usize), String> {
-    let (first, more) = case.requests(options);
+    let asked = Asked {
+        path: &|_| case.path.to_owned(),
+        headers: case.page.map_or(&[][..], |page| page.headers),
+        content: case.content(),
+        is_short: case.is_short,
+        batch: case.batch(),
+    };
+    let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
+    let http = candidate.aio.map_or(setting.http.clone(), |aio| format!("aio {aio};"));
+    let setting = Setting { http, ..setting };
     let times = if case.file_bytes.is_some() { TIMES_COMPARED } else { 1 };
     let mut differences = Vec::new();
     let mut body_bytes = 0;
     while differences.len() < times {
-        let (few, _) = count(options, candidate, case, first)?;
-        let (many, bytes) = count(options, candidate, case, first + more)?;
-        differences.push((many as f64 - few as f64) / f64::from(more));
+        let (difference, bytes) =
+            difference_of(options, &candidate.program, &setting, &asked, case.requests(options))?;
+        differences.push(difference);
         body_bytes = bytes;
     }
     Ok((Spread::of(differences).median, body_bytes))
 }
 
+/// The same for a configuration: `requests` are those of the first run, and how many more the second one has.
+fn difference_of(
+    options: &Options,
+    program: &Program,
+    setting: &Setting,
+    asked: &Asked<'_>,
+    requests: (u32, u32),
+) -> Result<(f64, usize), String> {
+    let (first, more) = requests;
+    let (few, _) = count(options, program, setting, asked, first)?;
+    let (many, body_bytes) = count(options, program, setting, asked, first + more)?;
+    Ok(((many as f64 - few as f64) / f64::from(more), body_bytes))
+}
+
+/// Instructions of one request.
+pub fn count_per_request(
+    options: &Options,
+    program: &Program,
+    setting: &Setting,
+    asked: &Asked<'_>,
+) -> Result<f64, String> {
+    let requests = (REQUESTS_FEW, whole_batches(options.requests));
+    difference_of(options, program, setting, asked, requests).map(|(per_request, _)| per_request)
+}
+
 /// Instructions of a whole life with that many requests, and bytes of a body.
-fn count(options: &Options, candidate: &Candidate, case: Case, requests: u32) -> Result<(u64, usize), String> {
+fn count(
+    options: &Options,
+    program: &Program,
+    setting: &Setting,
+    asked: &Asked<'_>,
+    requests: u32,
+) -> Result<(u64, usize), String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
     let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
-    let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
-    let http = candidate.aio.map_or(setting.http.clone(), |aio| format!("aio {aio};"));
-    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), http, ..setting };
-    let server = candidate.program.start(setting)?;
+    let cores = Some(vec![options.server_core]);
+    let setting = Setting { alone_under: Some(words), cores, ..setting.clone() };
+    let server = program.start(setting)?;
     let body_bytes =
-        ask(&server, case, requests / case.batch()).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
+        ask(&server, asked, requests / asked.batch).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
@@ -275,27 +332,25 @@ fn count(options: &Options, candidate: &Candidate, case: Case, requests: u32) ->
 }
 
 /// Asks, and tells how many bytes the body of an answer had.
-fn ask(server: &Running, case: Case, batches: u32) -> Result<usize, String> {
-    let content = case.content();
-    let headers = case.page.map_or(&[][..], |page| page.headers);
+fn ask(server: &Running, asked: &Asked<'_>, batches: u32) -> Result<usize, String> {
     let mut body_bytes = 0;
     let failed = |failure: load::Failure| format!("{failure:?}");
     let mut connections: Vec<Connection> = Vec::new();
-    for _ in 0..batches {
+    for batch in 0..batches {
         server.pause()?;
-        if case.is_short {
+        if asked.is_short {
             connections.clear();
         }
-        while connections.len() < case.batch() as usize {
+        while connections.len() < asked.batch as usize {
             connections.push(Connection::open(&server.address).map_err(failed)?);
         }
-        for connection in &mut connections {
-            connection.send(case.path, headers, case.is_short).map_err(failed)?;
+        for (number, connection) in (batch * asked.batch..).zip(&mut connections) {
+            connection.send(&(asked.path)(number), asked.headers, asked.is_short).map_err(failed)?;
         }
         send_signal(server.root, Signal::CONT)?;
         for connection in &mut connections {
             let answer = connection.receive().map_err(failed)?;
-            if answer.status != 200 || answer.content().map_err(failed)? != content {
+            if answer.status != 200 || answer.content().map_err(failed)? != asked.content {
                 return Err(format!("wrong answer: {} and {} bytes", answer.status, answer.body.len()));
             }
             body_bytes = answer.body.len();

@@ -13,6 +13,7 @@ mod floor;
 mod idle;
 mod instructions;
 mod location;
+mod lookups;
 mod memory;
 mod options;
 mod process;
@@ -61,6 +62,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("respawn", respawn::measure, true),
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
+    ("lookups", lookups::measure, false),
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
     // They write gigabytes.

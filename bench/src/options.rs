@@ -19,6 +19,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   accept        shared socket, reuseport, accept_mutex: requests/s, latency, spread over two workers
   scaling       one against two workers: CPU time, task switches, futex calls
   instructions  user-space instructions per request, files with `aio auto` and `off` (callgrind)
+  lookups       the same among ten and among thousands of locations, values of a map, networks of a geo (callgrind)
   profile       where the user-space time goes (perf record)
   reload        many reloads in a row under load, every answer checked; memory before and after
   respawn       the worker process killed under load; time until served again
@@ -26,7 +27,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
-  all           everything except instructions, profile, files and the three that need a large disk
+  all           everything except instructions, lookups, profile, files and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
@@ -46,8 +47,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --idle-seconds N       idle: how long the connections are then left alone (default: 10)
   --rounds N             5; idle: 3
   --seconds S            one run (default: 4)
-  --requests N           instructions: 5000
-  --callgrind-gale PATH  instructions: a Gale built for valgrind; else one is built
+  --requests N           instructions, lookups: 5000
+  --callgrind-gale PATH  instructions, lookups: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
                          where server and client are pinned (default: 0 and 1)
   --reloads N            default: 1000

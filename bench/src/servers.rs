@@ -28,6 +28,8 @@ pub const FILES: [(&str, &str, usize); 4] = [
 ];
 
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
+/// The same under a program that makes it many times slower, with a large configuration.
+const START_TIME_LIMIT_UNDER: Duration = Duration::from_secs(300);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// How often something is looked at that happens by itself.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -344,7 +346,8 @@ impl Running {
     }
 
     fn wait_until_it_answers(&mut self) -> Result<(), String> {
-        let deadline = Instant::now() + START_TIME_LIMIT;
+        let time_limit = if self.setting.alone_under.is_some() { START_TIME_LIMIT_UNDER } else { START_TIME_LIMIT };
+        let deadline = Instant::now() + time_limit;
         loop {
             let answer = load::request_once(&self.address, "/return", START_TIME_LIMIT);
             let right = match (&answer, self.program.kind) {

@@ -16,6 +16,9 @@ pub mod log;
 pub mod module;
 pub mod nginx_names;
 pub mod process;
+#[cfg(test)]
+#[path = "../../../tests/support/scratch.rs"]
+mod scratch;
 pub mod serve;
 pub mod zone;
 

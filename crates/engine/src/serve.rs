@@ -124,6 +124,7 @@ impl Program for Server {
         // The number of those that serve: when this loop was made, it was not known yet.
         gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
+        configuration.zones.serve_first();
         let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
             .take_over(seat, &configuration)
@@ -306,6 +307,7 @@ impl process::Worker for Serving {
         report_to(&configuration);
         gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
+        configuration.zones.serve();
         self.retired.retain(|worker| worker.connection_count() > 0);
         let old = self.worker.as_ref().map(|worker| worker.configuration());
         let worker = self.worker.clone();

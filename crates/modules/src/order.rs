@@ -6,9 +6,9 @@ use gale_engine::module::{Module, Order};
 #[cfg(debug_assertions)]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, client_body, core as http_core, empty_gif, geo, gunzip,
-    gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone, random_index,
-    range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
+    access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
+    gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
+    random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
 use crate::{core, event, inert};
 
@@ -28,6 +28,7 @@ const MODULES: &[&Module] = &[
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,
+    &charset::MODULE,
     &ssi::MODULE,
     &postpone::MODULE,
     &gzip::MODULE,
@@ -92,13 +93,14 @@ const PHASES: &[(Phase, &[&Module])] = &[
 ];
 
 /// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
-/// way has no ranges.
+/// way has no ranges, unless it is as long as before (`charset`).
 const FILTERS: &[&Module] = &[
     &not_modified::MODULE,
     &headers::MODULE,
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,
+    &charset::MODULE,
     &ssi::MODULE,
     // From here on the output of subrequests is a part of the body.
     &postpone::MODULE,

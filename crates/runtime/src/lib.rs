@@ -59,6 +59,9 @@ mod parked;
 mod pool;
 mod reads;
 mod residency;
+#[cfg(test)]
+#[path = "../../../tests/support/scratch.rs"]
+mod scratch;
 pub mod simulation;
 mod slots;
 pub mod stall;

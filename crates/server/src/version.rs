@@ -22,7 +22,6 @@ const WITH: &[&str] = &[
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
-    "http_charset_module",
     "http_userid_module",
     "http_referer_module",
     "http_proxy_module",

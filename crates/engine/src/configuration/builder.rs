@@ -70,6 +70,8 @@ pub struct Builder {
     pub program: String,
     /// Whether the configuration is built for root: decides the default port.
     pub is_privileged: bool,
+    /// Whether it is only a test (`-t`): a person reads what there is to say.
+    pub is_test: bool,
     /// The error log given with `-e`.
     pub error_log_path: Option<PathBuf>,
     /// Whether an `error_log` of any block is standard error.
@@ -82,7 +84,7 @@ pub struct Builder {
     logs: Vec<LogRequest>,
     syslogs: Vec<(Span, DeferredSyslog)>,
     needed_pools: Vec<(String, Span)>,
-    zones: Zones,
+    pub(super) zones: Zones,
     hosts: Hosts,
 }
 
@@ -111,6 +113,7 @@ impl Builder {
             configuration_directory: request.configuration_path.parent().unwrap_or(Path::new("/")).to_owned(),
             program: request.program.clone(),
             is_privileged: request.privileged,
+            is_test: request.test,
             error_log_path: request.error_log_path.clone(),
             logs_to_stderr: false,
             order,
@@ -331,7 +334,8 @@ impl Builder {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
         let thread_pools = ThreadPools::new(main.thread_pool.get(), process.workers);
-        Some(Configuration { process, events, thread_pools, error_log, http })
+        let zones = Arc::new(std::mem::take(&mut self.zones.named));
+        Some(Configuration { process, events, thread_pools, error_log, zones, http })
     }
 
     fn complete_main(&mut self) {

@@ -28,6 +28,7 @@ use crate::http::configuration::HttpConfiguration;
 use crate::log::ErrorLog;
 use crate::module::Order;
 use crate::process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
+use crate::zone::NamedZones;
 
 /// A whole configuration, complete and immutable.
 pub struct Configuration {
@@ -39,6 +40,8 @@ pub struct Configuration {
     pub thread_pools: ThreadPools,
     /// Where messages go that belong to no request.
     pub error_log: Arc<ErrorLog>,
+    /// The zones that are declared.
+    pub zones: Arc<NamedZones>,
     /// The `http` block; without one there is nothing to serve.
     pub http: Option<HttpConfiguration>,
 }

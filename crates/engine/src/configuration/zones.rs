@@ -12,7 +12,8 @@ use bstr::{BString, ByteSlice};
 use gale_base::units;
 use gale_config::{Diagnostic, Span, Word};
 
-use crate::zone::{self, Zone, ZoneError};
+use super::Builder;
+use crate::zone::{NamedZones, Zone, ZoneError};
 
 /// A zone of a configuration, which may be declared further down. `Z` is what its module knows of it.
 pub struct ZoneRef<Z>(Arc<OnceLock<Z>>);
@@ -96,12 +97,13 @@ impl ZoneSize {
     /// In nginx's words: the keys are made of something else now, or there is not so much memory.
     pub fn state<V: Send + 'static>(
         &self,
+        builder: &mut Builder,
         kind: &'static str,
         subject: &str,
         key: &Word,
         span: Span,
     ) -> Result<Arc<Zone<V>>, Diagnostic> {
-        zone::named(kind, &self.name, self.bytes, &key.text).map_err(|error| match error {
+        builder.zones.named.get(kind, &self.name, self.bytes, &key.text).map_err(|error| match error {
             ZoneError::OtherKey(earlier) => {
                 let (name, now, earlier) = (&self.name, &key.text, earlier.as_bstr());
                 let message = format!(
@@ -118,9 +120,12 @@ impl ZoneSize {
     }
 }
 
-/// The zones mentioned so far.
+/// The zones mentioned so far, and the state of those that were declared.
 #[derive(Default)]
-pub(super) struct Zones(Vec<Mentioned>);
+pub(super) struct Zones {
+    mentioned: Vec<Mentioned>,
+    pub named: NamedZones,
+}
 
 struct Mentioned {
     name: BString,
@@ -141,9 +146,9 @@ impl Zones {
         bytes: Option<usize>,
         span: Span,
     ) -> Result<ZoneRef<Z>, Diagnostic> {
-        let Some(known) = self.0.iter_mut().find(|known| known.name == name) else {
+        let Some(known) = self.mentioned.iter_mut().find(|known| known.name == name) else {
             let zone = Arc::new(OnceLock::<Z>::new());
-            self.0.push(Mentioned { name: name.into(), kind, bytes, span, zone: zone.clone() });
+            self.mentioned.push(Mentioned { name: name.into(), kind, bytes, span, zone: zone.clone() });
             return Ok(ZoneRef(zone));
         };
         let name = name.as_bstr();
@@ -167,7 +172,7 @@ impl Zones {
 
     /// Those that nobody has declared.
     pub fn undeclared(&self) -> impl Iterator<Item = Diagnostic> {
-        self.0.iter().filter(|zone| zone.bytes.is_none()).map(|zone| {
+        self.mentioned.iter().filter(|zone| zone.bytes.is_none()).map(|zone| {
             let hint = format!("a zone is declared by the \"{}\" directive", zone.kind);
             Diagnostic::emerg(format!("zero size shared memory zone \"{}\"", zone.name)).at(zone.span).hint(hint)
         })

@@ -101,6 +101,15 @@ pub trait BodyStream {
     fn is_at_end(&self) -> bool {
         false
     }
+
+    /// The length in bytes, if it is known before the end.
+    fn length(&self) -> Option<u64> {
+        None
+    }
+
+    /// One that has not begun and puts another byte in the place of each of a body has that body cut by `cut`. Any other
+    /// leaves it: it cannot be had in parts. Whoever does cut knows its length.
+    fn cut(&mut self, _cut: &mut dyn FnMut(Body) -> Body) {}
 }
 
 impl Body {
@@ -111,7 +120,7 @@ impl Body {
             Body::Bytes(bytes) => Some(bytes.len() as u64),
             Body::File(piece) => Some(piece.length),
             Body::Items(items) => Some(items.iter().map(BodyItem::length).sum()),
-            Body::Stream(_) => None,
+            Body::Stream(stream) => stream.length(),
         }
     }
 

@@ -12,6 +12,7 @@ use gale_runtime::files::LinkCheck;
 use super::request::Request;
 use super::response::ShortText;
 use super::settings::{Alias, Root};
+use super::template::{leads_upwards, refuse_path};
 use crate::process::Level;
 
 /// Appends the path of the file that the request's URI stands for: `root` and
@@ -21,7 +22,8 @@ use crate::process::Level;
 /// The status to answer, with nothing appended. When a rewrite took the URI out of
 /// the location whose prefix `alias` replaces, it is nginx's 500. What would lead
 /// out of the directory is not found: a URI has no such segment, but what `alias`
-/// or a rewrite leaves of one may (`/files../x` in `location /files`).
+/// or a rewrite leaves of one may (`/files../x` in `location /files`), and so may a
+/// variable in `root` or `alias`.
 pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
     let root = request.scope().core.root.get();
     let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
@@ -36,35 +38,44 @@ pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
         request.log(Level::Alert, message);
         return Err(500);
     };
-    if leads_upwards(tail) {
-        request.log(Level::Error, format_args!("unsafe path \"{}\" was detected", BStr::new(tail)));
+    if leads_upwards(tail, |_| true) {
+        refuse_path(request, tail);
         return Err(404);
     }
-    directory_of(request, out);
-    out.extend_from_slice(tail);
-    Ok(())
+    if directory_of(request, out) && append_tail(request, tail, out) { Ok(()) } else { Err(404) }
 }
 
-/// Whether one of the segments is `..`.
-fn leads_upwards(path: &[u8]) -> bool {
-    // Hardly any path has two dots in a row.
-    memchr::memmem::find(path, b"..").is_some() && path.split(|&byte| byte == b'/').any(|segment| segment == b"..")
+/// Appends what follows a directory. `false`, with nothing appended, when a dot at the end of the one and a dot at the
+/// beginning of the other become a way out.
+fn append_tail(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
+    let joint = out.len();
+    out.extend_from_slice(tail);
+    if tail.first() == Some(&b'.') && out[..joint].ends_with(b".") && leads_upwards(out, |place| place + 1 == joint) {
+        refuse_path(request, out);
+        out.truncate(joint);
+        return false;
+    }
+    true
 }
 
 /// Appends the path of the file called `name`, a URI or what stands in place of one:
 /// for files other than the one asked for. With `alias` the name is relative to it,
-/// unless it repeats the location's prefix.
-pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) {
+/// unless it repeats the location's prefix. `false` when there is no such path, as [`find_path`] says.
+#[must_use]
+pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
-    directory_of(request, out);
-    out.extend_from_slice(tail(root, name).filter(|_| root.alias != Some(Alias::Whole)).unwrap_or(name));
+    let tail = tail(root, name).filter(|_| root.alias != Some(Alias::Whole)).unwrap_or(name);
+    directory_of(request, out) && append_tail(request, tail, out)
 }
 
-/// Appends the directory that `root` or `alias` says: `$document_root`.
-pub fn directory_of(request: &Request, out: &mut Vec<u8>) {
+/// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables in it
+/// lead out of what the configuration says.
+pub fn directory_of(request: &Request, out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let start = out.len();
-    root.path.append(request, out);
+    if !root.path.append_path(request, out) {
+        return false;
+    }
     if let Some(base) = &root.base
         && out.get(start) != Some(&b'/')
     {
@@ -73,6 +84,7 @@ pub fn directory_of(request: &Request, out: &mut Vec<u8>) {
         out.push(b'/');
         out.extend_from_slice(&relative);
     }
+    true
 }
 
 /// What `disable_symlinks` checks on the way to a file of this request, if anything.
@@ -125,15 +137,5 @@ mod tests {
         assert_eq!(extension(b"/a.b/c.tar.gz"), Some(&b"gz"[..]));
         assert_eq!(extension(b"/a.b/c"), None);
         assert_eq!(extension(b"/a."), Some(&b""[..]));
-    }
-
-    #[test]
-    fn two_dots_lead_upwards_only_as_a_segment() {
-        for path in ["..", "../a", "/..", "/a/../b", "a/.."] {
-            assert!(leads_upwards(path.as_bytes()), "{path}");
-        }
-        for path in ["", "/", "/a..", "..a", "/a..b/c", "/.../x", "/./."] {
-            assert!(!leads_upwards(path.as_bytes()), "{path}");
-        }
     }
 }

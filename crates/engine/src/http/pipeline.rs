@@ -320,6 +320,10 @@ fn conclude(request: &mut Request, flow: Flow) -> Option<Step> {
 
 /// The request has an answer: the filters change it, or put another in its place.
 fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
+    if request.take_too_costly() {
+        request.response.clear();
+        return conclude(request, Flow::Respond(500));
+    }
     if let Some(status) = request.status_override.take() {
         request.response.status = status;
     }
@@ -338,6 +342,10 @@ fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
             }
             Filtered::Respond(status) => return conclude(request, Flow::Respond(status)),
         }
+    }
+    if request.take_too_costly() {
+        request.response.clear();
+        return fail_plainly(request);
     }
     Some(Step::Answer(body))
 }

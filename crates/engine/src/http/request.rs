@@ -35,6 +35,16 @@ pub const REDIRECTS_MAX: u8 = 10;
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
 
+/// What values of variables that only other values need may cost one request, in bytes: a volatile `map` that asks for
+/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
+const NESTED_COST_MAX: usize = 64 << 20;
+
+/// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
+const EVALUATION_COST: usize = 6 << 10;
+
+/// What copying one that is kept costs, beside its length.
+const COPY_COST: usize = 64;
+
 /// A client behind a server that is trusted to say who it is.
 struct Client {
     address: SocketAddress,
@@ -136,6 +146,9 @@ pub struct Request {
     captured: RefCell<Captured>,
     limit_rate: Cell<Option<u64>>,
     variable_depth: Cell<u32>,
+    nested_cost: Cell<usize>,
+    /// Variables have become too costly, and the answer does not say so yet.
+    is_too_costly: Cell<bool>,
 }
 
 /// What a request shares with its subrequests.
@@ -201,6 +214,8 @@ impl Request {
             trailers: RefCell::default(),
             captured: RefCell::default(),
             variable_depth: Cell::new(0),
+            nested_cost: Cell::new(0),
+            is_too_costly: Cell::new(false),
             limit_rate: Cell::new(None),
         }
     }
@@ -246,6 +261,8 @@ impl Request {
         self.trailers.get_mut().clear();
         self.captured.get_mut().groups.clear();
         self.limit_rate.set(None);
+        self.nested_cost.set(0);
+        self.is_too_costly.set(false);
     }
 
     /// The head that is being read, which nobody else holds yet.
@@ -489,11 +506,15 @@ impl Request {
 
     /// Appends the value of a variable to `out`; `false` when it has none.
     pub fn append_variable(&self, id: VariableId, out: &mut Vec<u8>) -> bool {
-        if self.variable_depth.get() == CYCLE {
+        let depth = self.variable_depth.get();
+        if depth == CYCLE {
             return false;
         }
         match self.shared.stored.borrow().get(id.0 as usize) {
             Some(Stored::Value(value)) => {
+                if depth > 0 && !self.spend(id, COPY_COST + value.len()) {
+                    return false;
+                }
                 out.extend_from_slice(value);
                 return true;
             }
@@ -502,12 +523,18 @@ impl Request {
         }
         match self.http().variables.source(id) {
             // Deeper by one, so that it is one of the circle that is told of.
-            Source::Evaluated { value, argument } => {
-                self.evaluate(id, VARIABLE_DEPTH_MAX + 1, || value(self, argument, out))
-            }
+            Source::Evaluated { value, argument } => self.evaluate(id, VARIABLE_DEPTH_MAX + 1, || {
+                let start = out.len();
+                value(self, argument, out) && (depth == 0 || self.spend(id, out.len() - start))
+            }),
             Source::Defined { definition, is_volatile } => {
                 let start = out.len();
                 let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
+                if self.nested_cost.get() > NESTED_COST_MAX {
+                    // Not to be kept: what there is of it may be long, and is not all.
+                    out.truncate(start);
+                    return false;
+                }
                 if !is_volatile {
                     self.store(id, if found { Stored::Value(out[start..].into()) } else { Stored::Missing });
                 }
@@ -537,12 +564,39 @@ impl Request {
             self.variable_depth.set(CYCLE);
             return false;
         }
+        if depth > 0 && !self.spend(id, EVALUATION_COST) {
+            return false;
+        }
         self.variable_depth.set(depth + 1);
         let found = value();
         if depth == 0 || self.variable_depth.get() != CYCLE {
             self.variable_depth.set(depth);
         }
         found
+    }
+
+    /// Counts what the value of a variable costs that another one needs; `false` when that is too much, and then no variable
+    /// has a value until the first of them has got its own.
+    fn spend(&self, id: VariableId, cost: usize) -> bool {
+        let before = self.nested_cost.get();
+        let after = before.saturating_add(cost);
+        self.nested_cost.set(after);
+        if after <= NESTED_COST_MAX {
+            return true;
+        }
+        if before <= NESTED_COST_MAX {
+            let name = bstr::BStr::new(self.http().variables.name(id));
+            let message = "variables that refer to variables take too much of one request";
+            self.log(Level::Error, format_args!("{message} while evaluating variable \"{name}\""));
+            self.is_too_costly.set(true);
+        }
+        self.variable_depth.set(CYCLE);
+        false
+    }
+
+    /// Whether the answer has to be an error because variables have become too costly: said once.
+    pub(super) fn take_too_costly(&self) -> bool {
+        self.is_too_costly.take()
     }
 
     /// The URI becomes another one. When the phase of rewrites has ended, the location for it is looked for, unless

@@ -406,44 +406,25 @@ fn name(temp_path: &TempPath, number: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     use gale_runtime::{EventLoop, LoopOptions};
     use smallvec::smallvec;
 
     use super::super::exchange::mock::{self, MockExchange};
     use super::*;
+    use crate::scratch::Scratch;
 
-    /// A directory that goes away with the test.
-    struct Directory(PathBuf);
-
-    impl Directory {
-        fn new() -> Directory {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("gale-request-body-{}-{number}", std::process::id()));
-            std::fs::create_dir(&path).unwrap();
-            Directory(path)
-        }
-
-        /// Every file below it.
-        fn files(&self) -> Vec<PathBuf> {
-            let mut files = Vec::new();
-            let mut directories = vec![self.0.clone()];
-            while let Some(directory) = directories.pop() {
-                for entry in std::fs::read_dir(directory).unwrap() {
-                    let path = entry.unwrap().path();
-                    if path.is_dir() { directories.push(path) } else { files.push(path) }
-                }
+    /// Every file below a directory.
+    fn files_below(directory: &Scratch) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut directories = vec![directory.path().to_owned()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { directories.push(path) } else { files.push(path) }
             }
-            files
         }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
+        files
     }
 
     fn on_a_loop<T>(work: impl Future<Output = T>) -> T {
@@ -486,8 +467,8 @@ mod tests {
 
     #[test]
     fn a_small_body_stays_in_memory() {
-        let directory = Directory::new();
-        let stored = read(&directory.0, 100, |client| {
+        let directory = Scratch::new();
+        let stored = read(directory.path(), 100, |client| {
             client.sends(b"hello ");
             client.sends(b"world");
             client.ends();
@@ -516,8 +497,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_goes_to_a_file_and_both_can_be_read_again() {
-        let directory = Directory::new();
-        let stored = read(&directory.0, 1000, |client| {
+        let directory = Scratch::new();
+        let stored = read(directory.path(), 1000, |client| {
             sample(200_000).chunks(16_384).for_each(|piece| client.sends(piece));
             client.ends();
         });
@@ -528,7 +509,7 @@ mod tests {
         assert_eq!(stored.file.as_ref().unwrap().metadata().size, 199_000);
         assert_eq!(stored.file.as_ref().unwrap().metadata().mode & 0o777, 0o600);
         assert_eq!(stored.file.as_ref().unwrap().metadata().links, 0);
-        assert!(directory.files().is_empty(), "the file has no name");
+        assert!(files_below(&directory).is_empty(), "the file has no name");
     }
 
     #[test]
@@ -599,8 +580,8 @@ mod tests {
 
     #[test]
     fn a_name_that_is_taken_is_passed_over_and_never_opened() {
-        let directory = Directory::new();
-        let temp_path = TempPath { path: directory.0.clone(), levels: smallvec![] };
+        let directory = Scratch::new();
+        let temp_path = TempPath { path: directory.path().to_owned(), levels: smallvec![] };
         let taken = name(&temp_path, 7);
         std::fs::write(&taken, "precious").unwrap();
         let (_, path) = create_blocking(&temp_path, 7, false).unwrap();
@@ -610,21 +591,21 @@ mod tests {
 
     #[test]
     fn directories_are_for_the_worker_alone() {
-        let directory = Directory::new();
-        let temp_path = TempPath { path: directory.0.clone(), levels: smallvec![1, 2] };
+        let directory = Scratch::new();
+        let temp_path = TempPath { path: directory.path().to_owned(), levels: smallvec![1, 2] };
         create_blocking(&temp_path, 12345, false).unwrap();
-        let made = std::fs::metadata(directory.0.join("5")).unwrap();
+        let made = std::fs::metadata(directory.path().join("5")).unwrap();
         assert_eq!(made.permissions().mode() & 0o777, 0o700);
     }
 
     #[test]
     fn a_request_that_is_given_up_leaves_nothing_behind() {
-        let directory = Directory::new();
+        let directory = Scratch::new();
         on_a_loop(async {
             let exchange: Rc<MockExchange> = MockExchange::new();
             exchange.sends(&sample(100_000));
             let mut core = mock::settings();
-            core.client_body_temp_path.set(TempPath { path: directory.0.clone(), levels: smallvec![] }, None);
+            core.client_body_temp_path.set(TempPath { path: directory.path().to_owned(), levels: smallvec![] }, None);
             let mut request = mock::request(&exchange, core);
             let mut reading = Box::pin(read_body(&mut request));
             let mut client_is_asked_again = exchange.asks_for_more();
@@ -635,6 +616,6 @@ mod tests {
             })
             .await;
         });
-        assert!(directory.files().is_empty());
+        assert!(files_below(&directory).is_empty());
     }
 }

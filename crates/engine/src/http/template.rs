@@ -3,6 +3,7 @@
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use gale_base::units;
 use gale_protocol::uri::escape::{Class, escape};
@@ -97,6 +98,52 @@ impl Template {
         }
     }
 
+    /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its segments
+    /// is `..` and not the configuration's own: what a client may have had a part in must not lead out of a directory.
+    #[must_use]
+    pub fn append_path(&self, request: &Request, out: &mut Vec<u8>) -> bool {
+        let start = out.len();
+        self.append(request, out);
+        if self.as_constant().is_some() || !has_two_dots(&out[start..]) {
+            return true;
+        }
+        // Anew: what is looked at is what is used, and not every variable says the same a second time.
+        out.truncate(start);
+        let foreign = self.append_marked(request, out);
+        if leads_upwards(&out[start..], |place| foreign.iter().any(|range| range.contains(&(start + place)))) {
+            refuse_path(request, &out[start..]);
+            out.truncate(start);
+            return false;
+        }
+        true
+    }
+
+    /// Appends the text and tells which parts of it are not the configuration's own.
+    fn append_marked(&self, request: &Request, out: &mut Vec<u8>) -> Vec<Range<usize>> {
+        let mut foreign = Vec::new();
+        for segment in &self.segments {
+            let start = out.len();
+            let is_own = match segment {
+                Segment::Literal(text) => {
+                    out.extend_from_slice(text);
+                    true
+                }
+                Segment::Variable(id) => {
+                    request.append_variable(*id, out);
+                    request.http().variables.is_own(*id)
+                }
+                Segment::Capture(number) => {
+                    request.with_capture(*number, |text| out.extend_from_slice(text));
+                    false
+                }
+            };
+            if !is_own {
+                foreign.push(start..out.len());
+            }
+        }
+        foreign
+    }
+
     /// The text for this request: itself, where there is nothing to evaluate.
     pub fn text(&self, request: &Request) -> Cow<'_, [u8]> {
         self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(request)), Cow::Borrowed)
@@ -108,6 +155,27 @@ impl Template {
         self.append(request, &mut out);
         out
     }
+}
+
+/// Hardly any path has two dots in a row.
+fn has_two_dots(path: &[u8]) -> bool {
+    memchr::memmem::find(path, b"..").is_some()
+}
+
+/// Whether one of the segments is `..`, and one of the two dots or the slash before them is at a place that counts.
+pub(super) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
+    let mut start = 0;
+    has_two_dots(path)
+        && path.split(|&byte| byte == b'/').any(|segment| {
+            let place = start;
+            start += segment.len() + 1;
+            segment == b".." && (place.saturating_sub(1)..place + 2).any(&counts)
+        })
+}
+
+/// Tells the error log of a path that leads out of its directory.
+pub(super) fn refuse_path(request: &Request, path: &[u8]) {
+    request.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
 }
 
 /// Whether any of these texts is neither empty nor `0`: nginx's predicates.
@@ -199,6 +267,21 @@ mod tests {
         assert_eq!(names("${}").unwrap_err(), "invalid variable name");
         assert_eq!(names("${a").unwrap_err(), "the closing bracket in \"a\" variable is missing");
         assert_eq!(names("${a-b}").unwrap_err(), "the closing bracket in \"a\" variable is missing");
+    }
+
+    #[test]
+    fn two_dots_lead_upwards_only_as_a_segment() {
+        for path in ["..", "../a", "/..", "/a/../b", "a/.."] {
+            assert!(leads_upwards(path.as_bytes(), |_| true), "{path}");
+            assert!(!leads_upwards(path.as_bytes(), |_| false), "{path}");
+        }
+        for path in ["", "/", "/a..", "..a", "/a..b/c", "/.../x", "/./."] {
+            assert!(!leads_upwards(path.as_bytes(), |_| true), "{path}");
+        }
+        // The slash before them belongs to them, what comes behind does not.
+        let counts = [false, false, true, true, true, false, false];
+        let found: Vec<bool> = (0..7).map(|place| leads_upwards(b"/a/../b", |other| other == place)).collect();
+        assert_eq!(found, counts);
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub type Assign = fn(&mut Request, &[u8]);
 pub trait Definition: Send + Sync {
     /// Appends the value to the output and says whether there is one.
     fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool;
+
+    /// Whether every value is written in the configuration, so that a request only chooses among them.
+    fn is_own(&self) -> bool {
+        false
+    }
 }
 
 /// A variable that a module defines.
@@ -89,6 +94,8 @@ struct Slot {
     /// Until `set` has given it a value; everything else that defines it comes first.
     unset: Option<Arc<dyn Definition>>,
     assign: Option<Assign>,
+    /// Something else than the configuration may have a part in the value.
+    is_foreign: bool,
 }
 
 pub(crate) enum Source {
@@ -133,14 +140,15 @@ impl VariableTable {
         let name: Box<[u8]> = name.into();
         self.by_name.insert(name.clone(), id);
         let (source, unset, assign) = (Source::Unknown, None, None);
-        self.slots.push(Slot { name, source, mentioned_at: span, made_at: None, unset, assign });
+        self.slots.push(Slot { name, source, mentioned_at: span, made_at: None, unset, assign, is_foreign: false });
         id
     }
 
     /// The index for a variable that a named group sets.
     pub fn stored(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
         let id = self.make(name, span);
-        self.slots[id.0 as usize].source = Source::Stored;
+        let slot = &mut self.slots[id.0 as usize];
+        (slot.source, slot.is_foreign) = (Source::Stored, true);
         id
     }
 
@@ -159,15 +167,25 @@ impl VariableTable {
         is_volatile: bool,
     ) -> VariableId {
         let id = self.make(name, span);
-        self.slots[id.0 as usize].source = Source::Defined { definition, is_volatile };
+        let slot = &mut self.slots[id.0 as usize];
+        slot.is_foreign |= !definition.is_own();
+        slot.source = Source::Defined { definition, is_volatile };
         id
     }
 
     /// The index for a variable that `set` gives a value. Before that the value is that of another definition, or
-    /// else what `unset` says.
-    pub fn assigned(&mut self, name: &[u8], span: Option<Span>, unset: Arc<dyn Definition>) -> VariableId {
+    /// else what `unset` says. `is_own` says that the value is a text of the configuration alone.
+    pub fn assigned(
+        &mut self,
+        name: &[u8],
+        span: Option<Span>,
+        unset: Arc<dyn Definition>,
+        is_own: bool,
+    ) -> VariableId {
         let id = self.make(name, span);
-        self.slots[id.0 as usize].unset = Some(unset);
+        let slot = &mut self.slots[id.0 as usize];
+        slot.unset = Some(unset);
+        slot.is_foreign |= !is_own;
         id
     }
 
@@ -201,6 +219,7 @@ impl VariableTable {
                 message: format!("unknown \"{}\" variable", BStr::new(&slot.name)),
                 span: slot.mentioned_at,
             })?;
+            slot.is_foreign |= matches!(slot.source, Source::Evaluated { .. });
         }
         Ok(())
     }
@@ -231,6 +250,11 @@ impl VariableTable {
     /// The name of a variable.
     pub fn name(&self, id: VariableId) -> &[u8] {
         &self.slots[id.0 as usize].name
+    }
+
+    /// Whether every value that a variable may have is a text of the configuration.
+    pub fn is_own(&self, id: VariableId) -> bool {
+        !self.slots[id.0 as usize].is_foreign
     }
 
     pub(crate) fn source(&self, id: VariableId) -> &Source {
@@ -328,15 +352,15 @@ mod tests {
         let taken = Err("the duplicate \"uri\" variable".to_owned());
         assert_eq!(resolve(&|table| table.stored(b"URI", None)).map(|_| ()), taken);
         assert_eq!(resolve(&|table| table.define(b"uri", None, Arc::new(Nothing), false)).map(|_| ()), taken);
-        assert_eq!(resolve(&|table| table.assigned(b"uri", None, Arc::new(Nothing))).map(|_| ()), taken);
+        assert_eq!(resolve(&|table| table.assigned(b"uri", None, Arc::new(Nothing), true)).map(|_| ()), taken);
         // A family gives the value until there is another one.
-        let table = resolve(&|table| table.assigned(b"http_x", None, Arc::new(Nothing))).ok().unwrap();
+        let table = resolve(&|table| table.assigned(b"http_x", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
         assert!(table.assign(VariableId(0)).is_none());
-        let table = resolve(&|table| table.assigned(b"args", None, Arc::new(Nothing))).ok().unwrap();
+        let table = resolve(&|table| table.assigned(b"args", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
         assert!(table.assign(VariableId(0)).is_some());
-        let table = resolve(&|table| table.assigned(b"own", None, Arc::new(Nothing))).ok().unwrap();
+        let table = resolve(&|table| table.assigned(b"own", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Defined { .. }));
     }
 }

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use parking_lot::Mutex;
 
-pub use names::{ZoneError, named};
+pub use names::{NamedZones, ZoneError};
 pub use table::{EntryId, Full, Table};
 
 /// A shard is not made smaller than this: below, keys would fill some shards long before others.

@@ -1,6 +1,7 @@
-//! The zones of this process, by name: how one goes on over a reload.
+//! The zones of a configuration, by name: how one goes on over a reload.
 //!
-//! Nothing here keeps a zone alive: it belongs to the configurations that name it.
+//! What goes on is what the configuration has that serves. A zone that was removed and comes back begins anew, even while
+//! requests of before still hold what it was: nobody but the configurations that name a zone keeps it alive.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -18,45 +19,64 @@ pub enum ZoneError {
     NoMemory,
 }
 
+/// The zones that one configuration has.
+#[derive(Default)]
+pub struct NamedZones(Vec<Named>);
+
 struct Named {
     kind: &'static str,
     name: Box<[u8]>,
     bytes: usize,
     key_text: Box<[u8]>,
-    zone: Weak<dyn Any + Send + Sync>,
+    zone: Arc<dyn Any + Send + Sync>,
 }
 
-static NAMED: Mutex<Vec<Named>> = Mutex::new(Vec::new());
+/// Those of the configuration that serves.
+static SERVING: Mutex<Weak<NamedZones>> = Mutex::new(Weak::new());
 
-/// The zone of this kind, name and size that a configuration of this process has, or a new one. `key_text` says what its
-/// keys are made of.
-///
-/// # Errors
-/// See [`ZoneError`].
-pub fn named<V: Send + 'static>(
-    kind: &'static str,
-    name: &[u8],
-    bytes: usize,
-    key_text: &[u8],
-) -> Result<Arc<Zone<V>>, ZoneError> {
-    let mut all = NAMED.lock();
-    all.retain(|known| known.zone.strong_count() > 0);
-    let is_same = |known: &&Named| known.kind == kind && *known.name == *name && known.bytes == bytes;
-    // The youngest: it is the one in use, if an older one is still held by old requests.
-    if let Some(known) = all.iter().rev().find(is_same)
-        && let Some(zone) = known.zone.upgrade().and_then(|zone| zone.downcast::<Zone<V>>().ok())
-    {
-        return match *known.key_text == *key_text {
-            true => Ok(zone),
-            false => Err(ZoneError::OtherKey(known.key_text.clone())),
+impl NamedZones {
+    /// The zone of this kind, name and size that the configuration which serves has, or a new one. `key_text` says what its
+    /// keys are made of.
+    ///
+    /// # Errors
+    /// See [`ZoneError`].
+    pub fn get<V: Send + 'static>(
+        &mut self,
+        kind: &'static str,
+        name: &[u8],
+        bytes: usize,
+        key_text: &[u8],
+    ) -> Result<Arc<Zone<V>>, ZoneError> {
+        let serving = SERVING.lock().upgrade();
+        let is_same = |known: &&Named| known.kind == kind && *known.name == *name && known.bytes == bytes;
+        let known = serving.iter().flat_map(|zones| &zones.0).find(is_same);
+        let zone = match known.and_then(|known| Some((known, Arc::clone(&known.zone).downcast::<Zone<V>>().ok()?))) {
+            Some((known, _)) if *known.key_text != *key_text => {
+                return Err(ZoneError::OtherKey(known.key_text.clone()));
+            }
+            Some((_, zone)) => zone,
+            None => {
+                // Asked for as one piece first, because it is allocated in several that must not fail.
+                Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| ZoneError::NoMemory)?;
+                Arc::new(Zone::new(bytes))
+            }
         };
+        self.0.push(Named { kind, name: name.into(), bytes, key_text: key_text.into(), zone: zone.clone() });
+        Ok(zone)
     }
-    // Asked for as one piece first, because it is allocated in several that must not fail.
-    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| ZoneError::NoMemory)?;
-    let zone = Arc::new(Zone::new(bytes));
-    let any: Arc<dyn Any + Send + Sync> = zone.clone();
-    all.push(Named { kind, name: name.into(), bytes, key_text: key_text.into(), zone: Arc::downgrade(&any) });
-    Ok(zone)
+
+    /// From now on these are the zones that go on.
+    pub fn serve(self: &Arc<Self>) {
+        *SERVING.lock() = Arc::downgrade(self);
+    }
+
+    /// The same, unless a configuration serves already: loops start for one that may still be refused.
+    pub fn serve_first(self: &Arc<Self>) {
+        let mut serving = SERVING.lock();
+        if serving.strong_count() == 0 {
+            *serving = Arc::downgrade(self);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -65,33 +85,44 @@ mod tests {
 
     const BYTES: usize = 32 * 1024;
 
-    fn get(name: &str, bytes: usize, key: &str) -> Result<Arc<Zone<u32>>, ZoneError> {
-        named("test", name.as_bytes(), bytes, key.as_bytes())
+    fn get(zones: &mut NamedZones, name: &str, bytes: usize, key: &str) -> Result<Arc<Zone<u32>>, ZoneError> {
+        zones.get("test", name.as_bytes(), bytes, key.as_bytes())
     }
 
+    /// What serves is the process's: one test, so that no two set it at the same time.
     #[test]
-    fn a_zone_goes_on_while_somebody_has_it() {
-        let first = get("goes on", BYTES, "$a").unwrap();
-        assert!(Arc::ptr_eq(&first, &get("goes on", BYTES, "$a").unwrap()));
-        assert!(!Arc::ptr_eq(&first, &get("other", BYTES, "$a").unwrap()));
-        let address = Arc::as_ptr(&first);
-        let weak = Arc::downgrade(&first);
-        drop(first);
+    fn what_goes_on_is_what_the_configuration_that_serves_has() {
+        let mut first = NamedZones::default();
+        let zone = get(&mut first, "one", BYTES, "$a").unwrap();
+        let first = Arc::new(first);
+        first.serve_first();
+
+        let mut second = NamedZones::default();
+        assert!(Arc::ptr_eq(&zone, &get(&mut second, "one", BYTES, "$a").unwrap()));
+        assert!(!Arc::ptr_eq(&zone, &get(&mut second, "one", 2 * BYTES, "$a").unwrap()));
+        assert!(!Arc::ptr_eq(&zone, &get(&mut second, "other", BYTES, "$a").unwrap()));
+        assert!(second.get::<u32>("another test", b"one", BYTES, b"$b").is_ok());
+        let refused = get(&mut second, "one", BYTES, "$b").err();
+        assert_eq!(refused, Some(ZoneError::OtherKey(b"$a".as_slice().into())));
+
+        // The second one may still be refused: what it has does not count.
+        Arc::new(second).serve_first();
+        let mut without = NamedZones::default();
+        get(&mut without, "other", BYTES, "$a").unwrap();
+        let without = Arc::new(without);
+        without.serve();
+        // It was removed, and although somebody still has it, another key is nobody's mistake.
+        let mut third = NamedZones::default();
+        assert!(!Arc::ptr_eq(&zone, &get(&mut third, "one", BYTES, "$b").unwrap()));
+        assert!(!Arc::ptr_eq(&zone, &get(&mut third, "one", BYTES, "$a").unwrap()));
+
+        let (address, weak) = (Arc::as_ptr(&zone), Arc::downgrade(&zone));
+        drop((first, zone));
         assert!(weak.upgrade().is_none(), "{address:?} is still held");
     }
 
     #[test]
-    fn another_size_or_kind_is_another_zone_and_another_key_an_error() {
-        let first = get("sizes", BYTES, "$a").unwrap();
-        let second = get("sizes", 2 * BYTES, "$a").unwrap();
-        assert!(!Arc::ptr_eq(&first, &second));
-        assert!(Arc::ptr_eq(&first, &get("sizes", BYTES, "$a").unwrap()));
-        assert!(named::<u32>("another test", b"sizes", BYTES, b"$b").is_ok());
-        assert_eq!(get("sizes", BYTES, "$b").err(), Some(ZoneError::OtherKey(b"$a".as_slice().into())));
-    }
-
-    #[test]
     fn more_memory_than_there_can_be_is_an_error() {
-        assert_eq!(get("huge", isize::MAX as usize, "$a").err(), Some(ZoneError::NoMemory));
+        assert_eq!(get(&mut NamedZones::default(), "huge", isize::MAX as usize, "$a").err(), Some(ZoneError::NoMemory));
     }
 }

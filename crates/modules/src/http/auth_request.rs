@@ -91,7 +91,7 @@ fn auth_request_set(conf: &mut Conf, builder: &mut Builder, statement: &Statemen
         return Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span));
     };
     let http = builder.http_mut();
-    let variable = http.variables.assigned(name, Some(word.span), Arc::new(Unset));
+    let variable = http.variables.assigned(name, Some(word.span), Arc::new(Unset), false);
     let value = http.template(&statement.args[1])?;
     conf.set.push((variable, value));
     Ok(())

@@ -135,12 +135,16 @@ struct Html {
     exact_size: bool,
     /// Seconds that are added to each time.
     offset: i64,
+    /// Names are counted in characters.
+    is_utf8: bool,
 }
+
+const TEXT_HTML: &[u8] = b"text/html";
 
 impl Form {
     fn media_type(&self) -> &'static [u8] {
         match self {
-            Form::Html(_) => b"text/html",
+            Form::Html(_) => TEXT_HTML,
             Form::Json(None) => b"application/json",
             Form::Json(Some(_)) => b"application/javascript",
             Form::Xml => b"text/xml; charset=utf-8",
@@ -218,7 +222,7 @@ fn no_room(request: &Request) -> u16 {
 }
 
 /// The form of the answer; the error says what is wrong with the name of a function.
-fn form(request: &Request, conf: &Conf) -> Result<Form, &'static str> {
+fn form(request: &mut Request, conf: &Conf) -> Result<Form, &'static str> {
     Ok(match conf.format.get() {
         Format::Html => {
             let offset = if *conf.local_time.get() {
@@ -226,7 +230,8 @@ fn form(request: &Request, conf: &Conf) -> Result<Form, &'static str> {
             } else {
                 0
             };
-            Form::Html(Html { uri: request.uri.clone(), exact_size: *conf.exact_size.get(), offset })
+            let is_utf8 = super::charset::is_utf8(request, TEXT_HTML);
+            Form::Html(Html { uri: request.uri.clone(), exact_size: *conf.exact_size.get(), offset, is_utf8 })
         }
         Format::Json => Form::Json(None),
         Format::Jsonp => Form::Json(check_callback(callback(request))?),
@@ -381,12 +386,15 @@ impl Html {
         out.extend_from_slice(b"<a href=\"");
         escape(Class::Component, name, out);
         out.extend_from_slice(if entry.kind == Kind::Directory { b"/\">" } else { b"\">" });
-        if name.len() > NAME_WIDTH {
-            escape_html(&name[..NAME_WIDTH - 3], out);
+        // Where each character begins; each byte is one in a name that is no UTF-8.
+        let characters = std::str::from_utf8(name).ok().filter(|_| self.is_utf8);
+        let mut width = characters.map_or(name.len(), |text| text.chars().count());
+        if width > NAME_WIDTH {
+            let end = characters.and_then(|text| text.char_indices().nth(NAME_WIDTH - 3));
+            escape_html(&name[..end.map_or(NAME_WIDTH - 3, |(end, _)| end)], out);
             out.extend_from_slice(b"..&gt;</a>");
         } else {
             escape_html(name, out);
-            let mut width = name.len();
             if entry.kind == Kind::Directory && width < NAME_WIDTH {
                 out.push(b'/');
                 width += 1;
@@ -503,7 +511,7 @@ mod tests {
 
     fn html(exact_size: bool, entry: &Entry) -> String {
         let mut out = Vec::new();
-        Html { uri: Vec::new(), exact_size, offset: 0 }.write_entry(entry, &mut out);
+        Html { uri: Vec::new(), exact_size, offset: 0, is_utf8: true }.write_entry(entry, &mut out);
         String::from_utf8(out).unwrap()
     }
 
@@ -526,6 +534,20 @@ mod tests {
         assert!(line.contains(&format!(">{}..&gt;</a> 09-Sep-2001 01:46 ", "&gt;".repeat(47))), "{line}");
         let line = html(true, &entry(&[b'x'; 50], Kind::Directory, 1));
         assert!(line.contains(&format!(">{}</a> 09-Sep-2001 01:46                   -\r\n", "x".repeat(50))), "{line}");
+    }
+
+    #[test]
+    fn characters_are_counted_where_names_are_utf_8() {
+        let line = |name: &str, is_utf8| {
+            let mut out = Vec::new();
+            let html = Html { uri: Vec::new(), exact_size: true, offset: 0, is_utf8 };
+            html.write_entry(&entry(name.as_bytes(), Kind::File, 1), &mut out);
+            String::from_utf8_lossy(&out).into_owned()
+        };
+        let (short, long) = ("ф".repeat(50), "ф".repeat(51));
+        assert!(line(&short, true).contains(&format!(">{short}</a> 09-Sep")));
+        assert!(line(&long, true).contains(&format!(">{}..&gt;</a> 09-Sep", "ф".repeat(47))));
+        assert!(line(&short, false).contains(&format!(">{}\u{fffd}..&gt;</a> 09-Sep", "ф".repeat(23))));
     }
 
     #[test]

@@ -65,6 +65,10 @@ impl Definition for Geo {
         out.extend_from_slice(&self.values[value]);
         true
     }
+
+    fn is_own(&self) -> bool {
+        true
+    }
 }
 
 impl Geo {

@@ -258,7 +258,7 @@ fn add_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnost
         let message = format!("{ZONE} \"{}\" is already bound to key \"{}\"", size.name, earlier.key_text);
         return Err(statement.error(message));
     }
-    let counts = size.state(ZONE, ZONE, key_word, statement.span)?;
+    let counts = size.state(builder, ZONE, ZONE, key_word, statement.span)?;
     zone.declare(Counted { name: size.name, key, key_text: key_word.text.clone(), counts });
     Ok(())
 }

@@ -435,7 +435,7 @@ fn add_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnost
         let message = format!("{ZONE} \"{}\" is already bound to key \"{}\"", size.name, earlier.key_text);
         return Err(statement.error(message));
     }
-    let buckets = size.state(ZONE, "limit_req", key_word, statement.span)?;
+    let buckets = size.state(builder, ZONE, "limit_req", key_word, statement.span)?;
     zone.declare(Rate { name: size.name, key, key_text: key_word.text.clone(), rate, buckets });
     Ok(())
 }

@@ -154,26 +154,33 @@ fn log(request: &mut Request, conf: &Conf) -> Flow {
             LogPlace::Syslog(server) => access.append(server.syslog().writer(), None, |out| {
                 server.syslog().append_line(out, |out| log.format.append(request, out));
             }),
-            LogPlace::Named(path) => append_named(named_line(request, conf, log, path)),
+            LogPlace::Named(path) => named_line(request, conf, log, path).into_iter().for_each(append_named),
         }
     }
     Flow::Next
 }
 
-fn named_line(request: &Request, conf: &Conf, log: &Log, path: &Template) -> NamedLine {
+/// The line for a file whose name the request decides; none where the name leads out of its directory.
+fn named_line(request: &Request, conf: &Conf, log: &Log, path: &Template) -> Option<NamedLine> {
+    let mut name = Vec::with_capacity(128);
+    if !path.append_path(request, &mut name) {
+        return None;
+    }
     let mut line = Vec::with_capacity(256);
     log.format.append(request, &mut line);
     line.push(b'\n');
     let mut root = Vec::with_capacity(128);
-    directory_of(request, &mut root);
-    NamedLine {
-        path: OsString::from_vec(path.evaluate(request)).into(),
+    if !directory_of(request, &mut root) {
+        return None;
+    }
+    Some(NamedLine {
+        path: OsString::from_vec(name).into(),
         root: OsString::from_vec(root).into(),
         line,
         connection: request.connection().number,
         errors: Arc::clone(request.configuration().error_log()),
         open: conf.open.get().clone(),
-    }
+    })
 }
 
 fn is_false(value: &[u8]) -> bool {

@@ -68,6 +68,10 @@ impl Definition for Map {
         }
         true
     }
+
+    fn is_own(&self) -> bool {
+        self.values.iter().all(|value| value.as_constant().is_some())
+    }
 }
 
 impl Map {

@@ -5,6 +5,7 @@ pub mod addition;
 pub mod auth_basic;
 pub mod auth_request;
 pub mod autoindex;
+pub mod charset;
 pub mod client_body;
 pub mod core;
 pub mod empty_gif;

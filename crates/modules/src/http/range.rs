@@ -46,6 +46,8 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     };
     match asked {
         Asked::Whole => Filtered::Goes,
+        // What is made on its way is made once.
+        Asked::Parts(ranges) if ranges.len() > 1 && matches!(body, Body::Stream(_)) => Filtered::Goes,
         Asked::Parts(ranges) => {
             let boundary = gale_runtime::random_u64();
             let whole = std::mem::take(body);
@@ -76,12 +78,12 @@ fn still_holds(if_range: Option<&[u8]>, head: &ResponseHead) -> bool {
 fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range<u64>>, boundary: u64) -> Body {
     head.status = 206;
     head.allows_ranges = false;
-    let source = Source::of(body);
     if let [range] = &*ranges {
         head.set(b"Content-Range", format!("bytes {}-{}/{total}", range.start, range.end - 1).as_bytes());
         head.content_length = Some(range.end - range.start);
-        return source.part(range.clone());
+        return part(body, range);
     }
+    let source = Source::of(body);
     let boundary = format!("{boundary:020}");
     let mut before_range = format!("\r\n--{boundary}\r\n").into_bytes();
     if !head.content_type.is_empty() {
@@ -97,6 +99,17 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
     let parts = Parts { source, total, ranges, before_range, ready: VecDeque::new(), end };
     head.content_length = Some(parts.length());
     Body::Stream(Box::new(parts))
+}
+
+/// One part of a body, as simply as it can be said.
+fn part(body: Body, range: &Range<u64>) -> Body {
+    match body {
+        Body::Stream(mut stream) => {
+            stream.cut(&mut |inner| part(inner, range));
+            Body::Stream(stream)
+        }
+        body => Source::of(body).part(range.clone()),
+    }
 }
 
 /// A body of several parts, made one part at a time: thousands of small ranges

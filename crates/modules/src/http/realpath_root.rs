@@ -52,7 +52,8 @@ struct Known {
 
 fn directory(request: &Request) -> PathBuf {
     let mut directory = Vec::with_capacity(128);
-    directory_of(request, &mut directory);
+    // Without one there is no path that could be found.
+    let _ = directory_of(request, &mut directory);
     PathBuf::from(OsString::from_vec(directory))
 }
 

@@ -325,8 +325,10 @@ fn add_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Res
     let http = builder.http_mut();
     let name = super::variable_name(word)?;
     let unset = Uninitialized(name.into());
-    let variable = http.variables.assigned(name, Some(word.span), Arc::new(unset));
-    conf.script.push(Step::Set { variable, value: http.template(value)? });
+    let value = http.template(value)?;
+    let is_own = value.as_constant().is_some();
+    let variable = http.variables.assigned(name, Some(word.span), Arc::new(unset), is_own);
+    conf.script.push(Step::Set { variable, value });
     Ok(())
 }
 

@@ -52,6 +52,10 @@ impl Definition for Split {
         }
         true
     }
+
+    fn is_own(&self) -> bool {
+        true
+    }
 }
 
 fn split_clients(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {

@@ -123,10 +123,10 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 impl Candidate {
     /// The name, and the path that it stands for; none where a name cannot be one of a file.
     fn name_and_path(&self, request: &Request, path: &mut Vec<u8>) -> Option<Vec<u8>> {
-        let name = self.name.evaluate(request);
+        let mut name = Vec::with_capacity(64);
         path.clear();
-        path_of(request, &name, path);
-        (!name.contains(&0)).then_some(name)
+        let is_path = self.name.append_path(request, &mut name) && path_of(request, &name, path);
+        (is_path && !name.contains(&0)).then_some(name)
     }
 
     /// Goes on with this file if it is what was looked for; `None` = the next one is to be looked for.

@@ -164,29 +164,28 @@ fn step(place: &impl AsFd, name: &[u8], flags: OFlags, refused: RefusedLinks) ->
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::scratch::Scratch;
     use crate::{EventLoop, LoopOptions};
 
-    struct Directory(PathBuf);
+    struct Directory(Scratch);
 
     impl Directory {
         /// `real/file`, a link `link` to `real`, and a link `real/alias` to `file`.
         fn new() -> Directory {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let name = format!("gale-links-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-            let path = std::env::temp_dir().canonicalize().unwrap().join(name);
+            let scratch = Scratch::new();
+            let path = scratch.path();
             std::fs::create_dir_all(path.join("real/deep")).unwrap();
             std::fs::write(path.join("real/file"), "contents").unwrap();
             symlink("real", path.join("link")).unwrap();
             symlink("file", path.join("real/alias")).unwrap();
-            Directory(path)
+            Directory(scratch)
         }
 
         /// The size of what `open` and `stat` find, or the error number; all ways agree.
         fn look(&self, name: &str, refused: RefusedLinks, from: usize) -> Result<u64, i32> {
-            let (path, check) = (self.0.join(name), LinkCheck { refused, from });
+            let (path, check) = (self.0.path().join(name), LinkCheck { refused, from });
             let size = |found: io::Result<File>| found.map(|file| file.metadata().size);
             let of = |found: io::Result<u64>| found.map_err(|error| error.raw_os_error().unwrap_or(0));
             let blocking = of(size(open_checked_blocking(&path, OpenFlags::READ, check)));
@@ -198,12 +197,6 @@ mod tests {
             });
             assert_eq!(found, blocking, "{name}");
             found
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
         }
     }
 
@@ -224,7 +217,7 @@ mod tests {
     #[test]
     fn links_before_the_checked_part_are_passed() {
         let directory = Directory::new();
-        let from = directory.0.join("link").as_os_str().len();
+        let from = directory.0.path().join("link").as_os_str().len();
         assert_eq!(directory.look("link/file", RefusedLinks::All, from), Ok(8));
         assert_eq!(directory.look("link/alias", RefusedLinks::All, from), Err(libc::ELOOP));
         assert_eq!(directory.look("link/alias", RefusedLinks::Foreign, from), Ok(8));
@@ -233,8 +226,8 @@ mod tests {
     #[test]
     fn links_to_what_their_owner_owns_are_passed() {
         let directory = Directory::new();
-        symlink("/etc/passwd", directory.0.join("foreign")).unwrap();
-        symlink("nowhere", directory.0.join("dangling")).unwrap();
+        symlink("/etc/passwd", directory.0.path().join("foreign")).unwrap();
+        symlink("nowhere", directory.0.path().join("dangling")).unwrap();
         let foreign = |name| directory.look(name, RefusedLinks::Foreign, 0);
         assert_eq!(foreign("link/file"), Ok(8));
         assert_eq!(foreign("link/alias"), Ok(8));
@@ -242,7 +235,7 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             // Make the link another user's.
             let other = rustix::fs::Uid::from_raw(65534);
-            let path = directory.0.join("foreign");
+            let path = directory.0.path().join("foreign");
             rustix::fs::chownat(CWD, path, Some(other), None, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
         }
         assert_eq!(foreign("foreign"), Err(libc::ELOOP));

@@ -337,6 +337,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
         events: EventsSettings::default(),
         thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
+        zones: Default::default(),
         http: Some(http),
     }));
     let mut request = Request::new();

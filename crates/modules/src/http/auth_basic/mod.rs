@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use gale_base::os_error::OsErrorText;
-use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, slot};
+use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::Builder;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -89,7 +89,21 @@ fn user_file(builder: &mut Builder, statement: &Statement) -> Result<UserFile, D
     let path = builder.http_mut().template(&statement.args[0])?;
     // Now, because it asks the system how many cores there are.
     hashing_pool();
-    Ok(UserFile { path, directory: builder.configuration_directory.clone() })
+    let directory = builder.configuration_directory.clone();
+    if let Some(name) = path.as_constant().filter(|_| builder.is_test) {
+        let missing = warning(&directory.join(Path::new(OsStr::from_bytes(name))), &statement.args[0]);
+        builder.note(missing);
+    }
+    Ok(UserFile { path, directory })
+}
+
+/// The file may come later, so it is no mistake that it is not there; whoever asks for a test wants to know.
+fn warning(path: &Path, word: &Word) -> Option<Diagnostic> {
+    let error = path.metadata().err()?;
+    let is_missing = matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+    let message = || format!("there is no \"{}\" {}", path.display(), OsErrorText(&error));
+    let hint = "as long as there is no such file, requests get 403";
+    is_missing.then(|| Diagnostic::warn(message()).at(word.span).hint(hint))
 }
 
 const OFF: &[u8] = b"off";
@@ -118,7 +132,7 @@ fn first(request: &mut Request, conf: &Conf) -> Option<Flow> {
         request.log(Level::Info, format_args!("no user/password was provided for basic authentication"));
         return Some(challenge(request, &realm));
     };
-    let path = path_of(request, conf);
+    let Some(path) = path_of(request, conf) else { return Some(Flow::Respond(403)) };
     // What a cached path says at once may be all that is needed.
     let opened = files::try_open(&path, OpenFlags::READ)?.ok()?;
     recent::knows(request.worker(), &Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
@@ -145,13 +159,15 @@ fn given(request: &Request) -> Option<Credentials> {
     Credentials::parse(value?)
 }
 
-fn path_of(request: &Request, conf: &Conf) -> PathBuf {
+/// The file with the passwords; none where a variable leads out of its directory.
+fn path_of(request: &Request, conf: &Conf) -> Option<PathBuf> {
     let UserFile { path, directory } = conf.user_file.get();
-    directory.join(Path::new(OsStr::from_bytes(&path.evaluate(request))))
+    let mut name = Vec::with_capacity(64);
+    path.append_path(request, &mut name).then(|| directory.join(Path::new(OsStr::from_bytes(&name))))
 }
 
 async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> Flow {
-    let path = path_of(request, conf);
+    let Some(path) = path_of(request, conf) else { return Flow::Respond(403) };
     let file = match files::open(&path, OpenFlags::READ).await {
         Ok(file) => file,
         Err(error) => {
