@@ -42,6 +42,7 @@ mod accept_mutex;
 mod address;
 mod buffer;
 mod clock;
+mod datagram;
 mod devices;
 mod driver;
 mod environment;
@@ -74,6 +75,7 @@ pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
 pub use clock::{ClockChoice, Moment};
+pub use datagram::Datagram;
 pub use driver::{RingCounters, RingOptions, TcpInfo};
 pub use environment::{now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
