@@ -125,6 +125,19 @@ pub fn task_count() -> usize {
     Environment::with(|environment| environment.executor.task_count())
 }
 
+/// A random number that nobody can foretell, whatever others of ours they have seen: a system call.
+pub fn secret_u64() -> u64 {
+    if Environment::with(|environment| environment.simulation.is_some()) {
+        return random_u64();
+    }
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        // The kernel gives so few bytes whole. A filter of system calls may forbid it.
+        _ => random_u64(),
+    }
+}
+
 /// A random number, for spreading and naming; not for secrets. (splitmix64 over a seed from the kernel or the test)
 pub fn random_u64() -> u64 {
     Environment::with(|environment| {
