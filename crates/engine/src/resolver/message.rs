@@ -293,3 +293,87 @@ fn negative_ttl(message: &Message<[u8]>) -> Option<Duration> {
     let ttl = seconds(record.ttl().as_secs()).min(seconds(record.data().minimum().as_secs()));
     Some(Duration::from_secs(ttl.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name<Vec<u8>> {
+        text.parse().unwrap()
+    }
+
+    /// The answer to `question` with an alias, two addresses, and a record of the zone.
+    fn answer(question: Question<'_>) -> Vec<u8> {
+        let query = question.to_bytes();
+        let query = Message::from_octets(&query[..]).unwrap();
+        let mut answer = MessageBuilder::new_vec().start_answer(&query, Rcode::NOERROR).unwrap();
+        let a = |last| A::new([192, 0, 2, last].into());
+        answer.push((name("a.example"), 60, Cname::new(name("b.example")))).unwrap();
+        answer.push((name("b.example"), 50, a(1))).unwrap();
+        answer.push((name("B.Example"), 0x8000_0000, a(2))).unwrap();
+        answer.push((name("c.example"), 10, a(3))).unwrap();
+        answer.finish()
+    }
+
+    #[test]
+    fn a_query_is_written_as_rfc_1035_has_it() {
+        let name = DnsName::from_text(b"A.Example.").unwrap();
+        let query = Question { id: 0x1234, name: &name, kind: Kind::Aaaa }.to_bytes();
+        assert_eq!(query, b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x07example\0\0\x1c\0\x01");
+        assert!(query.len() <= QUERY_BYTES_MAX);
+    }
+
+    #[test]
+    fn only_what_the_aliases_lead_to_is_taken_and_for_the_shortest_time() {
+        let name = DnsName::from_text(b"a.example").unwrap();
+        let question = Question { id: 7, name: &name, kind: Kind::A };
+        let read = question.read_answer(&answer(question), false).unwrap();
+        let addresses = [[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from).to_vec();
+        // A time of more than 31 bits is none.
+        assert_eq!(read, Answer { content: Content::Addresses(addresses), ttl: Some(Duration::ZERO) });
+    }
+
+    #[test]
+    fn whatever_the_bytes_are_they_are_read_or_refused() {
+        let name = DnsName::from_text(b"a.example").unwrap();
+        for kind in [Kind::A, Kind::Srv, Kind::Ptr] {
+            let question = Question { id: 7, name: &name, kind };
+            let good = answer(question);
+            for length in 0..good.len() {
+                assert!(question.read_answer(&good[..length], false).is_err(), "{length} bytes");
+            }
+            for place in 0..good.len() {
+                for value in 0..=255 {
+                    let mut bytes = good.clone();
+                    bytes[place] = value;
+                    // One or the other.
+                    let _ = question.read_answer(&bytes, value % 2 == 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn offences_have_nginx_s_words() {
+        let name = DnsName::from_text(b"a.example").unwrap();
+        let question = Question { id: 7, name: &name, kind: Kind::A };
+        let refused = |change: &dyn Fn(&mut Vec<u8>), is_tcp| {
+            let mut bytes = answer(question);
+            change(&mut bytes);
+            question.read_answer(&bytes, is_tcp).unwrap_err().to_string()
+        };
+        let cases = [
+            (refused(&|bytes| bytes.truncate(11), false), "short DNS response"),
+            (refused(&|bytes| bytes[1] = 8, false), "wrong ident 8 in DNS response for a.example, expect 7"),
+            (refused(&|bytes| bytes[2] = 1, false), "invalid DNS response 7 fl:0100"),
+            (refused(&|bytes| bytes[2] |= 2, true), "invalid DNS response 7 fl:8300"),
+            (refused(&|bytes| bytes[3] |= 1, false), "DNS error (1: Format error), query id:7"),
+            (refused(&|bytes| bytes[3] |= 9, false), "DNS error (9: Unknown error), query id:7"),
+            (refused(&|bytes| bytes[13] = b'x', false), "unexpected DNS response for a.example"),
+            (refused(&|bytes| bytes.truncate(60), false), "invalid DNS response"),
+        ];
+        for (found, expected) in cases {
+            assert_eq!(found, expected);
+        }
+    }
+}

@@ -22,6 +22,9 @@ const ARRIVED_MAX: usize = 256;
 /// Where the ports of sockets begin that were not given one.
 const FIRST_PORT: u16 = 20_000;
 
+/// The length of a datagram and its sender.
+pub(crate) type Received = Result<(usize, SocketAddress), Errno>;
+
 pub(crate) struct Datagrams {
     sockets: Slots<Socket>,
     next_port: u16,
@@ -106,12 +109,7 @@ impl Datagrams {
     }
 
     /// The next datagram; or has the task woken, and says what is to be dropped when nothing is borrowed.
-    pub fn poll_recv(
-        &mut self,
-        key: Key,
-        cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> (Poll<Result<(usize, SocketAddress), Errno>>, Option<Waker>) {
+    pub fn poll_recv(&mut self, key: Key, cx: &mut Context<'_>, into: &mut [u8]) -> (Poll<Received>, Option<Waker>) {
         let socket = self.socket(key);
         if let Some(errno) = socket.error.take() {
             return (Poll::Ready(Err(errno)), None);
