@@ -72,6 +72,43 @@ pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHos
     Ok(Authority { name: Range32::new(range.start(), range.start() + name_length), port, lowercase })
 }
 
+/// The host that was validated last: most requests ask for the same one as the request before.
+#[derive(Clone, Debug)]
+pub struct LastHost {
+    text: [u8; LAST_HOST_MAX],
+    length: usize,
+    /// As if it stood at the beginning.
+    authority: Authority,
+}
+
+/// Longer ones are validated each time.
+const LAST_HOST_MAX: usize = 48;
+
+impl Default for LastHost {
+    fn default() -> Self {
+        let authority = Authority { name: Range32::default(), port: None, lowercase: true };
+        LastHost { text: [0; LAST_HOST_MAX], length: 0, authority }
+    }
+}
+
+impl LastHost {
+    /// What [`validate_in`] says.
+    pub fn validate_in(&mut self, input: &[u8], range: Range32) -> Result<Authority, InvalidHost> {
+        let text = range.of(input);
+        if !text.is_empty() && *text == self.text[..self.length] {
+            let name = Range32::new(range.start(), range.start() + self.authority.name.end());
+            return Ok(Authority { name, ..self.authority });
+        }
+        let found = validate_in(input, range)?;
+        if let Some(kept) = self.text.get_mut(..text.len()) {
+            kept.copy_from_slice(text);
+            self.length = text.len();
+            self.authority = Authority { name: Range32::new(0, found.name.end() - range.start()), ..found };
+        }
+        Ok(found)
+    }
+}
+
 /// The length of the name at the beginning of the text, and whether it is free of capitals.
 fn scan_name(text: &[u8]) -> Result<(usize, bool), InvalidHost> {
     let scanned = scan(text, NAME);
@@ -176,6 +213,22 @@ mod tests {
             let mut scratch = Vec::new();
             assert_eq!(authority.lowercase_name(text.as_bytes(), &mut scratch), name.as_bytes(), "{text:?}");
             assert_eq!(authority.port, port, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_remembered_is_the_same_wherever_it_stands() {
+        let long = "long.".repeat(12) + "example";
+        let mut last = LastHost::default();
+        let hosts =
+            ["", "a", "a", "A.:8", "a", "a:8", "a.:8", "A.:8", "[::1]:9", "[::1]", "a..b", "a", &long, &long, "a"];
+        for host in hosts {
+            for before in ["", "Host: ", "x"] {
+                let input = [before, host, "/"].concat();
+                let range = Range32::new(before.len(), before.len() + host.len());
+                let validated = validate_in(input.as_bytes(), range);
+                assert_eq!(last.validate_in(input.as_bytes(), range), validated, "{input:?}");
+            }
         }
     }
 

@@ -63,11 +63,6 @@ fn class_of(size: usize) -> Option<usize> {
     (class < LEASE_CLASSES.len()).then_some(class)
 }
 
-/// The bytes that a block of at least this size has.
-fn charge_of(size: usize) -> usize {
-    class_of(size).map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class])
-}
-
 /// One block of memory, charged to its thread.
 struct Block {
     memory: Memory,
@@ -124,21 +119,27 @@ impl DerefMut for Memory {
 
 impl Block {
     fn take(size: usize) -> io::Result<Block> {
-        let leased_max = LEASED_MAX.get();
-        if LEASED.get().saturating_add(charge_of(size)) > leased_max.saturating_add(leased_max / 4) {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        Ok(Block::take_past_limit(size))
+        Block::take_below(size, LEASED_MAX.get().saturating_add(LEASED_MAX.get() / 4))
     }
 
     /// Without a look at the limit.
     fn take_past_limit(size: usize) -> Block {
-        let charged = charge_of(size);
+        Block::take_below(size, usize::MAX).expect("there is no limit")
+    }
+
+    #[inline]
+    fn take_below(size: usize, leased_max: usize) -> io::Result<Block> {
+        let class = class_of(size);
+        let charged = class.map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class]);
+        let leased = LEASED.get().saturating_add(charged);
+        if leased > leased_max {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         // A thread that ends has no free blocks any more.
-        let kept = class_of(size).and_then(|class| FREE.try_with(|free| free.borrow_mut()[class].pop()).ok().flatten());
+        let kept = class.and_then(|class| FREE.try_with(|free| free.borrow_mut()[class].pop()).ok().flatten());
         let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
-        LEASED.set(LEASED.get() + charged);
-        Block { memory: Memory::Own(memory), charged, _not_send: PhantomData }
+        LEASED.set(leased);
+        Ok(Block { memory: Memory::Own(memory), charged, _not_send: PhantomData })
     }
 }
 

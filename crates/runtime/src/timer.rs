@@ -83,6 +83,13 @@ impl Timer {
         Poll::Pending
     }
 
+    /// Sets the deadline to `duration` from now and waits for it: `set_after` and `poll_expired` in one.
+    pub fn poll_after(&mut self, duration: Duration, cx: &mut Context<'_>) -> Poll<()> {
+        // The wheel learns of it with the waker.
+        self.deadline = crate::now() + duration;
+        self.poll_expired(cx)
+    }
+
     /// Waits for the deadline.
     pub async fn expired(&mut self) {
         poll_fn(|cx| self.poll_expired(cx)).await;

@@ -102,8 +102,8 @@ pub struct ResponseOptions<'r> {
     pub chunked: bool,
     /// `lingering_close`
     pub lingering_close: LingeringClose,
-    /// How files are sent.
-    pub files: FileOptions,
+    /// How files are sent, and what is gathered before it is sent; none for a body that is given at once.
+    pub files: Option<FileOptions>,
     /// `send_timeout`
     pub send_timeout: Duration,
 }

@@ -10,6 +10,7 @@ use bstr::BStr;
 use gale_runtime::files::LinkCheck;
 
 use super::request::Request;
+use super::response::ShortText;
 use super::settings::{Alias, Root};
 use crate::process::Level;
 
@@ -95,8 +96,7 @@ pub fn set_content_type(request: &mut Request) {
     let core = &configuration.http().scope(request.scope).core;
     let known = extension(&request.uri).and_then(|extension| core.types.get().find(extension));
     let media_type = known.unwrap_or(core.default_type.get());
-    request.response.content_type.clear();
-    request.response.content_type.extend_from_slice(media_type);
+    request.response.content_type = ShortText::from_slice(media_type);
 }
 
 /// What follows the last dot of the last segment.

@@ -6,9 +6,8 @@
 //! file, innermost level first. Named locations take no part.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#location>)
 
-use std::collections::HashMap;
-
 use gale_base::radix::PrefixTree;
+use hashbrown::HashMap;
 
 use super::configuration::ScopeId;
 use super::regex::{Match, Regex};

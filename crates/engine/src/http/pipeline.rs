@@ -404,17 +404,17 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     let files = match &body {
-        Body::Empty | Body::Bytes(_) => FileOptions::without_pool(&scope.core),
-        Body::File(_) | Body::Items(_) | Body::Stream(_) => match FileOptions::of(request, &scope.core) {
-            Some(files) => files,
-            None => {
+        Body::Empty | Body::Bytes(_) => None,
+        Body::File(_) | Body::Items(_) | Body::Stream(_) => {
+            let files = FileOptions::of(request, &scope.core);
+            if files.is_none() {
                 // Its fields speak of the body that there will not be.
                 request.response.clear();
                 request.close_after_response();
                 body = error_page::plain(request, 500);
-                FileOptions::without_pool(&scope.core)
             }
-        },
+            files
+        }
     };
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
@@ -423,6 +423,10 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
     let keeps_alive = request.keeps_alive();
+    let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
+    let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
+    // What is sent bit by bit is gathered as `postpone_output` says.
+    let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
     let options = ResponseOptions {
         length,
         server_line: &server_line,
@@ -434,8 +438,6 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         files,
         send_timeout: *core.send_timeout.get(),
     };
-    let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
-    let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
     let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
         body if is_limited || has_trailers => {

@@ -10,7 +10,7 @@ use super::framing::{self, Framing};
 use super::header::{KNOWN_COUNT, KnownHeader, KnownHeaders};
 use super::method::Method;
 use super::scan::{LineEnd, find_line_end, skip_text};
-use crate::host::{self, Authority};
+use crate::host::{self, Authority, LastHost};
 use crate::{Offence, Range32, uri};
 
 /// Bounds and leniencies, from the configuration.
@@ -242,8 +242,8 @@ impl RequestHead {
 /// Incremental parser of request heads: feed it the same, growing buffer until the head is
 /// complete.
 ///
-/// Holds only its place, so that an idle connection costs next to nothing. After `Complete` and
-/// after an offence it is ready for a new head at the beginning of its next input.
+/// Holds its place, and the host that was validated last. After `Complete` and after an offence it is
+/// ready for a new head at the beginning of its next input.
 #[derive(Clone, Debug, Default)]
 pub struct HeadParser {
     phase: Phase,
@@ -251,6 +251,8 @@ pub struct HeadParser {
     line_start: u32,
     /// Everything before is known to hold no line end and no control character.
     scanned: u32,
+    /// Kept from head to head.
+    last_host: LastHost,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -279,7 +281,8 @@ impl HeadParser {
 
     /// Back to the beginning of a head.
     pub fn reset(&mut self) {
-        *self = Self::default();
+        self.phase = Phase::Start;
+        self.begin_line(0);
     }
 
     /// True if nothing but empty lines has been seen of the current head: its end here is no error
@@ -339,7 +342,7 @@ impl HeadParser {
             if self.scanned == self.line_start
                 && let Some((field, next)) = self.find_usual_field(input, limits)
             {
-                add_field(input, field.name, field.value, limits, head)?;
+                add_field(input, field.name, field.value, limits, &mut self.last_host, head)?;
                 self.begin_line(next);
                 continue;
             }
@@ -351,7 +354,7 @@ impl HeadParser {
                 finish(input, head)?;
                 return Ok(Status::Complete { consumed: next });
             }
-            parse_field(input, start, end, limits, head)?;
+            parse_field(input, start, end, limits, &mut self.last_host, head)?;
             self.begin_line(next);
         }
     }
@@ -556,7 +559,14 @@ fn parse_version(text: &[u8]) -> Result<Version, Offence> {
 
 /// The header line `input[start..end]`, which is not empty and free of control characters other
 /// than tabs: RFC 9112 §5.
-fn parse_field(input: &[u8], start: usize, end: usize, limits: &Limits, head: &mut RequestHead) -> Result<(), Offence> {
+fn parse_field(
+    input: &[u8],
+    start: usize,
+    end: usize,
+    limits: &Limits,
+    last_host: &mut LastHost,
+    head: &mut RequestHead,
+) -> Result<(), Offence> {
     let line = &input[start..end];
     let name_length = line.iter().position(|&byte| NAME[byte as usize] != VALID).unwrap_or(line.len());
     let (name_length, ignored) = match line.get(name_length) {
@@ -570,7 +580,7 @@ fn parse_field(input: &[u8], start: usize, end: usize, limits: &Limits, head: &m
     }
     let name = Range32::new(start, start + name_length);
     let value = trim(input, start + name_length + 1, end);
-    add_field(input, name, value, limits, head)
+    add_field(input, name, value, limits, last_host, head)
 }
 
 /// Notes a field, whose line holds no control characters but perhaps tabs.
@@ -579,6 +589,7 @@ fn add_field(
     name: Range32,
     value: Range32,
     limits: &Limits,
+    last_host: &mut LastHost,
     head: &mut RequestHead,
 ) -> Result<(), Offence> {
     let known = KnownHeader::from_token(name.of(input));
@@ -587,14 +598,20 @@ fn add_field(
         return Err(Offence::TooManyHeaders);
     }
     if let Some(header) = known {
-        note_known(input, header, &field, head)?;
+        note_known(input, header, &field, last_host, head)?;
     }
     head.headers.push(field);
     Ok(())
 }
 
 /// Duplicates, Host, and the index of known fields.
-fn note_known(input: &[u8], header: KnownHeader, field: &HeaderField, head: &mut RequestHead) -> Result<(), Offence> {
+fn note_known(
+    input: &[u8],
+    header: KnownHeader,
+    field: &HeaderField,
+    last_host: &mut LastHost,
+    head: &mut RequestHead,
+) -> Result<(), Offence> {
     if let Some(previous) = head.field(header) {
         let (line, previous) = (field.line(), previous.line());
         return match header {
@@ -605,7 +622,7 @@ fn note_known(input: &[u8], header: KnownHeader, field: &HeaderField, head: &mut
     }
     head.known.note(header, head.headers.len());
     if header == KnownHeader::Host {
-        let authority = host::validate_in(input, field.value).map_err(|_| Offence::InvalidHost)?;
+        let authority = last_host.validate_in(input, field.value).map_err(|_| Offence::InvalidHost)?;
         head.authority.get_or_insert(authority); // an absolute target wins: RFC 9112 §3.2.2
     }
     Ok(())

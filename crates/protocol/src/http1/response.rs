@@ -104,6 +104,7 @@ pub fn write_status_line_with(out: &mut Vec<u8>, status: u16, phrase: &[u8]) {
 /// Appends `name: value` with its line end. CR, LF and NUL in the value become spaces (RFC 9110
 /// §5.5): a value made from a decoded path must not be able to add lines. The name comes from the
 /// configuration or from a table and is written as it is.
+#[inline]
 pub fn write_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
@@ -114,6 +115,7 @@ pub fn write_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 
 /// Like [`write_header`], for values that the program made itself and that hold no line end:
 /// dates, tags, constants.
+#[inline]
 pub fn write_own_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     debug_assert!(memchr::memchr3(b'\r', b'\n', 0, value).is_none(), "a value of our own with a line end");
     out.reserve(name.len() + value.len() + 4);
@@ -124,6 +126,7 @@ pub fn write_own_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 }
 
 /// Appends `name: number` with its line end.
+#[inline]
 pub fn write_header_number(out: &mut Vec<u8>, name: &[u8], number: u64) {
     out.reserve(name.len() + 24);
     out.extend_from_slice(name);

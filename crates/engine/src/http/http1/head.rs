@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use gale_protocol::http1::{Limits, Offence, Status, Version};
+use gale_protocol::http1::{Limits, Offence, Status};
 use gale_protocol::proxy_protocol;
 use gale_protocol::uri::Form;
 use gale_runtime::{Buffer, Moment};
@@ -86,7 +86,7 @@ impl Http1 {
             }
             let has_begun = self.had_proxy_header.get().is_some();
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
-                let Transfer { input, head, parser, generation, offence, body, sender } = &mut **transfer;
+                let Transfer { input, head, parser, generation, offence, body, .. } = &mut **transfer;
                 let mut request = match pending.take() {
                     Some(request) => request,
                     None => {
@@ -97,8 +97,6 @@ impl Http1 {
                         request.is_pipelined = is_pipelined;
                         request.number_on_connection = self.info.requests.get() + 1;
                         parser.reset();
-                        // What is logged of a head that breaks off is its own.
-                        sender.begin(Version::default());
                         *body = RequestBody::default();
                         self.idle_since.set(Moment::NEVER);
                         request
@@ -156,13 +154,15 @@ impl Http1 {
                 Poll::Ready(Ok(_)) if !is_first => {}
                 Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.worker.take_transfer()).input = first,
                 Poll::Pending => {
-                    if pending.is_none() && !self.is_idle() {
+                    let polled = if pending.is_none() && !self.is_idle() {
                         let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
-                        timer.set_after(wait);
                         self.idle_since.set(gale_runtime::now());
                         self.worker.note_idle();
-                    }
-                    if timer.poll_expired(context).is_pending() {
+                        timer.poll_after(wait, context)
+                    } else {
+                        timer.poll_expired(context)
+                    };
+                    if polled.is_pending() {
                         return Poll::Pending;
                     }
                     return Poll::Ready(Arrival::TimedOut(half_head(pending, input)));

@@ -302,7 +302,7 @@ impl Http1 {
         if !transfer.sender.is_at_rest() {
             return;
         }
-        transfer.sender.forget_files();
+        transfer.sender.rest();
         if transfer.input.is_empty() {
             self.worker.give_transfer_back(transfer);
         } else {

@@ -81,9 +81,14 @@ enum Coding {
 }
 
 impl Sender {
-    /// A new exchange begins.
+    /// A new exchange begins: with this the sender is as it was made, or as [`Sender::rest`] left it.
     pub(super) fn begin(&mut self, version: Version) {
         self.version = version;
+    }
+
+    /// Forgets the exchange that has ended, of which nothing is left to be sent.
+    pub(super) fn rest(&mut self) {
+        self.version = Version::default();
         self.coding = Coding::NoBody;
         self.keep_alive = false;
         self.closes_at_once = false;
@@ -135,7 +140,7 @@ impl Sender {
     }
 
     /// Lets go of what belongs to the configuration.
-    pub(super) fn forget_files(&mut self) {
+    fn forget_files(&mut self) {
         self.delivery = Delivery::default();
         self.sendfile_bytes = 0;
     }
@@ -173,6 +178,9 @@ impl Sender {
         after: After,
         worker: &HttpWorker,
     ) {
+        if let Some(files) = &options.files {
+            self.delivery = Delivery::new(files.clone());
+        }
         let scratch = &mut *worker.scratch.borrow_mut();
         self.begin_response(head, options, after, worker, scratch);
         self.append(scratch);
@@ -234,7 +242,6 @@ impl Sender {
         scratch.clear();
         self.is_started = true;
         self.send_timeout = options.send_timeout;
-        self.delivery = Delivery::new(options.files.clone());
         if self.coding != Coding::Raw {
             self.coding = match options.length {
                 BodyLength::NoBody => Coding::NoBody,
