@@ -83,6 +83,26 @@ fn a_missing_configuration_file_is_named() {
 }
 
 #[test]
+fn why_a_start_failed_is_in_the_error_log_too() {
+    let directory = directory_with("events {}\nbogus;\n");
+    let start = || run(&directory, &["-c", "%DIR%/gale.conf", "-p", "%DIR%", "-e", "start.log"]);
+    assert!(!start().success);
+    let line = "unknown directive \"bogus\" in ";
+    assert!(directory.read("start.log").contains(line));
+    // What can be understood has a log of its own, where one looks.
+    directory.write("gale.conf", directory.replaced("pid none/pid;\nerror_log %DIR%/own.log;\nevents {}\n"));
+    assert!(!start().success);
+    assert!(directory.read("own.log").contains("none/pid\" failed (2: No such file or directory)"));
+    assert_eq!(directory.read("start.log").lines().count(), 1);
+    // A test leaves no lines behind, and a log that cannot be opened changes nothing.
+    directory.write("gale.conf", "events {}\nbogus;\n");
+    assert!(!run(&directory, &["-t", "-c", "%DIR%/gale.conf", "-p", "%DIR%", "-e", "test.log"]).success);
+    assert_eq!(directory.try_read("test.log"), None);
+    let outcome = run(&directory, &["-c", "%DIR%/gale.conf", "-p", "%DIR%", "-e", "none/start.log"]);
+    assert!(outcome.stderr.starts_with("gale: [emerg] unknown directive"), "{}", outcome.stderr);
+}
+
+#[test]
 fn directives_on_the_command_line_come_before_the_file() {
     let directory = directory_with(GOOD);
     let test = |text: &str| run(&directory, &["-t", "-c", "%DIR%/gale.conf", "-g", text]);

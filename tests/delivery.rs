@@ -25,6 +25,7 @@ with_each_driver!(
     every_file_system_delivers_the_same,
     a_broken_file_system_costs_only_who_asks_for_it,
     reads_that_never_end_hold_up_nobody_else,
+    nor_do_they_hold_up_the_end_of_the_server,
 );
 
 const SIZES: [usize; 7] = [0, 1, 4096, 65_535, 65_536, 300_001, 3 << 20];
@@ -428,4 +429,37 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
         assert!(client.read_to_end().len() < fuse::SIZE);
     }
     server.end_with_alerts();
+}
+
+/// What the kernel holds cannot be ended; but the server can do without.
+fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
+    if !has_own_mounts(&format!("{}::nor_do_they_hold_up_the_end_of_the_server", driver.name())) {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::QUIT] {
+        let Some(mounted) = fuse::FileSystem::mount() else {
+            return eprintln!("skipped: no file system can be mounted here");
+        };
+        let root = mounted.point();
+        let text = format!("listen %TCP%; {}", ways(root.to_str().expect("text")));
+        // A graceful end waits for clients.
+        let setup = setup(driver, &text).replace("daemon off;", "daemon off; worker_shutdown_timeout 1s;");
+        let mut server = setup.start();
+        let mut client = server.connect();
+        client.send("GET /auto/hangs HTTP/1.1\r\nHost: h\r\n\r\n");
+        mounted.wait_hanging();
+        let (address, worker) = (server.directory.address(1), server.worker());
+        server.signal(signal);
+        assert!(server.wait_exited().success(), "{server}");
+        assert!(
+            server.log().contains(&format!(
+                "worker process {worker} has not ended within 3 seconds, the kernel holds its thread \""
+            )),
+            "{server}"
+        );
+        // Nobody listens any more, so another server can.
+        drop(std::net::TcpListener::bind(address).expect("free"));
+        drop(mounted);
+        server.assert_nothing_left();
+    }
 }

@@ -455,7 +455,8 @@ fn a_body_that_was_read_is_there_for_variables(driver: Driver) {
     let server = Server::start(
         driver,
         "client_body_early_read 1; client_body_buffer_size 64k; error_page 404 =200 /page;
-         location = /page { return 200 <$request_body>; } location /single { client_body_in_single_buffer on; return 404; }",
+         location = /page { return 200 <$request_body>; } location = /length { return 200 <$content_length>; }
+         location /single { client_body_in_single_buffer on; return 404; }",
     );
     let mut client = server.connect();
     let body = vec![b'x'; 40_000];
@@ -464,6 +465,10 @@ fn a_body_that_was_read_is_there_for_variables(driver: Driver) {
         assert!(client.ask(request).body == expected);
     }
     assert_eq!(client.get("/missing").text(), "<>");
+    for request in [counted("/length", &body), chunked("/length", &body, 1000)] {
+        assert_eq!(client.ask(request).text(), "<40000>");
+    }
+    assert_eq!(client.get("/length").text(), "<>");
     server.stop();
 }
 

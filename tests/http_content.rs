@@ -14,6 +14,7 @@ use support::{Driver, Response, Server, Setup, with_each_driver};
 with_each_driver!(
     a_directory_is_listed_as_nginx_lists_it,
     a_list_has_the_form_that_the_location_wants,
+    times_in_a_list_are_local_if_that_is_wanted,
     what_is_no_directory_is_not_listed,
     lists_are_for_get_and_head,
     an_index_file_comes_before_the_list,
@@ -108,6 +109,16 @@ fn a_list_has_the_form_that_the_location_wants(driver: Driver) {
     }
     server.wait_logged("client sent invalid callback name: \"a()\"");
     server.wait_logged("client sent too long callback name: \"aaa");
+    server.stop();
+}
+
+fn times_in_a_list_are_local_if_that_is_wanted(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%; autoindex on; location /local/ { autoindex_localtime on; }");
+    let server = setup.environment("TZ", "XYZ5").start();
+    fill(&server.directory.path().join("world"));
+    fill(&server.directory.path().join("local"));
+    assert!(server.get("/world/").text().contains(&format!(" {FILE_TIME} ")));
+    assert!(server.get("/local/").text().contains(" 08-Sep-2001 20:46 "));
     server.stop();
 }
 

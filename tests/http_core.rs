@@ -16,6 +16,7 @@ with_each_driver!(
     what_lies_before_the_checked_part_may_be_a_link,
     index_and_try_files_do_not_pass_refused_links_either,
     the_first_location_decides_whether_errors_lead_on,
+    texts_may_tell_their_status,
     old_browsers_get_long_pages_and_pages_that_lead_on,
     browsers_that_mishandle_kept_connections_get_none,
     redirects_say_what_the_settings_want,
@@ -241,6 +242,23 @@ fn the_first_location_decides_whether_errors_lead_on(driver: Driver) {
         assert_eq!(response.text() == "third", leads_on, "{first} {second}: {response:?}");
         server.stop();
     }
+}
+
+fn texts_may_tell_their_status(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "error_page 404 @page; error_page 403 =402 @page; error_page 401 = @page;
+         location /own { return 410 $status; }
+         location @page { return 200 $status; }
+         location / { return 404; }
+         location /replaced { return 403; }
+         location /of-page { return 401; }",
+    );
+    for (path, status) in [("/own", 410), ("/", 404), ("/replaced", 402), ("/of-page", 200)] {
+        let response = server.get(path);
+        assert_eq!((response.status, response.text()), (status, &*status.to_string()), "{path}");
+    }
+    server.stop();
 }
 
 fn old_browsers_get_long_pages_and_pages_that_lead_on(driver: Driver) {

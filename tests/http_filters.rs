@@ -117,16 +117,19 @@ fn what_is_compressed_has_no_length_no_ranges_and_a_weak_tag(driver: Driver) {
 }
 
 fn bodies_of_every_size_are_compressed_whole(driver: Driver) {
-    let sizes = [1, 19, 20, 1000, 65_535, 65_536, 65_537, 1 << 20];
+    // Short ones are compressed at once: 125,000 bytes of those that are all there, 32 KiB of others.
+    let sizes = [1, 19, 20, 1000, 32_768, 32_769, 65_535, 65_536, 65_537, 125_000, 125_001, 1 << 20];
     let locations = "root %DIR%/files; gzip on; gzip_min_length 0; gzip_http_version 1.0;
         location /sendfile { alias %DIR%/files/; sendfile on; }
+        location /stream { alias %DIR%/files/; sub_filter no_such_text x; }
+        location /little { alias %DIR%/files/; gzip_buffers 4 4k; }
         location = /text { return 200 short; default_type text/html; }";
     let setup = Setup::server(driver, locations).file("files/0.html", "");
     let setup = sizes.iter().fold(setup, |setup, &size| setup.file(&format!("files/{size}.html"), text(size)));
     let server = setup.start();
     let mut client = server.connect();
     for size in [0].iter().chain(&sizes) {
-        for prefix in ["", "/sendfile"] {
+        for prefix in ["", "/sendfile", "/stream", "/little"] {
             let response = ask(&mut client, &format!("{prefix}/{size}.html"), ACCEPTED);
             assert!(is_gzip(&response), "{size}");
             assert!(gunzipped(&response.body) == text(*size), "{size}");
@@ -255,15 +258,20 @@ fn every_level_compresses(driver: Driver) {
         .map(|level| format!("location /{level}/ {{ alias %DIR%/files/; gzip_comp_level {level}; }}\n"))
         .collect();
     let setup = Setup::server(driver, &format!("gzip on; {levels}"));
-    let server = setup.file("files/page.html", text(200_000)).start();
+    // At once, and as a stream.
+    let sizes = [4000, 200_000];
+    let setup = sizes.iter().fold(setup, |setup, &size| setup.file(&format!("files/{size}.html"), text(size)));
+    let server = setup.start();
     let mut client = server.connect();
-    let lengths = (1..=9).map(|level| {
-        let response = ask(&mut client, &format!("/{level}/page.html"), ACCEPTED);
-        assert!(gunzipped(&response.body) == text(200_000), "{level}");
-        response.body.len()
-    });
-    let lengths: Vec<usize> = lengths.collect();
-    assert!(lengths[8] < lengths[0], "{lengths:?}");
+    for size in sizes {
+        let lengths = (1..=9).map(|level| {
+            let response = ask(&mut client, &format!("/{level}/{size}.html"), ACCEPTED);
+            assert!(gunzipped(&response.body) == text(size), "{level}");
+            response.body.len()
+        });
+        let lengths: Vec<usize> = lengths.collect();
+        assert!(lengths[8] < lengths[0], "{lengths:?}");
+    }
     server.stop();
 }
 

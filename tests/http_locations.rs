@@ -95,6 +95,9 @@ const ERROR_PAGES: &str = "root %DIR%/files;
     location /absent/ { error_page 404 /nowhere.html; }
     location /own/ { error_page 500 /never; }
     location /empty/ { error_page 404 =204 /404.html; }
+    location /status/ { error_page 404 /which; }
+    location /status-code/ { error_page 404 =503 /which; }
+    location /which { return 200 \"$status\"; }
     location /answer { return 201 \"answer to $uri\"; }
     location /show { return 404 \"$uri|$args|$request_uri\"; }
     location @named { return 202 \"named $uri\"; }";
@@ -124,6 +127,10 @@ fn error_pages_take_every_form(driver: Driver) {
     assert!(missing(&mut client, "own").text().contains("<title>404 Not Found</title>"));
     let response = missing(&mut client, "empty");
     assert_eq!((response.status, response.header("Content-Length")), (204, None));
+    assert_eq!((response.header("Content-Type"), response.header("Last-Modified")), (None, None));
+    // A page that says what happened.
+    assert_answer(&missing(&mut client, "status"), 404, "404");
+    assert_answer(&missing(&mut client, "status-code"), 503, "503");
     // An error page is an answer like others: parts and conditions do not apply to its status.
     let response = client.ask("GET /plain/missing HTTP/1.1\r\nHost: h\r\nRange: bytes=0-1\r\nIf-None-Match: *\r\n\r\n");
     assert_answer(&response, 404, "own page");

@@ -141,8 +141,8 @@ fn buffered_lines_come_in_time_or_at_the_end(driver: Driver) {
 fn offences_and_broken_connections_are_logged(driver: Driver) {
     let server = Setup::http(
         driver,
-        "log_format brief '$status \"$request\" $body_bytes_sent';
-         server { listen %UNIX%; access_log %DIR%/brief.log brief; client_header_timeout 200ms; return 200 hello; }",
+        "log_format brief '$status \"$request\" $body_bytes_sent'; log_format method '$request_method \"$request\"';
+         server { listen %UNIX%; access_log %DIR%/brief.log brief; access_log %DIR%/method.log method; client_header_timeout 200ms; return 200 hello; }",
     )
     .start();
     let broken = ["\x16\x03\x01\x02", "GET / HTTP/3.0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"];
@@ -162,6 +162,9 @@ fn offences_and_broken_connections_are_logged(driver: Driver) {
     ] {
         server.directory.wait_line("brief.log", line);
     }
+    // What has no method is none.
+    server.directory.wait_line("method.log", "- \"\\x16\\x03");
+    server.directory.wait_line("method.log", "GET \"GET / HTTP/1.1\"");
     server.stop();
 }
 

@@ -4,13 +4,14 @@ mod support;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use support::{Client, Driver, Server, Setup, with_each_driver};
+use support::{Client, Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     the_best_name_decides,
     no_other_server_answers_when_an_expression_cannot_be_run_to_its_end,
     the_first_server_of_an_address_or_the_one_that_says_so_is_the_default,
     servers_share_addresses_of_every_kind,
+    a_server_may_listen_on_a_range_of_ports,
     variables_tell_the_addresses,
     settings_before_the_name_is_known_are_those_of_the_default,
 );
@@ -116,6 +117,22 @@ fn servers_share_addresses_of_every_kind(driver: Driver) {
     assert_eq!((ask(&mut first, "second"), ask(&mut second, "second")), ("both".into(), "second".into()));
     assert_eq!(ask(&mut server.connect(), "second"), "local local");
     assert_eq!(ask(&mut Client::unix(&server.directory.path().join("other.sock")), "x"), "local local");
+    server.stop();
+}
+
+fn a_server_may_listen_on_a_range_of_ports(driver: Driver) {
+    let addresses = Directory::new();
+    let [first, second, third] = [1, 2, 3].map(|number| addresses.address(number));
+    let servers = format!(
+        "server {{ listen %UNIX%; listen {first}-{}; return 200 $server_port; }}
+         server {{ listen {second}; server_name other; return 200 other; }}",
+        third.port()
+    );
+    let server = Setup::http(driver, &servers).start();
+    for address in [first, second, third] {
+        assert_eq!(ask(&mut Client::tcp(address), "any"), address.port().to_string());
+    }
+    assert_eq!(ask(&mut Client::tcp(second), "other"), "other");
     server.stop();
 }
 

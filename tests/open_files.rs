@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -14,6 +14,8 @@ use support::{Client, DEADLINE, Driver, Response, Server, Setup, descriptors_of,
 
 with_each_driver!(
     a_small_file_in_memory_is_always_that_on_disk,
+    a_large_file_that_is_held_open_is_always_that_on_disk,
+    few_files_are_held_open,
     files_of_every_size_arrive_whole_however_often_they_are_asked_for,
     what_cannot_be_watched_is_right_all_the_same,
     off_keeps_nothing,
@@ -134,6 +136,64 @@ fn a_small_file_in_memory_is_always_that_on_disk(driver: Driver) {
     server.stop();
 }
 
+/// Those of its files that the worker process has open.
+fn open_files(server: &Server) -> Vec<PathBuf> {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", server.worker().as_raw_nonzero())).expect("a process");
+    let paths = descriptors.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    paths.filter(|path| path.starts_with(server.directory.path().join("site"))).collect()
+}
+
+fn a_large_file_that_is_held_open_is_always_that_on_disk(driver: Driver) {
+    let server = site(Setup::server(driver, &format!("{ROOT} sendfile on;")));
+    let site = server.directory.path().join("site");
+    let mut client = server.connect();
+    let answer = |response: &Response| {
+        let (status, text) = answer(response);
+        (status, text.trim_end().to_owned())
+    };
+    for (what, change, (status, text)) in CHANGES {
+        rebuild(&server);
+        for release in ["7", "8"] {
+            let text = format!("page {release}{}", " ".repeat(199_994));
+            server.directory.write(&format!("site/releases/{release}/page"), text);
+        }
+        let page = site.join("releases/7/page");
+        ask_until(&mut client, "/page", |response| {
+            assert_eq!(answer(response), (200, "page 7".to_owned()), "before {what}");
+            is_watched(&server, &page) && open_files(&server).contains(&page)
+        });
+        let response = client.get("/page");
+        assert_eq!((answer(&response), response.body.len()), ((200, "page 7".to_owned()), 200_000));
+        change(&site);
+        assert_eq!(answer(&client.get("/page")), (*status, (*text).to_owned()), "{what}");
+        assert_eq!(answer(&server.connect().get("/page")), (*status, (*text).to_owned()), "{what}, another worker");
+    }
+    // Nothing keeps what has gone, nor what nobody asks for.
+    fs::remove_dir_all(&site).expect("ours");
+    ask_until(&mut client, "/page", |response| response.status == 404 && open_files(&server).is_empty());
+    server.stop();
+}
+
+fn few_files_are_held_open(driver: Driver) {
+    let setup = Setup::server(driver, ROOT).replace("daemon off;", "daemon off; worker_rlimit_nofile 640;");
+    let server = site(setup);
+    for number in 0..60 {
+        server.directory.write(&format!("site/releases/7/{number}"), vec![b'x'; 100_000]);
+    }
+    let mut client = server.connect();
+    for number in 0..60 {
+        ask_until(&mut client, &format!("/{number}"), |response| {
+            assert_eq!(response.body.len(), 100_000);
+            let held = open_files(&server);
+            // A sixteenth of the descriptors, and the one that is being sent.
+            assert!(held.len() <= 640 / 16 + 1, "{}", held.len());
+            held.len() >= 640 / 16 || held.iter().any(|path| path.ends_with(number.to_string()))
+        });
+    }
+    ask_until(&mut client, "/none", |_| open_files(&server).is_empty());
+    server.stop();
+}
+
 fn files_of_every_size_arrive_whole_however_often_they_are_asked_for(driver: Driver) {
     let sizes = [0, 1, 4096, 4097, 40_000, 65_535, 65_536, 65_537];
     let contents = |size: usize| (0..size).map(|number| b'a' + (number % 23) as u8).collect::<Vec<u8>>();
@@ -235,10 +295,7 @@ fn a_file_is_kept_open_from_min_uses_on_until_nobody_asks(driver: Driver) {
     let server = site(Setup::server(driver, &format!("{ROOT} {cache} location = /quick {{ return 200 ok; }}")));
     server.directory.write("site/releases/7/large", vec![b'x'; 200_000]);
     let mut client = server.connect();
-    let is_open = || {
-        let descriptors = fs::read_dir(format!("/proc/{}/fd", server.worker().as_raw_nonzero())).expect("a process");
-        descriptors.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|path| path.ends_with("7/large")))
-    };
+    let is_open = || open_files(&server).iter().any(|path| path.ends_with("7/large"));
     for is_kept in [false, true, true] {
         assert_eq!(client.get("/large").body.len(), 200_000);
         assert_eq!(client.get("/quick").text(), "ok");
@@ -308,9 +365,9 @@ fn max_bounds_what_is_open_and_a_reload_applies_another_one(driver: Driver) {
     server.stop();
 }
 
-/// Each version is of one letter and of a length that belongs to it alone.
+/// Each version is of one letter and of a length that belongs to it alone: every other one is held open and not in memory.
 fn version(number: usize) -> Vec<u8> {
-    vec![b'a' + (number % 26) as u8; 1000 + 137 * (number % 26)]
+    vec![b'a' + (number % 26) as u8; 1000 + 137 * (number % 26) + 100_000 * (number % 2)]
 }
 
 fn heads_and_bodies_are_of_one_file_while_it_is_replaced(driver: Driver) {

@@ -13,11 +13,16 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, OFlags};
 use rustix::process::{Pid, Signal};
-use support::{Client, Driver, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver};
+use support::{
+    Client, Driver, HAS_TEST_HOOKS, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver,
+};
 
 with_each_driver!(
     a_server_starts_answers_and_stops,
     a_graceful_stop_lets_a_request_finish,
+    last_answers_leave_before_their_loop_ends,
+    last_answers_leave_before_a_worker_is_taken_away,
+    last_answers_that_nobody_takes_are_waited_for_in_vain,
     a_fast_stop_waits_for_nobody,
     a_connection_survives_reloads_and_sees_each,
     a_broken_file_changes_nothing_and_is_told_of,
@@ -54,6 +59,27 @@ fn a_server_starts_answers_and_stops(driver: Driver) {
 }
 
 #[test]
+fn a_ring_that_the_kernel_refuses_is_replaced_and_the_log_says_why() {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    // No ring at all, and one that is not better than epoll where the best is asked for.
+    for (driver, kernel_max) in [("use io_uring;", "5.0"), ("", "6.0")] {
+        let setup = Setup::server(Driver::IoUring, "return 200 hello;").replace("use io_uring;", driver);
+        let environment = format!("daemon off;\nenv GALE_TEST_KERNEL_MAX={kernel_max};");
+        let server = setup.replace("daemon off;", &environment).start();
+        // By both workers, with the reason. (This kernel may have one of its own.)
+        server.wait_logged_times("io_uring is not available (", 2);
+        server.wait_logged_times("), epoll is used", 2);
+        let mut client = server.connect();
+        for _ in 0..3 {
+            assert_eq!(client.get("/").text(), "hello");
+        }
+        server.stop();
+    }
+}
+
+#[test]
 fn an_ordinary_user_needs_no_rights() {
     let server = Setup::server(Driver::Epoll, "return 200 hello;").unprivileged().start();
     assert_eq!(server.get("/").text(), "hello");
@@ -76,6 +102,77 @@ fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
     busy.assert_closed();
     assert!(server.wait_exited().success(), "{server}");
     server.assert_nothing_left();
+}
+
+/// A server whose sockets take little.
+fn with_small_sockets(driver: Driver) -> String {
+    let answer = format!("server {{ listen %TCP% sndbuf=4k; return 200 {}; }}", "a".repeat(ANSWER_BYTES));
+    http_configuration(driver, &answer)
+}
+
+/// Clients who have asked for more than the sockets take, and have taken nothing. With io_uring all of it counts as sent, and
+/// their connections are idle.
+fn ask_for_more(server: &Server) -> Vec<Client> {
+    let clients = (0..CLIENTS).map(|_| {
+        let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
+        // What a connection has waited for comes by the ring, and from then on its answers leave by it.
+        for _ in 0..WARM {
+            assert_eq!(client.get("/").body.len(), ANSWER_BYTES);
+            assert_eq!(server.connect_tcp(1).get("/").status, 200);
+        }
+        client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(8));
+        client
+    });
+    let clients = clients.collect();
+    // A worker has answered what it can when it answers a later connection.
+    for _ in 0..LATER {
+        assert_eq!(server.connect_tcp(1).get("/").status, 200);
+    }
+    clients
+}
+
+const ANSWER_BYTES: usize = 3000;
+const CLIENTS: usize = 8;
+const WARM: usize = 2;
+const LATER: usize = 4;
+
+/// Checks at the end of the server that every answer that is logged has arrived, whole.
+fn assert_logged_arrived(mut server: Server, clients: Vec<Client>) {
+    let body = "a".repeat(ANSWER_BYTES);
+    let mut taken = 2 * WARM * CLIENTS + LATER;
+    for mut client in clients {
+        let answers = String::from_utf8(client.read_to_end()).expect("text");
+        assert_eq!(answers.matches(&body).count(), answers.matches("HTTP/1.1 200").count(), "all are whole");
+        taken += answers.matches(&body).count();
+    }
+    assert!(server.wait_exited().success(), "{server}");
+    assert_eq!(server.directory.read("access.log").lines().count(), taken);
+}
+
+fn last_answers_leave_before_their_loop_ends(driver: Driver) {
+    let server = Setup::configuration(&with_small_sockets(driver)).replace(TWO_WORKERS, ONE_WORKER).start();
+    let clients = ask_for_more(&server);
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    assert_logged_arrived(server, clients);
+}
+
+fn last_answers_leave_before_a_worker_is_taken_away(driver: Driver) {
+    let configuration = with_small_sockets(driver);
+    let mut server = Setup::configuration(&configuration).start();
+    let clients = ask_for_more(&server);
+    server.reload(&configuration.replace(TWO_WORKERS, ONE_WORKER));
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    assert_logged_arrived(server, clients);
+}
+
+fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
+    let setup = Setup::configuration(&with_small_sockets(driver)).replace(TWO_WORKERS, ONE_WORKER);
+    let mut server = setup.replace("daemon off;", "daemon off;\nworker_shutdown_timeout 200ms;").start();
+    let clients = ask_for_more(&server);
+    server.end(Signal::QUIT);
+    drop(clients);
 }
 
 fn a_fast_stop_waits_for_nobody(driver: Driver) {
@@ -214,6 +311,9 @@ fn an_address_in_use_is_tried_again_and_then_told() {
     let message = format!("gale: [emerg] bind() to {address} failed (98: Address already in use)\n");
     assert_eq!(stderr.matches(&message).count(), 5, "{stderr}");
     assert!(stderr.ends_with("gale: [emerg] still could not bind()\n"), "{stderr}");
+    let log = server.log();
+    assert_eq!(log.matches("failed (98: Address already in use)\n").count(), 5, "{log}");
+    assert!(log.ends_with(": still could not bind()\n"), "{log}");
     server.assert_nothing_left();
     drop(holder);
 }
@@ -254,6 +354,7 @@ fn a_daemon_that_cannot_start_says_so_on_the_terminal() {
     let mut server = Setup::configuration(text).launch();
     assert_eq!(server.wait_exited().code(), Some(1));
     assert!(server.stderr().contains("missing/pid\" failed (2: No such file or directory)"), "{server}");
+    assert!(server.log().contains("missing/pid\" failed (2: No such file or directory)"), "{server}");
     server.assert_nothing_left();
 }
 

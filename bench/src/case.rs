@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::client::{self, ClientKind, Figures};
+use crate::client::{self, ClientKind, Figures, Headers};
+use crate::location::{self, Page};
 use crate::options::Options;
 use crate::process::{self, CoreTime, Process, Thread, Threads};
 use crate::report::Spread;
@@ -27,9 +28,12 @@ pub struct Case {
     pub name: &'static str,
     pub title: String,
     pub path: &'static str,
+    pub headers: Headers,
     pub connections: u32,
     pub is_short: bool,
     pub body_bytes: usize,
+    /// One of [`location::PAGES`]: only nginx and Gale know them.
+    pub is_page: bool,
     pub client: ClientKind,
     /// Event loops of the server, and processes of the client.
     pub workers: usize,
@@ -47,9 +51,11 @@ impl Case {
             name: "return",
             title: format!("2-byte answer, {connections} keep-alive connections{asked_by}"),
             path: "/return",
+            headers: &[],
             connections,
             is_short: false,
             body_bytes: SMALL_BODY.len(),
+            is_page: false,
             client,
             workers: 1,
             clients: 1,
@@ -63,6 +69,21 @@ impl Case {
         let mut case = Case::keepalive(options, client, connections);
         case.title = case.title.replace("2-byte answer", "1 KiB file");
         Case { name: "file", path: "/file", body_bytes: FILE_BYTES, ..case }
+    }
+
+    /// A page of a location as people write them, or a compressed one.
+    pub fn page(options: &Options, client: ClientKind, page: Page) -> Case {
+        let case = Case::keepalive(options, client, options.connections[0]);
+        let title = case.title.replace("2-byte answer", page.title);
+        Case {
+            name: page.name,
+            path: page.path,
+            headers: page.headers,
+            body_bytes: page.bytes,
+            title,
+            is_page: true,
+            ..case
+        }
     }
 
     /// A file of some size. Short connections are wrk's alone.
@@ -115,6 +136,9 @@ impl Case {
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
+            if self.is_page && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
+                continue;
+            }
             if program.kind == Kind::Floor && self.workers > 1 {
                 continue; // it has one thread
             }
@@ -148,7 +172,7 @@ impl Case {
             floor_body_bytes: self.body_bytes,
             workers: self.workers,
             accepting: Accepting::Shared,
-            ..Setting::default()
+            ..if self.is_page { location::setting() } else { Setting::default() }
         }
     }
 
@@ -158,6 +182,7 @@ impl Case {
             kind: self.client,
             address: &server.address,
             path: self.path,
+            headers: self.headers,
             connections: self.connections,
             is_short: self.is_short,
             run_time,

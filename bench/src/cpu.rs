@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::Measured;
 use crate::case::{self, Case, Row};
 use crate::client::ClientKind;
+use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
 use crate::servers::{FILES, Kind, Program};
@@ -85,6 +86,7 @@ fn cases(options: &Options) -> Result<Vec<Case>, String> {
     cases.push(Case::file(options, client, options.connections[0]));
     cases.push(Case::short(options));
     cases.push(Case { name: "short-pair", ..Case::short(options).on_all_cores(options, 2) });
+    cases.extend(location::PAGES.map(|page| Case::page(options, client, page)));
     options.chosen_cases(cases)
 }
 

@@ -15,33 +15,71 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::client::load::{self, Connection};
+use crate::location::{self, Page};
 use crate::options::Options;
-use crate::report::{self, Document};
+use crate::report::{self, Column, Document};
 use crate::servers::{Kind, Program, Running, SMALL_BODY, Setting, file_body, send_signal};
 
 /// Requests of the first run; those of the second come on top.
 const REQUESTS_FEW: u32 = 640;
+/// The same for pages, of which some cost millions of instructions; and how many there may be on top.
+const PAGES_FEW: u32 = 128;
+const PAGES_MORE_MAX: u32 = 512;
 /// Requests that a server finds at once.
 const BATCH: u32 = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
+    title: &'static str,
     path: &'static str,
     is_short: bool,
+    /// One of a location of its own.
+    page: Option<Page>,
 }
 
+/// They and the pages.
 const CASES: [Case; 3] = [
-    Case { name: "return", path: "/return", is_short: false },
-    Case { name: "file", path: "/file", is_short: false },
-    Case { name: "short", path: "/return", is_short: true },
+    Case { name: "return", title: "2-byte answer", path: "/return", is_short: false, page: None },
+    Case { name: "file", title: "1 KiB file", path: "/file", is_short: false, page: None },
+    Case { name: "short", title: "short connection", path: "/return", is_short: true, page: None },
 ];
 
+impl Case {
+    fn of_page(page: Page) -> Case {
+        Case { name: page.name, title: page.title, path: page.path, is_short: false, page: Some(page) }
+    }
+
+    /// Requests of the first run, and how many more the second one has.
+    fn requests(&self, options: &Options) -> (u32, u32) {
+        let more = whole_batches(options.requests);
+        if self.page.is_some() { (PAGES_FEW, more.min(PAGES_MORE_MAX)) } else { (REQUESTS_FEW, more) }
+    }
+
+    fn content(&self) -> Vec<u8> {
+        match self.page {
+            Some(page) => location::html(page.bytes),
+            None if self.path == "/file" => file_body(),
+            None => SMALL_BODY.to_vec(),
+        }
+    }
+}
+
+/// A case, and what every server needs for it.
 #[derive(Debug, Serialize)]
 struct Row {
+    case: &'static str,
+    title: &'static str,
+    servers: Vec<Count>,
+}
+
+#[derive(Debug, Serialize)]
+struct Count {
     server: String,
-    /// Per request, by case; None where it could not be counted.
-    per_request: Vec<(&'static str, Option<f64>)>,
+    /// None where it could not be counted.
+    per_request: Option<f64>,
+    /// Bytes of the answer's body as they were sent.
+    body_bytes: Option<usize>,
 }
 
 /// Counts for every chosen server; nginx and Gale when none is chosen.
@@ -55,69 +93,84 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
-    let cases: Vec<Case> = CASES.into_iter().filter(is_chosen).collect();
-    let mut rows = Vec::new();
-    for program in &programs {
-        let mut per_request = Vec::new();
-        for &case in &cases {
-            let counted = difference(options, program, case);
-            match &counted {
-                Ok(count) => eprintln!("{}, {}: {count:.0}", program.label, case.name),
-                Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
-            }
-            per_request.push((case.name, counted.ok()));
-        }
-        rows.push(Row { server: program.label.clone(), per_request });
-    }
-    let cell = |row: &Row, name: &str| {
-        let found = row.per_request.iter().find(|(case, _)| *case == name).and_then(|(_, count)| *count);
-        found.map_or("–".to_owned(), |count| format!("{count:.0}"))
-    };
-    let table = report::table_of(
-        &rows,
-        &[
-            ("server", &|row: &Row| row.server.clone()),
-            ("2-byte answer", &|row| cell(row, "return")),
-            ("1 KiB file", &|row| cell(row, "file")),
-            ("short connection", &|row| cell(row, "short")),
-        ],
-    );
+    let all = CASES.into_iter().chain(location::PAGES.map(Case::of_page));
+    let rows: Vec<Row> = all.filter(is_chosen).map(|case| count_all(options, &programs, case)).collect();
     let body = format!(
         "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time, each \
-         on a connection of its own.\n\n{table}",
-        REQUESTS_FEW + whole_batches(options.requests)
+         on a connection of its own. In brackets the share of the first server's, and the bytes of the body as they \
+         were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests.\n\n{}",
+        REQUESTS_FEW + whole_batches(options.requests),
+        PAGES_FEW + PAGES_MORE_MAX,
+        table(&programs, &rows)
     );
     Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, true))
+}
+
+fn count_all(options: &Options, programs: &[Program], case: Case) -> Row {
+    let count = |program: &Program| {
+        let counted = difference(options, program, case);
+        match &counted {
+            Ok((count, bytes)) => eprintln!("{}, {}: {count:.0}, {bytes} bytes", program.label, case.name),
+            Err(error) => eprintln!("note: {}, {}: {error}", program.label, case.name),
+        }
+        let (per_request, body_bytes) = counted.ok().unzip();
+        Count { server: program.label.clone(), per_request, body_bytes }
+    };
+    Row { case: case.name, title: case.title, servers: programs.iter().map(count).collect() }
+}
+
+/// A row for each case, and a column for each server.
+fn table(programs: &[Program], rows: &[Row]) -> String {
+    let cell = |row: &Row, number: usize| {
+        let Count { per_request: Some(count), body_bytes: Some(bytes), .. } = row.servers[number] else {
+            return "–".to_owned();
+        };
+        let share = row.servers[0].per_request.filter(|_| number > 0).map(|first| format!("{:.2}; ", count / first));
+        format!("{count:.0} ({}{bytes} B)", share.unwrap_or_default())
+    };
+    let cells: Vec<_> = (0..programs.len()).map(|number| move |row: &Row| cell(row, number)).collect();
+    let mut columns: Vec<Column<Row>> = vec![("case", &|row| row.title.to_owned())];
+    columns.extend(
+        programs.iter().zip(&cells).map(|(program, cell)| (&program.label[..], cell as &dyn Fn(&Row) -> String)),
+    );
+    report::table_of(rows, &columns)
 }
 
 fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-fn difference(options: &Options, program: &Program, case: Case) -> Result<f64, String> {
-    let more = whole_batches(options.requests);
-    let few = count(options, program, case, REQUESTS_FEW)?;
-    let many = count(options, program, case, REQUESTS_FEW + more)?;
-    Ok(many.saturating_sub(few) as f64 / f64::from(more))
+/// Instructions per request, and bytes of the body as they were sent.
+fn difference(options: &Options, program: &Program, case: Case) -> Result<(f64, usize), String> {
+    let (first, more) = case.requests(options);
+    let (few, _) = count(options, program, case, first)?;
+    let (many, body_bytes) = count(options, program, case, first + more)?;
+    Ok((many.saturating_sub(few) as f64 / f64::from(more), body_bytes))
 }
 
-/// Instructions of a whole life with that many requests.
-fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Result<u64, String> {
+/// Instructions of a whole life with that many requests, and bytes of a body.
+fn count(options: &Options, program: &Program, case: Case, requests: u32) -> Result<(u64, usize), String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
     let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
-    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), ..Setting::default() };
+    let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
+    let setting = Setting { alone_under: Some(words), cores: Some(vec![options.server_core]), ..setting };
     let server = program.start(setting)?;
-    ask(&server, case, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
+    let body_bytes =
+        ask(&server, case, requests / BATCH).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
     // Gracefully, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
     let _ = std::fs::remove_file(&totals);
-    parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())
+    let instructions = parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())?;
+    Ok((instructions, body_bytes))
 }
 
-fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
-    let body = if case.path == "/file" { file_body() } else { SMALL_BODY.to_vec() };
+/// Asks, and tells how many bytes the body of an answer had.
+fn ask(server: &Running, case: Case, batches: u32) -> Result<usize, String> {
+    let content = case.content();
+    let headers = case.page.map_or(&[][..], |page| page.headers);
+    let mut body_bytes = 0;
     let failed = |failure: load::Failure| format!("{failure:?}");
     let mut connections: Vec<Connection> = Vec::new();
     for _ in 0..batches {
@@ -129,17 +182,18 @@ fn ask(server: &Running, case: Case, batches: u32) -> Result<(), String> {
             connections.push(Connection::open(&server.address).map_err(failed)?);
         }
         for connection in &mut connections {
-            connection.send(case.path, case.is_short).map_err(failed)?;
+            connection.send(case.path, headers, case.is_short).map_err(failed)?;
         }
         send_signal(server.root, Signal::CONT)?;
         for connection in &mut connections {
             let answer = connection.receive().map_err(failed)?;
-            if answer.status != 200 || answer.body != body {
+            if answer.status != 200 || answer.content().map_err(failed)? != content {
                 return Err(format!("wrong answer: {answer:?}"));
             }
+            body_bytes = answer.body.len();
         }
     }
-    Ok(())
+    Ok(body_bytes)
 }
 
 /// The line `totals: N` or, of older versions, `summary: N`; one number, since one kind of event is counted.

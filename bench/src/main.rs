@@ -12,6 +12,7 @@ mod cpu;
 mod floor;
 mod idle;
 mod instructions;
+mod location;
 mod memory;
 mod options;
 mod process;

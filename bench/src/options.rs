@@ -18,7 +18,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   idle          memory per idle keep-alive connection
   accept        shared socket, reuseport, accept_mutex: requests/s, latency, spread over two workers
   scaling       one against two workers: CPU time, task switches, futex calls
-  instructions  user-space instructions per request (callgrind)
+  instructions  user-space instructions per request, files with `aio auto` and `off` (callgrind)
   profile       where the user-space time goes (perf record)
   reload        many reloads in a row under load, every answer checked; memory before and after
   respawn       the worker process killed under load; time until served again
@@ -35,7 +35,9 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --gale-use A,B         measure gale once per driver, with `use A;` in events (default: epoll,io_uring);
                          `default` says nothing there
   --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
-  --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too
+  --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too;
+                         cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
+                         files, aio: 1k, 10k, 64k, 4m
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
                          of syscalls: the last)

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::load;
+use crate::location;
 use crate::process::{self, Process};
 
 /// The two bytes of `/return`.
@@ -184,6 +185,11 @@ impl Program {
         fs::write(directory.join("html/return"), SMALL_BODY).map_err(fault)?;
         for (_, path, bytes) in FILES {
             fs::write(directory.join("html").join(&path[1..]), letters(bytes)).map_err(fault)?;
+        }
+        for page in location::PAGES {
+            let path = directory.join("html").join(&page.path[1..]);
+            fs::create_dir_all(path.parent().expect("it is in a folder")).map_err(fault)?;
+            fs::write(path, location::html(page.bytes)).map_err(fault)?;
         }
         self.write_configuration(&directory, port, 0, &setting)?;
         let output = fs::File::create(directory.join("output")).map_err(fault)?;
@@ -423,7 +429,7 @@ pub fn file_body() -> Vec<u8> {
 }
 
 /// Letters, so that a shifted or cut body is noticed.
-fn letters(length: usize) -> Vec<u8> {
+pub fn letters(length: usize) -> Vec<u8> {
     (0..length).map(|index| b'a' + (index % 23) as u8).collect()
 }
 

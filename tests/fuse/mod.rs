@@ -8,12 +8,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::support::Directory;
+use crate::support::{DEADLINE, Directory};
 
 pub const SIZE: usize = 200_000;
 
@@ -45,6 +46,8 @@ pub struct FileSystem {
     /// Kept, so that what hangs does not end with the thread.
     connection: File,
     thread: Option<JoinHandle<()>>,
+    /// Told of each read that will not be answered.
+    hanging: Receiver<()>,
 }
 
 impl FileSystem {
@@ -60,8 +63,15 @@ impl FileSystem {
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         rustix::mount::mount("gale-test", &point, "fuse", flags, Some(&*options)).ok()?;
         let own = connection.try_clone().expect("a descriptor");
-        let thread = std::thread::spawn(move || serve(own));
-        Some(FileSystem { directory, connection, thread: Some(thread) })
+        let (tell, hanging) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || serve(own, &tell));
+        Some(FileSystem { directory, connection, thread: Some(thread), hanging })
+    }
+
+    /// Waits until a read has been taken that will not be answered.
+    #[track_caller]
+    pub fn wait_hanging(&self) {
+        self.hanging.recv_timeout(DEADLINE).expect("a read of a file that hangs");
     }
 
     pub fn point(&self) -> PathBuf {
@@ -78,7 +88,7 @@ impl Drop for FileSystem {
     }
 }
 
-fn serve(mut connection: File) {
+fn serve(mut connection: File, hanging: &Sender<()>) {
     // Files by number: the root is 1.
     let mut names: Vec<Vec<u8>> = vec![Vec::new(), Vec::new()];
     let mut request = vec![0; 256 * 1024];
@@ -110,7 +120,11 @@ fn serve(mut connection: File) {
                 let (offset, size) = (long(48) as usize, number(56) as usize);
                 let end = if matches!(first, Some(b's' | b'e')) { MIDDLE } else { SIZE };
                 match first {
-                    Some(b'h') => continue,
+                    Some(b'h') => {
+                        // Not every test waits for it.
+                        let _ = hanging.send(());
+                        continue;
+                    }
                     Some(b'e') if offset >= MIDDLE => Err(Errno::IO),
                     _ => Ok(content()[offset.min(end)..(offset + size).min(end)].to_vec()),
                 }

@@ -204,8 +204,11 @@ impl Setup {
 
 /// The whole configuration around the contents of an http block.
 pub fn http_configuration(driver: Driver, text: &str) -> String {
+    // Workers get no other variables than those that are named.
+    let environment =
+        if std::env::var_os("GALE_TEST_KERNEL_MAX").is_some() { "env GALE_TEST_KERNEL_MAX;\n" } else { "" };
     format!(
-        "daemon off;
+        "{environment}daemon off;
 worker_processes 2;
 pid %DIR%/pid;
 error_log %DIR%/error.log info;

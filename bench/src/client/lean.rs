@@ -22,22 +22,24 @@ pub fn command(run: &Run, connections: u32) -> Result<Vec<String>, String> {
     let own = std::env::current_exe().map_err(|error| format!("lean: {error}"))?;
     let own = own.to_str().ok_or("lean: our own path is no text")?;
     let (connections, seconds) = (connections.to_string(), run.run_time.as_secs().to_string());
-    Ok([own, "lean", run.address, run.path, &connections, &seconds].map(str::to_owned).to_vec())
+    let words = [own, "lean", run.address, run.path, &connections, &seconds];
+    Ok(words.iter().chain(run.headers).map(|&word| word.to_owned()).collect())
 }
 
 pub fn parse(text: &str) -> Option<Figures> {
     serde_json::from_str(text).ok().filter(|figures: &Figures| figures.requests > 0)
 }
 
-/// `lean ADDRESS PATH CONNECTIONS SECONDS`: asks that long and prints its figures.
+/// `lean ADDRESS PATH CONNECTIONS SECONDS [HEADER …]`: asks that long and prints its figures.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench lean ADDRESS PATH CONNECTIONS SECONDS".to_owned();
-    let [address, path, connections, seconds] = args else {
+    let usage = || "usage: gale-bench lean ADDRESS PATH CONNECTIONS SECONDS [HEADER ...]".to_owned();
+    let [address, path, connections, seconds, headers @ ..] = args else {
         return Err(usage());
     };
     let connections: u32 = connections.parse().map_err(|_| usage())?;
     let seconds: u64 = seconds.parse().map_err(|_| usage())?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n{headers}\r\n");
     let peers = (0..connections).map(|_| Peer::open(address, &request)).collect::<Result<Vec<Peer>, String>>()?;
     let figures = ask(peers, request.into_bytes().leak(), Duration::from_secs(seconds));
     let figures = figures.map_err(|error| format!("lean: {error}"))?;

@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use flate2::read::GzDecoder;
 use serde::Serialize;
 
+use super::Headers;
 use crate::servers::{SMALL_BODY, file_body};
 
 /// Longer than any pause of a server that works.
@@ -58,7 +60,9 @@ pub struct Connection {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
+    /// As it came: it may be compressed.
     pub body: Vec<u8>,
+    pub is_gzip: bool,
     pub closes: bool,
 }
 
@@ -93,7 +97,7 @@ impl Connection {
 
     /// Sends a GET and reads its answer. After a failure the connection is of no more use.
     pub fn request(&mut self, path: &str, is_last: bool) -> Result<Answer, Failure> {
-        self.ask(&get(path, is_last))
+        self.ask(&get(path, &[], is_last))
     }
 
     /// Sends a request as it stands and reads its answer. After a failure the connection is of no more use.
@@ -111,8 +115,8 @@ impl Connection {
     }
 
     /// Sends a GET; its answer is for [`Connection::receive`].
-    pub fn send(&mut self, path: &str, is_last: bool) -> Result<(), Failure> {
-        self.stream.write_all(get(path, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
+    pub fn send(&mut self, path: &str, headers: Headers, is_last: bool) -> Result<(), Failure> {
+        self.stream.write_all(get(path, headers, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
     }
 
     /// After an answer that closes: the end, and not a byte more.
@@ -139,14 +143,43 @@ impl Connection {
             }
         };
         let head = parse_head(&self.pending[..header_end])?;
-        while self.pending.len() < header_end + head.body_bytes {
+        self.pending.drain(..header_end);
+        let body = match head.body_bytes {
+            Some(length) => self.take(length)?,
+            None => self.take_chunks()?,
+        };
+        Ok(Answer { status: head.status, body, is_gzip: head.is_gzip, closes: head.closes })
+    }
+
+    /// The next bytes.
+    fn take(&mut self, length: usize) -> Result<Vec<u8>, Failure> {
+        while self.pending.len() < length {
             if self.fill(Failure::Truncated)? == 0 {
                 return Err(Failure::Truncated);
             }
         }
-        let body = self.pending[header_end..header_end + head.body_bytes].to_vec();
-        self.pending.drain(..header_end + head.body_bytes);
-        Ok(Answer { status: head.status, body, closes: head.closes })
+        Ok(self.pending.drain(..length).collect())
+    }
+
+    /// A body in chunks, without extensions and trailers. (RFC 9112 §7.1)
+    fn take_chunks(&mut self) -> Result<Vec<u8>, Failure> {
+        const SIZE_LINE_BYTES_MAX: usize = 10;
+        let mut body = Vec::new();
+        loop {
+            let mut line = Vec::new();
+            while !line.ends_with(b"\r\n") && line.len() <= SIZE_LINE_BYTES_MAX {
+                line.extend(self.take(1)?);
+            }
+            let size = std::str::from_utf8(&line).ok().and_then(|line| usize::from_str_radix(line.trim_end(), 16).ok());
+            let size = size.filter(|size| body.len() + size <= BODY_BYTES_MAX).ok_or(Failure::Malformed)?;
+            body.extend(self.take(size)?);
+            if self.take(2)? != b"\r\n" {
+                return Err(Failure::Malformed);
+            }
+            if size == 0 {
+                return Ok(body);
+            }
+        }
     }
 
     fn fill(&mut self, when_reset: Failure) -> Result<usize, Failure> {
@@ -166,9 +199,22 @@ impl Connection {
     }
 }
 
-fn get(path: &str, is_last: bool) -> String {
+impl Answer {
+    /// The body as it was before it was compressed.
+    pub fn content(&self) -> Result<Vec<u8>, Failure> {
+        if !self.is_gzip {
+            return Ok(self.body.clone());
+        }
+        let mut content = Vec::new();
+        let unpacked = GzDecoder::new(&self.body[..]).take(BODY_BYTES_MAX as u64).read_to_end(&mut content);
+        unpacked.map(|_| content).map_err(|_| Failure::Malformed)
+    }
+}
+
+fn get(path: &str, headers: Headers, is_last: bool) -> String {
     let connection = if is_last { "close" } else { "keep-alive" };
-    format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n")
+    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n{headers}\r\n")
 }
 
 /// One request on a connection of its own: the body of its answer, which must be a 200.
@@ -180,7 +226,9 @@ pub fn request_once(address: &str, path: &str, time_limit: Duration) -> Result<V
 
 struct Head {
     status: u16,
-    body_bytes: usize,
+    /// `None` in chunks.
+    body_bytes: Option<usize>,
+    is_gzip: bool,
     closes: bool,
 }
 
@@ -190,17 +238,22 @@ fn parse_head(head: &[u8]) -> Result<Head, Failure> {
     let status_line = lines.next().unwrap_or("");
     let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let mut body_bytes = None;
-    let mut closes = false;
+    let (mut is_chunked, mut is_gzip, mut closes) = (false, false, false);
     for line in lines.filter(|line| !line.is_empty()) {
         let (name, value) = line.split_once(':').ok_or(Failure::Malformed)?;
         if name.eq_ignore_ascii_case("content-length") {
             body_bytes = value.trim().parse().ok().filter(|bytes| *bytes <= BODY_BYTES_MAX);
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            is_chunked = value.trim() == "chunked";
+        } else if name.eq_ignore_ascii_case("content-encoding") {
+            is_gzip = value.trim() == "gzip";
         } else if name.eq_ignore_ascii_case("connection") {
             closes = value.trim().eq_ignore_ascii_case("close");
         }
     }
     match (status, body_bytes) {
-        (Some(status), Some(body_bytes)) => Ok(Head { status, body_bytes, closes }),
+        (Some(status), Some(_)) if !is_chunked => Ok(Head { status, body_bytes, is_gzip, closes }),
+        (Some(status), None) if is_chunked => Ok(Head { status, body_bytes, is_gzip, closes }),
         _ => Err(Failure::Malformed),
     }
 }
@@ -442,7 +495,7 @@ mod tests {
     #[test]
     fn a_whole_answer_is_taken_and_its_announcement_seen() {
         let answer = ask(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").unwrap();
-        assert_eq!(answer, Answer { status: 200, body: b"ok".to_vec(), closes: true });
+        assert_eq!(answer, Answer { status: 200, body: b"ok".to_vec(), is_gzip: false, closes: true });
     }
 
     #[test]
@@ -466,7 +519,7 @@ mod tests {
 
     #[test]
     fn wrong_answers_are_failures() {
-        let answer = |status, body: &[u8]| Answer { status, body: body.to_vec(), closes: false };
+        let answer = |status, body: &[u8]| Answer { status, body: body.to_vec(), is_gzip: false, closes: false };
         assert_eq!(check(&answer(200, b"ok"), b"ok"), Ok(()));
         assert_eq!(check(&answer(503, b"ok"), b"ok"), Err(Failure::WrongStatus));
         assert_eq!(check(&answer(200, b"no"), b"ok"), Err(Failure::WrongBody));

@@ -25,12 +25,16 @@ pub enum ClientKind {
     Lean,
 }
 
+/// Lines of a request beside those that every request has.
+pub type Headers = &'static [&'static str];
+
 /// What is asked of the server.
 #[derive(Debug, Clone)]
 pub struct Run<'a> {
     pub kind: ClientKind,
     pub address: &'a str,
     pub path: &'a str,
+    pub headers: Headers,
     /// Of all clients together.
     pub connections: u32,
     /// One request per connection.

@@ -9,6 +9,7 @@ pub fn command(run: &Run, connections: u32) -> Vec<String> {
     if run.is_short {
         words.extend(["-H", "Connection: close"].map(str::to_owned));
     }
+    words.extend(run.headers.iter().flat_map(|line| ["-H", line]).map(str::to_owned));
     words.push(format!("http://{}{}", run.address, run.path));
     words
 }

@@ -9,10 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// Where control groups are.
+const HIERARCHY: &str = "/sys/fs/cgroup";
+
 /// A group for servers.
 #[derive(Debug, Default)]
 pub struct Cage {
     groups: Vec<PathBuf>,
+    pub limits_memory: bool,
+    pub limits_disk: bool,
     /// What the measurement goes without, in a sentence each.
     pub left_out: Vec<String>,
 }
@@ -33,45 +38,61 @@ impl Cage {
             );
             return cage;
         }
-        let name = format!("gale-bench-{}", std::process::id());
-        let throttle = device.map(|(major, minor)| (format!("{major}:{minor}"), read_bytes_per_second));
-        if throttle.is_none() {
-            cage.left_out
-                .push("The data set lies on no block device of its own: its reads are not throttled.".to_owned());
-        }
-        let unified = Path::new("/sys/fs/cgroup/cgroup.controllers");
-        if unified.exists() {
-            let group = Path::new("/sys/fs/cgroup").join(&name);
-            // Only what the root hands down can be set below it.
-            cage.note("control group", fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +io"));
-            cage.note("control group", fs::create_dir(&group));
-            cage.note("memory.max", fs::write(group.join("memory.max"), memory_bytes.to_string()));
-            if let Some((device, bytes)) = throttle {
-                cage.note("io.max", fs::write(group.join("io.max"), format!("{device} rbps={bytes}")));
-            }
-            cage.groups.push(group);
-        } else {
-            let memory = cage.version_1("memory", &name, "memory.limit_in_bytes", memory_bytes.to_string());
-            let disk = throttle.and_then(|(device, bytes)| {
-                cage.version_1("blkio", &name, "blkio.throttle.read_bps_device", format!("{device} {bytes}"))
-            });
-            cage.groups.extend(memory.into_iter().chain(disk));
-        }
+        cage.enter(Path::new(HIERARCHY), memory_bytes, device, read_bytes_per_second);
         cage
     }
 
-    /// A group of one controller, with one value set.
-    fn version_1(&mut self, controller: &str, name: &str, file: &str, value: String) -> Option<PathBuf> {
-        let group = Path::new("/sys/fs/cgroup").join(controller).join(name);
-        let made = fs::create_dir(&group).and_then(|()| fs::write(group.join(file), value));
-        self.note(file, made);
-        group.exists().then_some(group)
+    /// Makes the groups below this directory, in the version that is there.
+    fn enter(&mut self, root: &Path, memory_bytes: u64, device: Option<Device>, read_bytes_per_second: u64) {
+        let name = format!("gale-bench-{}", std::process::id());
+        let throttle = device.map(|(major, minor)| (format!("{major}:{minor}"), read_bytes_per_second));
+        if throttle.is_none() {
+            self.left_out
+                .push("The data set lies on no block device of its own: its reads are not throttled.".to_owned());
+        }
+        if !root.join("cgroup.controllers").exists() {
+            let memory = self.version_1(root, "memory", &name, "memory.limit_in_bytes", memory_bytes.to_string());
+            let disk = throttle.and_then(|(device, bytes)| {
+                self.version_1(root, "blkio", &name, "blkio.throttle.read_bps_device", format!("{device} {bytes}"))
+            });
+            self.limits_memory = memory.is_some();
+            self.limits_disk = disk.is_some();
+            return self.groups.extend(memory.into_iter().chain(disk));
+        }
+        let group = root.join(&name);
+        // Only what the root hands down can be set below it.
+        self.note("cgroup.subtree_control", fs::write(root.join("cgroup.subtree_control"), "+memory +io"));
+        let made = fs::create_dir(&group);
+        if made.is_ok() {
+            let limited = fs::write(group.join("memory.max"), memory_bytes.to_string());
+            self.limits_memory = self.note("memory.max", limited);
+            if let Some((device, bytes)) = throttle {
+                let limited = fs::write(group.join("io.max"), format!("{device} rbps={bytes}"));
+                self.limits_disk = self.note("io.max", limited);
+            }
+            self.groups.push(group);
+        }
+        self.note("control group", made);
     }
 
-    fn note(&mut self, what: &str, result: std::io::Result<()>) {
-        if let Err(error) = result {
+    /// A group of one controller, with one value set.
+    fn version_1(&mut self, root: &Path, controller: &str, name: &str, file: &str, value: String) -> Option<PathBuf> {
+        let group = root.join(controller).join(name);
+        let made = fs::create_dir(&group).and_then(|()| fs::write(group.join(file), value));
+        if self.note(file, made) {
+            return Some(group);
+        }
+        // Nothing to be removed later.
+        let _ = fs::remove_dir(&group);
+        None
+    }
+
+    /// Whether it was done; if not, that is said.
+    fn note(&mut self, what: &str, result: std::io::Result<()>) -> bool {
+        if let Err(error) = &result {
             self.left_out.push(format!("{what} cannot be set ({error}): the measurement goes without it."));
         }
+        result.is_ok()
     }
 
     /// The words before a command that starts it inside.
@@ -180,5 +201,92 @@ fn run(words: &[&str]) -> Result<String, String> {
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(format!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What looks like the root of control groups.
+    struct Hierarchy(PathBuf);
+
+    impl Hierarchy {
+        fn new(name: &str, entries: &[&str]) -> Hierarchy {
+            let root = std::env::temp_dir().join(format!("gale-bench-{name}-{}", std::process::id()));
+            fs::create_dir_all(&root).unwrap();
+            entries.iter().for_each(|entry| fs::create_dir(root.join(entry)).unwrap());
+            Hierarchy(root)
+        }
+
+        fn cage(&self, device: Option<Device>) -> Cage {
+            let mut cage = Cage::default();
+            cage.enter(&self.0, 1 << 30, device, 5000);
+            cage
+        }
+
+        /// What was written to a file in a group of this process.
+        fn text(&self, controller: &str, file: &str) -> String {
+            let group = self.0.join(controller).join(format!("gale-bench-{}", std::process::id()));
+            fs::read_to_string(group.join(file)).unwrap_or_default()
+        }
+    }
+
+    impl Drop for Hierarchy {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn version_2_has_one_group_with_all_controllers() {
+        let hierarchy = Hierarchy::new("v2", &[]);
+        fs::write(hierarchy.0.join("cgroup.controllers"), "memory io").unwrap();
+        let cage = hierarchy.cage(Some((8, 16)));
+        assert!(cage.left_out.is_empty() && cage.limits_memory && cage.limits_disk, "{cage:?}");
+        assert_eq!(fs::read_to_string(hierarchy.0.join("cgroup.subtree_control")).unwrap(), "+memory +io");
+        assert_eq!(
+            (hierarchy.text("", "memory.max"), hierarchy.text("", "io.max")),
+            ((1u64 << 30).to_string(), "8:16 rbps=5000".to_owned())
+        );
+        // A command that is started inside has entered first.
+        let words = cage.words();
+        let output = Command::new(&words[0]).args(&words[1..]).args(["echo", "inside"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "inside\n");
+        assert!(hierarchy.text("", "cgroup.procs").trim().parse::<u32>().is_ok());
+        drop(hierarchy);
+    }
+
+    #[test]
+    fn version_1_has_a_group_for_each_controller() {
+        let hierarchy = Hierarchy::new("v1", &["memory", "blkio"]);
+        let cage = hierarchy.cage(Some((8, 16)));
+        assert!(cage.left_out.is_empty() && cage.groups.len() == 2, "{cage:?}");
+        assert_eq!(hierarchy.text("memory", "memory.limit_in_bytes"), (1u64 << 30).to_string());
+        assert_eq!(hierarchy.text("blkio", "blkio.throttle.read_bps_device"), "8:16 5000");
+        drop(hierarchy);
+    }
+
+    #[test]
+    fn what_is_not_to_be_had_is_named_and_nothing_enters_it() {
+        let hierarchy = Hierarchy::new("none", &["memory"]);
+        let cage = hierarchy.cage(Some((8, 16)));
+        assert!(cage.left_out.len() == 1 && cage.left_out[0].starts_with("blkio.throttle.read_bps_device"), "{cage:?}");
+        assert!(cage.limits_memory && !cage.limits_disk);
+        let without_disk = hierarchy.cage(None);
+        assert!(without_disk.left_out[0].contains("not throttled"), "{without_disk:?}");
+        drop(hierarchy);
+        // A hierarchy of version 2 that cannot be written to.
+        let mut cage = Cage::default();
+        let readonly = Hierarchy::new("readonly", &[]);
+        fs::write(readonly.0.join("cgroup.controllers"), "").unwrap();
+        fs::write(readonly.0.join(format!("gale-bench-{}", std::process::id())), "a file").unwrap();
+        cage.enter(&readonly.0, 1, None, 1);
+        assert!(
+            cage.groups.is_empty() && cage.left_out.iter().any(|text| text.starts_with("control group")),
+            "{cage:?}"
+        );
+        let words = cage.words();
+        assert!(Command::new(&words[0]).args(&words[1..]).arg("true").status().unwrap().success());
     }
 }

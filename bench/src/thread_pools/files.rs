@@ -60,14 +60,14 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB; {} workers, memory {} MiB, {}. \
+        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB; {} workers, {}, {}. \
          Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's.\n\n\
          {table}",
         site.notes(),
         experiment.slow_clients,
         experiment.range_file_mib,
         experiment.workers,
-        experiment.memory_bytes() >> 20,
+        site.memory(experiment),
         site.disk(experiment)
     );
     let holds = rows.iter().all(|row| row.clients.errors == 0);

@@ -134,12 +134,24 @@ impl Site {
         }
     }
 
+    /// What memory there is.
+    fn memory(&self, experiment: &Experiment) -> String {
+        match self.cage.limits_memory {
+            true => format!("{} MiB of memory for server and page cache", experiment.memory_bytes() >> 20),
+            false => "all of the machine's memory".to_owned(),
+        }
+    }
+
     /// What the disk is like.
     fn disk(&self, experiment: &Experiment) -> String {
         let read_ahead = confine::device_of(self.root()).and_then(confine::read_ahead_kib);
         let read_ahead = read_ahead.map_or(String::new(), |kib| format!(", the kernel reads {kib} KiB ahead"));
         let queue = if self.disk.is_some() { ", a disk of its own behind a queue of 4 requests" } else { "" };
-        format!("reads held to {} MiB/s{queue}{read_ahead}", experiment.disk_mib_per_second)
+        let speed = match self.cage.limits_disk {
+            true => format!("reads held to {} MiB/s", experiment.disk_mib_per_second),
+            false => "reads as quick as the disk".to_owned(),
+        };
+        format!("{speed}{queue}{read_ahead}")
     }
 
     fn notes(&self) -> String {
@@ -203,7 +215,7 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let document = document(experiment, &site, &programs, &rows)?;
-    let svg = chart(experiment, &rows);
+    let svg = chart(experiment, &site, &rows);
     Ok((document.with_chart(svg), true))
 }
 
@@ -442,27 +454,30 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
             row.targets(experiment.disk_bytes_per_second()).into_iter().map(|(what, met)| (row.label(), what, met))
         })
         .collect();
-    let targets = report::table_of(
-        &targets,
-        &[
-            ("by default", &|(server, _, _): &(String, &str, bool)| server.clone()),
-            ("target", &|(_, what, _)| (*what).to_owned()),
-            ("met", &|(_, _, is_met)| if *is_met { "yes" } else { "no" }.to_owned()),
-        ],
-    );
+    let targets = match site.cage.limits_memory && site.cage.limits_disk {
+        true => report::table_of(
+            &targets,
+            &[
+                ("by default", &|(server, _, _): &(String, &str, bool)| server.clone()),
+                ("target", &|(_, what, _)| (*what).to_owned()),
+                ("met", &|(_, _, is_met)| if *is_met { "yes" } else { "no" }.to_owned()),
+            ],
+        ),
+        false => "The targets say something only with little memory and a slow disk: not judged.\n".to_owned(),
+    };
     let ignoring = match rows.iter().find(|row| row.ignores_aio) {
         Some(row) => format!("**Left out.** This build of {} does not know `aio`: its rows are one.\n\n", row.server),
         None => String::new(),
     };
     let body = format!(
-        "{}{ignoring}{} MiB of random files of 4 MiB, {} MiB of memory for server and page cache, {}, {} \
+        "{}{ignoring}{} MiB of random files of 4 MiB, {}, {}, {} \
          workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log. Client 1: {CLIENT_1_CONNECTIONS} connections, random \
          files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
          the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
          ![chart](thread-pools.svg)\n\n{NOTES}",
         site.notes(),
         experiment.data_mib,
-        experiment.memory_bytes() >> 20,
+        site.memory(experiment),
         site.disk(experiment),
         experiment.workers,
         rows.iter().map(|row| row.with_client_1.len()).max().unwrap_or(0),
@@ -476,16 +491,11 @@ over a second. The probe asks on time whatever became of the request before. Loo
 waiting for a disk. Stalls: lines of Gale's error log, which tells of one stall of each kind a minute, over 20 ms and not \
 the machine's fault.\n";
 
-fn chart(experiment: &Experiment, rows: &[Row]) -> String {
+fn chart(experiment: &Experiment, site: &Site, rows: &[Row]) -> String {
     let bars = |figure: &dyn Fn(&Run) -> f64| -> Vec<Bars> {
         rows.iter().map(|row| Bars { label: row.label(), values: [row.without(figure), row.with(figure)] }).collect()
     };
-    let title = format!(
-        "{} MiB of files, {} MiB of memory, disk at {} MiB/s",
-        experiment.data_mib,
-        experiment.memory_bytes() >> 20,
-        experiment.disk_mib_per_second
-    );
+    let title = format!("{} MiB of files, {}, {}", experiment.data_mib, site.memory(experiment), site.disk(experiment));
     chart::draw(
         &title,
         &[

@@ -21,13 +21,17 @@ use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
 use crate::process::{
-    self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LoopMain, ProcessSettings, Program, Quiet, Report,
-    Resources, Seat,
+    self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LogFile, LoopMain, ProcessSettings, Program,
+    Quiet, Report, Resources, Seat,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
 /// finished, so that a task that hangs leaves the time to the logs.
 const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// How long a loop whose connections are all closed stays for last answers that their clients have not taken: as long as a
+/// client may take for a part of an answer by nginx's default (`send_timeout`).
+const LAST_ANSWERS_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The web server.
 pub struct Server {
@@ -94,6 +98,11 @@ impl Program for Server {
             }
         };
         Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
+    }
+
+    fn failure_log(&self, request: &BuildRequest) -> Option<Arc<dyn process::ErrorLog>> {
+        let file = LogFile::open(&configuration::failure_log_path(self.order, request)?).ok()?;
+        Some(self.error_log(&[ErrorLogTarget::File(Level::Error, Arc::new(file))]))
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
@@ -352,6 +361,8 @@ impl process::Worker for Serving {
                 worker.all_closed().await;
                 worker.access.flush();
             }
+            // In vain for peers that take nothing; `worker_shutdown_timeout` may be shorter, and ends the loop then.
+            let _ = gale_runtime::timeout(LAST_ANSWERS_WAIT_MAX, gale_runtime::all_sent()).await;
         })
     }
 

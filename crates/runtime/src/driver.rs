@@ -46,7 +46,8 @@ pub struct RingOptions {
     /// A receive that has got nothing for this long, at most twice as long, gives way to a poll, which costs the kernel
     /// less memory. `None` = never.
     pub idle_after: Option<Duration>,
-    /// Uses nothing that came with kernels after this one (major, minor).
+    /// Uses nothing that came with kernels after this one (major, minor). By default everything; in debug builds what the
+    /// environment variable `GALE_TEST_KERNEL_MAX` says ("6.0").
     pub kernel_max: Option<(u16, u16)>,
     /// Pretends that the kernel refuses with this error number.
     pub refusal: Option<i32>,
@@ -62,10 +63,17 @@ impl Default for RingOptions {
             buffer_bytes: 4096,
             multishot: true,
             idle_after: Some(Duration::from_secs(2)),
-            kernel_max: None,
+            kernel_max: if cfg!(debug_assertions) { kernel_max_of_tests() } else { None },
             refusal: None,
         }
     }
+}
+
+/// Has whole programs, tests and servers, use a ring as on an older kernel.
+fn kernel_max_of_tests() -> Option<(u16, u16)> {
+    let version = std::env::var("GALE_TEST_KERNEL_MAX").ok()?;
+    let (major, minor) = version.split_once('.').expect("major.minor");
+    Some((major.parse().expect("a number"), minor.parse().expect("a number")))
 }
 
 impl RingOptions {
@@ -152,7 +160,7 @@ pub(crate) trait Driver {
     fn detach(&self, key: Key) -> Option<OwnedFd>;
 
     /// As `detach`, with what has been received ahead of the reader, for an owner who goes on. Errors: when that cannot be
-    /// told, or a send is under way; then the socket is closed.
+    /// told, or a send is under way; then the socket stays, to be closed.
     fn release(&self, key: Key) -> io::Result<Released> {
         let socket = self.detach(key).ok_or(io::ErrorKind::NotConnected)?;
         Ok(Released { socket, received: Buffer::new(), error: None })
@@ -165,6 +173,13 @@ pub(crate) trait Driver {
 
     /// Closes a socket.
     fn close(&self, key: Key);
+
+    /// Ready when closed sockets have nothing left that this driver, and not the kernel, still has to send for them. One
+    /// waits for that at a time.
+    fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let _ = cx;
+        Poll::Ready(())
+    }
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;

@@ -4,6 +4,7 @@
 //! found through a thread-local while the loop runs; sockets and timers keep a reference to theirs.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -136,6 +137,13 @@ pub fn secret_u64() -> u64 {
         // The kernel gives so few bytes whole. A filter of system calls may forbid it.
         _ => random_u64(),
     }
+}
+
+/// Waits until the connections of the current loop that were closed owe their peers nothing any more: with io_uring a short
+/// answer that a full socket did not take leaves later (see [`crate::Stream::try_send`]), and would be lost with the loop. A
+/// peer that takes nothing ends that by itself only over TCP, after a minute, so whoever waits sets a bound.
+pub async fn all_sent() {
+    poll_fn(|cx| Environment::with(|environment| environment.driver.poll_all_sent(cx))).await;
 }
 
 /// A random number, for spreading and naming; not for secrets. (splitmix64 over a seed from the kernel or the test)

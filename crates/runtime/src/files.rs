@@ -7,7 +7,7 @@
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
 //! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
-//! | last close of a large file, or of one that was unlinked | pool | |
+//! | last close of a file that was unlinked | pool | |
 //!
 //! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
 //! (`residency.rs`) goes to the pool without a look. What a pool reads is read once for all who want it (`reads.rs`).
@@ -38,19 +38,18 @@ use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_pool_thread};
 use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
-use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, Residency, WORTH_TRYING_TICKS};
+use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, Residency, Run, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
 
 pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 
-/// Closing a file may free its blocks, if it was unlinked meanwhile. From this size on that is the pool's work; below it
-/// handing over costs more, unless it is known to be unlinked.
-const CLOSE_IN_POOL_BYTES: u64 = 1 << 20;
+/// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is asked
+/// whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
+const UNLINKED_MATTERS_BYTES: u64 = 1 << 20;
 
-/// A file that was open for longer than this is asked whether it has been unlinked before it is closed: until then hardly
-/// anybody has had the time.
+/// Until a smaller file was open for so long hardly anybody has had the time to unlink it, and little is lost.
 const UNLINKED_SOON: Duration = Duration::from_millis(10);
 
 /// What `O_DIRECT` demands of offsets, lengths and memory at least: the page, which serves every block size up to it.
@@ -407,6 +406,8 @@ struct Shared {
     metadata: FileMetadata,
     access: Access,
     hash: FileHash,
+    /// What of it was seen in memory lately.
+    seen: Run,
     opened: Moment,
     /// Its file system was found to be in memory.
     lies_in_memory: AtomicBool,
@@ -461,6 +462,7 @@ impl File {
             metadata,
             access,
             hash: FileHash::new(metadata.device, metadata.inode),
+            seen: Run::default(),
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),
@@ -561,7 +563,7 @@ impl File {
                 }
                 Some(Err(error)) => Err(error),
                 None => {
-                    knowledge.residency.forget(self.shared.hash, offset / GRANULE);
+                    self.forget(knowledge, offset);
                     count_event(Event::Miss);
                     Ok(Look::NotInMemory)
                 }
@@ -582,13 +584,19 @@ impl File {
             if device.is_distrusted(now) {
                 return Ok(false);
             }
+            let parts = parts_of(offset, length);
+            if self.shared.seen.covers(&parts, now, BELIEVED_TICKS) {
+                return Ok(true);
+            }
             let end = offset + length;
-            let mut at = offset;
+            let (mut at, mut oldest) = (offset, 0);
             while at < end {
                 let granule = at / GRANULE;
                 let part_end = ((granule + 1) * GRANULE).min(end);
                 let age = knowledge.residency.age(self.shared.hash, granule, now);
-                if age.is_none_or(|age| age > BELIEVED_TICKS) {
+                if let Some(age) = age.filter(|&age| age <= BELIEVED_TICKS) {
+                    oldest = oldest.max(age);
+                } else {
                     // A piece that begins or ends within a part may begin or end in the part's other half.
                     let is_there =
                         !device.is_crowded(now) && self.probe(at)? && (part_end < end || self.probe(end - 1)?);
@@ -600,6 +608,7 @@ impl File {
                 }
                 at = part_end;
             }
+            self.shared.seen.note(parts, oldest, now);
             Ok(true)
         })
     }
@@ -637,15 +646,24 @@ impl File {
         self.note_resident(knowledge, offset, found);
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
-            knowledge.residency.forget(self.shared.hash, end / GRANULE);
+            self.forget(knowledge, end);
         }
+    }
+
+    /// The part at this place is not in memory.
+    fn forget(&self, knowledge: &Knowledge, offset: u64) {
+        knowledge.residency.forget(self.shared.hash, offset / GRANULE);
+        self.shared.seen.forget();
     }
 
     fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
         if length > 0 {
-            let now = now_anywhere();
-            let last = (offset + length as u64 - 1) / GRANULE;
-            (offset / GRANULE..=last).for_each(|granule| knowledge.residency.note(self.shared.hash, granule, now));
+            let (now, parts) = (now_anywhere(), parts_of(offset, length as u64));
+            // In this very tick that was done already.
+            if !self.shared.seen.covers(&parts, now, 0) {
+                parts.clone().for_each(|granule| knowledge.residency.note(self.shared.hash, granule, now));
+                self.shared.seen.note(parts, 0, now);
+            }
         }
     }
 
@@ -829,6 +847,11 @@ impl File {
     }
 }
 
+/// The parts that a piece lies in, which is not empty.
+fn parts_of(offset: u64, length: u64) -> Range<u64> {
+    offset / GRANULE..(offset + length - 1) / GRANULE + 1
+}
+
 /// The blocks around a piece of a file, and memory that is aligned as they are: what `O_DIRECT` demands.
 pub(crate) struct Blocks {
     pub memory: Box<[u8]>,
@@ -882,9 +905,11 @@ impl Shared {
             let stat = descriptor.as_ref().map(rustix::fs::fstat);
             stat.is_some_and(|stat| stat.is_ok_and(|stat| stat.st_nlink == 0))
         };
-        self.access == Access::Waits
-            || self.metadata.size >= CLOSE_IN_POOL_BYTES
-            || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON && is_unlinked()
+        let matters = || {
+            self.metadata.size >= UNLINKED_MATTERS_BYTES
+                || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON
+        };
+        self.access == Access::Waits || matters() && is_unlinked()
     }
 }
 

@@ -8,6 +8,7 @@
 //! the place of what was seen longest ago: what streams past displaces other such things, and not what is in constant use.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::Moment;
@@ -113,6 +114,48 @@ impl Residency {
     }
 }
 
+/// A run of a file's parts that were seen in memory, and when the first of them was: what the table says, in one word, for a
+/// file that many requests share. Like the table it may be wrong, and is believed for as long.
+///
+/// ```text
+///   first part: 24 bits │ behind the last: 24 bits │ tick: 16 bits
+/// ```
+#[derive(Default)]
+pub(crate) struct Run(AtomicU64);
+
+/// Parts have numbers of so many bits; of a file beyond a TiB nothing is kept in a run.
+const PART_BITS: u32 = 24;
+
+impl Run {
+    /// Whether all of these were seen within so many ticks.
+    #[inline]
+    pub fn covers(&self, parts: &Range<u64>, now: Moment, ticks: u16) -> bool {
+        let word = self.0.load(Relaxed);
+        let seen = Run::parts_of(word);
+        seen.start <= parts.start && parts.end <= seen.end && age_at(now, word) <= ticks
+    }
+
+    /// These were seen, the first of them so many ticks ago. What was seen just then and stands beside them stays.
+    pub fn note(&self, parts: Range<u64>, age: u16, now: Moment) {
+        let (word, seen_at) = (self.0.load(Relaxed), tick(now).wrapping_sub(age));
+        let seen = Run::parts_of(word);
+        let touches = word as u16 == seen_at && seen.start <= parts.end && parts.start <= seen.end;
+        let run = if touches { seen.start.min(parts.start)..seen.end.max(parts.end) } else { parts };
+        if run.end < 1 << PART_BITS {
+            self.0.store(run.start << (TICK_BITS + PART_BITS) | run.end << TICK_BITS | u64::from(seen_at), Relaxed);
+        }
+    }
+
+    /// Some were not in memory.
+    pub fn forget(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    fn parts_of(word: u64) -> Range<u64> {
+        word >> (TICK_BITS + PART_BITS)..(word >> TICK_BITS) & ((1 << PART_BITS) - 1)
+    }
+}
+
 #[inline]
 fn tick(now: Moment) -> u16 {
     (now.as_nanos() >> TICK_SHIFT) as u16
@@ -168,6 +211,27 @@ mod tests {
         assert_eq!(residency.age(files[1], 0, at(101)), Some(0));
         residency.note(files[2], 0, at(101));
         assert_eq!((residency.age(files[0], 0, at(101)), residency.age(files[1], 0, at(101))), (None, Some(0)));
+    }
+
+    #[test]
+    fn a_run_is_what_was_seen_side_by_side() {
+        let run = Run::default();
+        assert!(!run.covers(&(0..1), at(100), WORTH_TRYING_TICKS));
+        run.note(4..8, 0, at(100));
+        run.note(8..12, 0, at(100));
+        assert!(
+            run.covers(&(4..12), at(100), 0) && !run.covers(&(3..5), at(100), 0) && !run.covers(&(8..13), at(100), 0)
+        );
+        assert!(run.covers(&(5..6), at(101), BELIEVED_TICKS) && !run.covers(&(5..6), at(103), BELIEVED_TICKS));
+        // What was seen long ago does not become new by what is seen beside it.
+        run.note(12..16, 0, at(103));
+        assert!(run.covers(&(12..16), at(103), 0) && !run.covers(&(11..16), at(103), WORTH_TRYING_TICKS));
+        run.note(0..2, 3, at(103));
+        assert!(run.covers(&(0..2), at(103), 3) && !run.covers(&(0..2), at(103), 2));
+        run.note(0..1 << PART_BITS, 0, at(103));
+        assert!(!run.covers(&(0..3), at(103), WORTH_TRYING_TICKS), "too many");
+        run.forget();
+        assert!(!run.covers(&(0..1), at(103), WORTH_TRYING_TICKS));
     }
 
     #[test]

@@ -33,6 +33,15 @@ pub struct Effort {
     pub worst_nanos: u64,
 }
 
+impl Effort {
+    /// How many units should make a piece, at most.
+    pub fn units_at_once(self) -> usize {
+        let usual = PIECE_NANOS / self.usual_nanos.max(1);
+        let worst = PIECE_NANOS_WORST / self.worst_nanos.max(1);
+        usual.min(worst).max(1) as usize
+    }
+}
+
 /// Somebody who computes in pieces. Dropped, it leaves the line.
 pub struct TurnShare {
     effort: Effort,
@@ -58,9 +67,7 @@ impl TurnShare {
 
     /// How many units should make a piece, at most.
     pub fn units_at_once(&self) -> usize {
-        let usual = PIECE_NANOS / self.effort.usual_nanos.max(1);
-        let worst = PIECE_NANOS_WORST / self.effort.worst_nanos.max(1);
-        usual.min(worst).max(1) as usize
+        self.effort.units_at_once()
     }
 
     /// Ready when a piece of so many units may be computed now: do it, and call [`TurnShare::done`]. One that is larger than

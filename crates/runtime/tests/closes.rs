@@ -11,20 +11,28 @@ use std::sync::mpsc;
 use std::thread;
 
 use common::*;
-use gale_runtime::{Device, OpenFlags, default_pool, files};
+use gale_runtime::{Device, File, OpenFlags, default_pool, files};
 
 #[test]
 fn a_thread_that_is_of_no_pool_does_not_wait_for_a_close() {
     let directory = Directory::new();
-    let file = files::open_blocking(&directory.file("large", &pattern(1 << 20)), OpenFlags::READ).unwrap();
-    let descriptor = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let path = directory.file("large", &pattern(1 << 20));
+    let open = || files::open_blocking(&path, OpenFlags::READ).unwrap();
+    let descriptor_of = |file: &File| format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let named = open();
+    let descriptor = descriptor_of(&named);
+    drop(named);
+    assert!(!std::fs::exists(&descriptor).unwrap(), "a file that has its name is closed at once");
+    let file = open();
+    let descriptor = descriptor_of(&file);
+    std::fs::remove_file(&path).unwrap();
     default_pool().resize(1, 16);
     let (release, released) = mpsc::channel::<()>();
     default_pool().detach(Device::NONE, move || released.recv().expect("the test goes on")).unwrap();
     drop(file);
     assert!(std::fs::exists(&descriptor).unwrap(), "the pool is busy");
     release.send(()).unwrap();
-    while std::fs::read_link(&descriptor).is_ok_and(|path| path.ends_with("large")) {
+    while std::fs::read_link(&descriptor).is_ok_and(|path| path.ends_with("large (deleted)")) {
         thread::yield_now();
     }
 }

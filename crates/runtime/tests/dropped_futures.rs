@@ -231,6 +231,10 @@ async fn dropped_send(length: usize, before: u32, after: u32, then: Then) {
         }
     }
     drop(out);
+    // What gets the memory next is not sent in its place.
+    let next: Vec<u8> = sent.iter().map(|byte| !byte).collect();
+    let _next: Vec<(Lease, Vec<u8>)> =
+        (0..4).map(|_| (Lease::copy_of(&next[..length / 3]).unwrap(), next[length / 3..].to_vec())).collect();
     read.extend(read_all(&mut peer).await);
     assert!(sent.starts_with(&read), "{before} {after} {then:?}: {} bytes", read.len());
 }
@@ -248,6 +252,95 @@ fn a_send_into_a_full_socket_dropped_in_any_state_keeps_order_and_memory() {
 #[test]
 fn a_large_send_dropped_in_any_state_keeps_order_and_memory() {
     for_each_state(async |before, after, then| dropped_send(300_000, before, after, then).await);
+}
+
+/// A short answer into a socket with room for it, for some of it, or for nothing, and what becomes of the stream then. No
+/// future is dropped: what counts as sent has to arrive without one.
+async fn left_post(room: Room, before: u32, after: u32, then: Then) {
+    let (stream, mut peer) = connection().await;
+    let mut sent = match room {
+        Room::Enough => Vec::new(),
+        Room::Some => fill(&stream, 1000),
+        Room::None => fill(&stream, 0),
+    };
+    let answer = pattern(3000);
+    for half in answer.chunks(1500) {
+        let count = stream.try_send(half, false).unwrap();
+        sent.extend_from_slice(&half[..count]);
+        if count < half.len() {
+            break;
+        }
+    }
+    turns(before).await;
+    let mut read = vec![0; 700];
+    let count = peer.read(&mut read).unwrap_or(0);
+    read.truncate(count);
+    turns(after).await;
+    match then {
+        Then::GoOn => {
+            let mut out = Output::new();
+            out.push_static(b"tail");
+            sent.extend_from_slice(b"tail");
+            let mut sending = Box::pin(stream.send_all(&mut out));
+            while poll_once(&mut sending).await.is_pending() {
+                let mut piece = [0; 9000];
+                if let Ok(count) = peer.read(&mut piece) {
+                    read.extend_from_slice(&piece[..count]);
+                }
+                yield_now().await;
+            }
+            drop(sending);
+            drop(stream);
+        }
+        // What has not left cannot come along, and then the connection is closed.
+        Then::Move => match stream.detach() {
+            Ok(detached) => drop(detached.attach()),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+            }
+        },
+        Then::Close(delay) => {
+            turns(delay).await;
+            drop(stream);
+        }
+        Then::Replace => {
+            drop(stream);
+            let (stream, other) = fresh();
+            assert_fresh(stream, other).await;
+        }
+    }
+    read.extend(read_all(&mut peer).await);
+    all_sent().await;
+    assert!(read == sent, "{room:?} {before} {after} {then:?}: {} of {} bytes", read.len(), sent.len());
+}
+
+/// How much a socket takes.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    Enough,
+    Some,
+    None,
+}
+
+/// Writes past the driver until the socket takes no more, or some thousand bytes less than that; returns what it was.
+fn fill(stream: &Stream, room: usize) -> Vec<u8> {
+    let mut filled = Vec::new();
+    for length in if room == 0 { &[1000, 1][..] } else { &[1000] } {
+        while let Ok(written) = rustix::io::write(stream, &vec![7; *length]) {
+            filled.extend_from_slice(&vec![7; written]);
+            if room > 0 && filled.len() >= 2000 {
+                break;
+            }
+        }
+    }
+    filled
+}
+
+#[test]
+fn what_was_posted_arrives_whatever_becomes_of_its_stream() {
+    for room in [Room::Enough, Room::Some, Room::None] {
+        for_each_state(async |before, after, then| left_post(room, before, after, then).await);
+    }
 }
 
 #[test]
@@ -339,6 +432,35 @@ fn an_accept_dropped_in_any_state_leaves_the_connection_to_the_next() {
                 let accepted = timeout(Duration::from_secs(1), listener.accept()).await;
                 let (_, peer) = accepted.expect("the connection was lost").unwrap();
                 assert_eq!(peer.inet(), Some(client.local_addr().unwrap()));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_close_in_any_state_of_other_operations_is_seen_at_once() {
+    event_loop(simulated_time()).run(async {
+        for armed in 0..8 {
+            for before in 0..=TURNS_MAX {
+                let (stream, mut peer) = connection().await;
+                let (mut input, mut out) = (Buffer::new(), output(30_000));
+                if armed & 1 != 0 {
+                    assert!(poll_once(&mut Box::pin(stream.recv(&mut input, 100))).await.is_pending());
+                }
+                if armed & 2 != 0 {
+                    assert!(poll_once(&mut Box::pin(stream.peer_closed())).await.is_pending());
+                }
+                if armed & 4 != 0 {
+                    let _ = poll_once(&mut Box::pin(stream.send_all(&mut out))).await;
+                }
+                turns(before).await;
+                drop(stream);
+                // In the turn that closes, the next socket may get the descriptor.
+                let (next, other) = fresh();
+                turns(1).await;
+                let mut rest = Vec::new();
+                peer.read_to_end(&mut rest).expect("all that was sent, and the end");
+                assert_fresh(next, other).await;
             }
         }
     });

@@ -24,26 +24,7 @@ mod takeover;
 #[path = "wakeups.rs"]
 mod wakeups;
 
-/// The kernels that brought something that the ring uses, each without what came later.
-const KERNELS: &[&str] = &["5.13", "5.18", "5.19", "6.0", "6.1", "6.15"];
-
 #[test]
 fn sockets_work_the_same_with_what_older_kernels_have() {
-    if std::env::var_os(sockets::common::KERNEL_MAX).is_some() {
-        return;
-    }
-    let program = std::env::current_exe().unwrap();
-    for kernel in KERNELS {
-        let mut tests = std::process::Command::new(&program);
-        tests.env(sockets::common::KERNEL_MAX, kernel).args([
-            "sockets::",
-            "stall::",
-            "takeover::",
-            "dropped_futures::",
-        ]);
-        let output = tests.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "with what {kernel} has:\n{text}");
-        assert!(!text.contains("running 0 tests"), "{text}");
-    }
+    sockets::common::run_as_on_older_kernels(&["sockets::", "stall::", "takeover::", "dropped_futures::"]);
 }

@@ -7,6 +7,7 @@ mod common;
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::task::Poll;
 
 use common::*;
 use gale_runtime::*;
@@ -196,6 +197,45 @@ fn pieces_that_the_ring_reads_are_the_same() {
         }
         assert!(is_ring || ring == 0);
     });
+    run(async { assert_eq!(leased_bytes(), 0) });
+}
+
+#[test]
+fn a_read_dropped_in_any_state_and_a_loop_that_ends_in_any_disturb_nobody() {
+    let _alone = alone();
+    let directory = Directory::new();
+    let content = pattern(300_000);
+    let path = directory.file("file", &content);
+    let pool = ThreadPool::new("test", 2, 100);
+    for direct in [None, Some(512)] {
+        for turn in 0..4 {
+            run_real(async {
+                let file = files::open(&path, OpenFlags::READ).await.unwrap();
+                let how = ReadHow { direct, by_ring: true, unlooked: false };
+                let begin = |number: u64, length| file.begin_read(&pool, number * 8192, length, how).unwrap();
+                let mut kept = begin(1, 100_000);
+                let polled = poll_once(&mut kept).await;
+                for number in 2..20 {
+                    let mut read = begin(number, 100_000);
+                    let _ = poll_once(&mut read).await;
+                    turns(turn).await;
+                    drop(read);
+                }
+                // These are left to the loop, which ends: tasks that wait, at most some turns long.
+                for number in 0..20 {
+                    let read = begin(number, 50_000);
+                    spawn(async move { assert!(read.await.is_ok()) });
+                }
+                let kept = match polled {
+                    Poll::Ready(read) => read,
+                    Poll::Pending => kept.await,
+                };
+                let (kept, first) = (kept.unwrap(), begin(0, 300_000).await.unwrap());
+                assert!(kept[..] == content[8192..108_192] && first[..] == content[..]);
+                turns(turn).await;
+            });
+        }
+    }
     run(async { assert_eq!(leased_bytes(), 0) });
 }
 

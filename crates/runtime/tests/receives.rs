@@ -16,18 +16,6 @@ use gale_runtime::*;
 /// What one multishot receive gets at most.
 const MULTISHOT_BYTES: usize = 16 * 1024;
 
-/// Whether this kernel has what was added in a version; tests of its details mean nothing without.
-fn kernel_has(major: u32, minor: u32) -> bool {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    let has = event_loop(simulated_time()).driver_name() == "io_uring" && version >= (major, minor);
-    if !has {
-        eprintln!("skipped: needs the io_uring of Linux {major}.{minor}");
-    }
-    has
-}
-
 fn with_ring(ring: RingOptions) -> LoopOptions {
     LoopOptions { ring, ..simulated_time() }
 }

@@ -19,6 +19,22 @@ fn is_there() -> bool {
     event_loop(simulated_time()).driver_name() == "io_uring"
 }
 
+/// Whether what is sent goes by the ring: short answers are posted, also into a full socket, and others queued. (That takes
+/// provided buffers.) On a thread of its own, because tests ask for it within their loops.
+fn sends_on_ring() -> bool {
+    let ask = || {
+        event_loop(simulated_time()).run(async {
+            let (server, _client, _) = full_pair().await;
+            server.try_send(b"?", false).unwrap() > 0
+        })
+    };
+    let sends = std::thread::spawn(ask).join().unwrap();
+    if !sends {
+        eprintln!("skipped, or a part of it: this ring does not send");
+    }
+    sends
+}
+
 fn with_ring(ring: RingOptions) -> LoopOptions {
     let options = LoopOptions { ring, ..simulated_time() };
     let has_ring = |options: &LoopOptions| event_loop(options.clone()).driver_name() == "io_uring";
@@ -135,7 +151,7 @@ fn sixteen_buffers_serve_two_hundred_clients_at_once() {
                 assert_eq!(receive(server, 500 + round).await, pattern(500 + round));
             }
         }
-        if is_there() {
+        if sends_on_ring() {
             assert!(ring_counters().buffers_missed > 0, "there were enough");
         }
     });
@@ -275,6 +291,9 @@ async fn receive_after(server: &Stream, client: &Stream, bytes: &'static [u8]) -
 
 #[test]
 fn a_dropped_send_is_completed_by_the_next_one_in_order() {
+    if !sends_on_ring() {
+        return;
+    }
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
@@ -292,6 +311,9 @@ fn a_dropped_send_is_completed_by_the_next_one_in_order() {
 
 #[test]
 fn a_send_whose_queue_has_gone_leaves_the_stream_usable() {
+    if !sends_on_ring() {
+        return;
+    }
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
@@ -419,6 +441,7 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
 
 #[test]
 fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
+    let sends = sends_on_ring();
     let ring = RingOptions { submissions: 2, completions: 4, ..RingOptions::default() };
     event_loop(with_ring(ring)).run(async {
         let mut pairs = Vec::new();
@@ -427,7 +450,7 @@ fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
         }
         for (number, (server, ..)) in pairs.iter().enumerate() {
             let answer = format!("answer {number:3}");
-            if is_there() {
+            if sends {
                 assert_eq!(server.try_send(answer.as_bytes(), false).unwrap(), answer.len());
             } else {
                 let mut output = Output::new();
@@ -446,8 +469,8 @@ fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
 
 #[test]
 fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
-    if !is_there() {
-        return eprintln!("skipped: no io_uring here");
+    if !sends_on_ring() {
+        return;
     }
     event_loop(simulated_time()).run(async {
         let (server, client, filled) = full_pair().await;
@@ -469,9 +492,36 @@ fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
 }
 
 #[test]
+fn who_waits_until_all_is_sent_waits_for_the_last_of_closed_connections() {
+    let sends = sends_on_ring();
+    event_loop(simulated_time()).run(async {
+        all_sent().await;
+        let mut peers = Vec::new();
+        for _ in 0..2 {
+            let (server, client, filled) = full_pair().await;
+            let posted = server.try_send(b"posted", false).unwrap();
+            peers.push((client, filled + posted));
+        }
+        turns(2).await;
+        let mut sent = Box::pin(all_sent());
+        if sends {
+            assert!(poll_once(&mut sent).await.is_pending(), "two have something to come");
+        }
+        // One takes it, and one leaves.
+        let (client, length) = peers.pop().unwrap();
+        assert_eq!(receive_all(&client).await.len(), length);
+        if sends {
+            assert!(poll_once(&mut sent).await.is_pending(), "one has something to come");
+        }
+        drop(peers);
+        timeout(Duration::from_secs(1), sent).await.expect("nobody is left");
+    });
+}
+
+#[test]
 fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
-    if !is_there() {
-        return eprintln!("skipped: no io_uring here");
+    if !sends_on_ring() {
+        return;
     }
     event_loop(simulated_time()).run(async {
         let mut clients = Vec::new();
@@ -504,6 +554,9 @@ async fn full_pair() -> (Stream, Stream, usize) {
 
 #[test]
 fn a_reset_drops_what_was_posted() {
+    if !sends_on_ring() {
+        return;
+    }
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
@@ -512,6 +565,39 @@ fn a_reset_drops_what_was_posted() {
         drop(server);
         let mut input = Buffer::new();
         assert_eq!(client.recv(&mut input, 100).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
+    event_loop(simulated_time()).run(async {
+        for waits in [false, true] {
+            let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+            let (server, mut client) = (Stream::from_fd(near.into()).unwrap(), far);
+            for _ in 0..3 {
+                let mut received = Box::pin(receive(&server, 4));
+                assert!(poll_once(&mut received).await.is_pending());
+                client.write_all(b"warm").unwrap();
+                assert_eq!(received.await, b"warm");
+            }
+            let mut input = Buffer::new();
+            let mut received = Box::pin(server.recv(&mut input, 100));
+            if waits {
+                assert!(poll_once(&mut received).await.is_pending());
+                turns(1).await;
+            }
+            // Nothing that a receive would be told of.
+            client.shutdown(std::net::Shutdown::Read).unwrap();
+            match server.try_send(b"posted", false) {
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe),
+                Ok(0) => assert!(!sends_on_ring()),
+                Ok(_) => {
+                    let told = timeout(Duration::from_secs(1), received).await.expect("nobody knows");
+                    assert_eq!(told.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+                    timeout(Duration::from_secs(1), server.peer_closed()).await.expect("it has gone");
+                }
+            }
+        }
     });
 }
 
@@ -604,7 +690,9 @@ fn a_slow_consumer_stops_the_sender() {
         let sent = timeout(Duration::from_secs(1), client.send_all(&mut output)).await;
         assert_eq!(sent.unwrap_err(), Elapsed);
         assert!(output.len_bytes() > 60 << 20, "nobody read");
-        assert!(leased_bytes() <= 16 * 1024);
+        // The kernel ends the receive itself from 6.17 on; before, it may fill its buffers until it hears from us.
+        let bound = if kernel_has(6, 17) || !is_there() { 16 * 1024 } else { 1 << 20 };
+        assert!(leased_bytes() <= bound, "{} bytes", leased_bytes());
     });
 }
 
@@ -616,4 +704,9 @@ fn this_kernel_is_used_as_it_should() {
     // More loops on one thread than its table of rings has room for.
     let loops: Vec<_> = (0..20).map(|_| event_loop(simulated_time())).collect();
     assert!(loops.iter().all(|event_loop| event_loop.driver_name() == "io_uring"));
+}
+
+#[test]
+fn rings_work_the_same_with_what_older_kernels_have() {
+    run_as_on_older_kernels(&[]);
 }

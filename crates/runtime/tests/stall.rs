@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use common::*;
-use gale_runtime::stall::{StallKind, start_watchdog};
+use gale_runtime::stall::{StallKind, start_watchdog, workers};
 use gale_runtime::*;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
@@ -114,6 +114,36 @@ fn the_time_of_a_stall_is_known_when_it_is_over() {
         }
         assert!(times() > stall::STALL_THRESHOLD);
     });
+}
+
+#[test]
+fn whoever_asks_is_told_of_every_loop_and_its_stalls() {
+    // A number that no other test's loop has.
+    const WORKER: usize = 77;
+    start_watchdog().unwrap();
+    let figures = || workers().into_iter().find(|(worker, _)| *worker == WORKER).map(|(_, remote)| remote);
+    assert!(figures().is_none());
+    let mut event_loop = event_loop(LoopOptions { worker: WORKER, ..options() });
+    let remote = event_loop.remote();
+    // Asked from another thread, while the loop is held up.
+    let told = thread::spawn(move || {
+        loop {
+            let found = figures().expect("the loop is there");
+            let counts = StallKind::ALL.map(|kind| found.turns().filed(kind).count);
+            if counts.iter().sum::<u64>() > 0 {
+                return counts;
+            }
+            thread::yield_now();
+        }
+    });
+    event_loop.run(async { while !told.is_finished() {} });
+    // One that goes on may be filed anew as something else, and is counted there, too.
+    let now = StallKind::ALL.map(|kind| remote.turns().filed(kind).count);
+    let told = told.join().unwrap();
+    assert!(now.iter().zip(&told).all(|(now, told)| now >= told), "{now:?} {told:?}");
+    assert!(remote.turns().stalls() > 0 && remote.turns().longest() > stall::STALL_THRESHOLD);
+    drop(event_loop);
+    assert!(figures().is_none());
 }
 
 /// A loop of its own that answers every connection to `socket` with its number.

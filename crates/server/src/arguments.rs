@@ -157,9 +157,18 @@ impl Arguments {
         Ok(())
     }
 
-    /// As in nginx, asking for the version wins over everything else.
+    /// As in nginx, asking for the version wins over everything else, and a test over a signal.
     fn set(&mut self, action: Action) -> Result<(), String> {
-        if !matches!(self.action, Action::Help | Action::Version | Action::VersionAndBuild) {
+        let keeps = match self.action {
+            Action::Help | Action::Version | Action::VersionAndBuild => true,
+            Action::Test { prints_texts } => match action {
+                Action::Signal(_) => true,
+                Action::Test { .. } => prints_texts,
+                _ => false,
+            },
+            _ => false,
+        };
+        if !keeps {
             self.action = action;
         }
         Ok(())
@@ -283,6 +292,11 @@ mod tests {
         assert_eq!(arguments.configuration_path(), Path::new("/etc/x.conf"));
         assert_eq!(arguments.prefix(), Path::new("/srv"));
         assert_eq!(parse("gale -qT").unwrap().action, Action::Test { prints_texts: true });
+        assert_eq!(parse("gale -Tt").unwrap().action, Action::Test { prints_texts: true });
+        // Nobody is signalled by who only wants to know.
+        for both in ["gale -t -s reload", "gale -s reload -t"] {
+            assert_eq!(parse(both).unwrap().action, Action::Test { prints_texts: false });
+        }
         assert_eq!(parse("gale -s reload").unwrap().action, Action::Signal(Command::Reload));
         assert_eq!(parse("gale -p /srv -c x.conf").unwrap().configuration_path(), Path::new("/srv/x.conf"));
     }

@@ -14,7 +14,9 @@ mod zones;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gale_config::{Diagnostic, Diagnostics, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text};
+use gale_config::{
+    Diagnostic, Diagnostics, DiskFiles, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text,
+};
 
 pub use builder::{Builder, EventsSettings, Level, tables};
 pub use hosts::HostAddresses;
@@ -25,7 +27,7 @@ pub use zones::{ZoneRef, ZoneSize};
 use crate::http::configuration::HttpConfiguration;
 use crate::log::ErrorLog;
 use crate::module::Order;
-use crate::process::{BuildRequest, Built, ProcessSettings, Report, Resources};
+use crate::process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 
 /// A whole configuration, complete and immutable.
 pub struct Configuration {
@@ -80,6 +82,22 @@ pub fn main_settings(
     let settings = read.and_then(|(statements, syntax_errors)| builder.main_settings(&statements, syntax_errors));
     let diagnostics = std::mem::take(&mut builder.diagnostics);
     settings.ok_or_else(|| report(&diagnostics, &sources))
+}
+
+/// The file in which it is told why a start has failed: that of the configuration, if that much of it can be
+/// understood, else the one that was to be used until then.
+pub fn failure_log_path(order: &'static Order, request: &BuildRequest) -> Option<PathBuf> {
+    let Ok(settings) = main_settings(order, request, &mut DiskFiles) else {
+        return match &request.error_log_path {
+            Some(path) if path.as_os_str() == "stderr" => None,
+            Some(path) => Some(request.prefix.join(path)),
+            None => Some(Builder::new(order, request).default_error_log_path()),
+        };
+    };
+    settings.error_log.into_iter().find_map(|log| match log.destination {
+        ErrorLogDestination::File(path) => Some(path),
+        ErrorLogDestination::Stderr | ErrorLogDestination::Syslog(_) => None,
+    })
 }
 
 fn report(diagnostics: &Diagnostics, sources: &Sources) -> Report {

@@ -44,6 +44,8 @@ pub struct Address {
 pub struct Listen {
     /// Where; several when a name has several addresses.
     pub place: ListenPlace,
+    /// The last of the ports, of which `place` has the first.
+    pub last_port: u16,
     /// The socket's options.
     pub spec: ListenSpec,
     /// Whether any of them was written, or `bind`: then the address has a socket
@@ -68,12 +70,34 @@ pub enum ListenPlace {
     Host(String, u16),
 }
 
+impl ListenPlace {
+    /// Its port; 0 without one.
+    pub fn port(&self) -> u16 {
+        match self {
+            ListenPlace::Address(ListenAddress::Inet(address)) => address.port(),
+            ListenPlace::Address(ListenAddress::Unix(_)) => 0,
+            ListenPlace::Host(_, port) => *port,
+        }
+    }
+
+    fn with_port(&self, port: u16) -> ListenPlace {
+        match self {
+            ListenPlace::Address(ListenAddress::Inet(address)) => {
+                ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(address.ip(), port)))
+            }
+            ListenPlace::Address(unix) => ListenPlace::Address(unix.clone()),
+            ListenPlace::Host(host, _) => ListenPlace::Host(host.clone(), port),
+        }
+    }
+}
+
 impl Listen {
     /// The `listen *:PORT` of a server that has none.
     pub fn implicit(port: u16, span: Span) -> Listen {
         let address = ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
         Listen {
             place: ListenPlace::Address(address.clone()),
+            last_port: port,
             spec: spec(address),
             has_options: false,
             is_default: false,
@@ -86,13 +110,14 @@ impl Listen {
     /// Parses a `listen` statement.
     pub fn parse(statement: &Statement) -> Result<(Listen, Vec<Diagnostic>), Diagnostic> {
         let word = &statement.args[0];
-        let place = parse_place(word)?;
+        let (place, last_port) = parse_place(word)?;
         let address = match &place {
             ListenPlace::Address(address) => address.clone(),
             ListenPlace::Host(..) => ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
         };
         let mut listen = Listen {
             place,
+            last_port,
             spec: spec(address),
             has_options: false,
             is_default: false,
@@ -105,6 +130,18 @@ impl Listen {
             listen.apply(option, &mut warnings)?;
         }
         Ok((listen, warnings))
+    }
+
+    /// The first address that `other` listens on, too, as far as that is known before names are looked up.
+    pub fn shared_with(&self, other: &Listen) -> Option<ListenAddress> {
+        let port = self.place.port().max(other.place.port());
+        let overlap = port <= self.last_port.min(other.last_port);
+        (overlap && self.place.with_port(port) == other.place.with_port(port)).then(|| {
+            match self.place.with_port(port) {
+                ListenPlace::Address(address) => address,
+                ListenPlace::Host(..) => self.spec.address.clone(),
+            }
+        })
     }
 
     fn apply(&mut self, option: &Word, warnings: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
@@ -181,7 +218,8 @@ fn spec(address: ListenAddress) -> ListenSpec {
     ListenSpec { deferred, ..ListenSpec::new(address) }
 }
 
-fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
+/// The place, and the last of its ports.
+fn parse_place(word: &Word) -> Result<(ListenPlace, u16), Diagnostic> {
     let failed = |what: &str| {
         let message = format!("{what} in \"{}\" of the \"listen\" directive", word.text);
         Diagnostic::emerg(message).at(word.span)
@@ -191,7 +229,7 @@ fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
         return match path.first() {
             Some(b'/') => {
                 let path = path.to_os_str().map_err(|_| failed("invalid path"))?;
-                Ok(ListenPlace::Address(ListenAddress::Unix(PathBuf::from(path))))
+                Ok((ListenPlace::Address(ListenAddress::Unix(PathBuf::from(path))), 0))
             }
             None => {
                 Err(failed("no path in the unix domain socket").hint("a Unix socket is given as unix:/absolute/path"))
@@ -202,37 +240,51 @@ fn parse_place(word: &Word) -> Result<ListenPlace, Diagnostic> {
     }
     let text = text.to_str().map_err(|_| failed("invalid host"))?;
     let port = |text: &str| {
-        let number =
-            text.parse::<u16>().ok().filter(|&port| port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()));
+        let number = text.parse::<u16>().ok().filter(|&port| port > 0 && is_number(text));
         number.ok_or_else(|| failed("invalid port"))
     };
-    let inet = |ip: IpAddr, port: u16| ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port)));
+    // A port, or the first and the last of a range.
+    let ports = |text: &str| {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (port(first)?, port(last)?) {
+            (first, last) if first > last => Err(failed("invalid port range")),
+            range => Ok(range),
+        }
+    };
+    let inet = |ip: IpAddr, (port, last): (u16, u16)| {
+        (ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port))), last)
+    };
+    const DEFAULT: (u16, u16) = (PORT_DEFAULT, PORT_DEFAULT);
     if let Some(rest) = text.strip_prefix('[') {
         let (ip, rest) = rest.split_once(']').ok_or_else(|| failed("invalid host"))?;
         let ip: Ipv6Addr = ip.parse().map_err(|_| failed("invalid IPv6 address"))?;
-        let port = match rest.strip_prefix(':') {
-            Some(text) => port(text)?,
-            None if rest.is_empty() => PORT_DEFAULT,
+        let ports = match rest.strip_prefix(':') {
+            Some(text) => ports(text)?,
+            None if rest.is_empty() => DEFAULT,
             None => return Err(failed("invalid port")),
         };
-        return Ok(inet(ip.into(), port));
+        return Ok(inet(ip.into(), ports));
     }
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Ok(inet(Ipv4Addr::UNSPECIFIED.into(), port(text)?));
+    if text.split_once('-').map_or(is_number(text), |(first, last)| is_number(first) && is_number(last)) {
+        return Ok(inet(Ipv4Addr::UNSPECIFIED.into(), ports(text)?));
     }
-    let (host, port) = match text.split_once(':') {
-        Some((host, text)) => (host, port(text)?),
-        None => (text, PORT_DEFAULT),
+    let (host, ports) = match text.split_once(':') {
+        Some((host, text)) => (host, ports(text)?),
+        None => (text, DEFAULT),
     };
     match host {
         "" => Err(failed("no host")),
-        "*" => Ok(inet(Ipv4Addr::UNSPECIFIED.into(), port)),
+        "*" => Ok(inet(Ipv4Addr::UNSPECIFIED.into(), ports)),
         _ => match host.parse::<Ipv4Addr>() {
-            Ok(ip) => Ok(inet(ip.into(), port)),
+            Ok(ip) => Ok(inet(ip.into(), ports)),
             Err(_) if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => Err(failed("host not found")),
-            Err(_) => Ok(ListenPlace::Host(host.to_owned(), port)),
+            Err(_) => Ok((ListenPlace::Host(host.to_owned(), ports.0), ports.1)),
         },
     }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// `on`, `off` or `[idle]:[interval]:[count]`.
@@ -332,10 +384,15 @@ mod tests {
     }
 
     fn address(text: &str) -> String {
-        match parse(text).unwrap().place {
+        let listen = parse(text).unwrap();
+        let mut written = match &listen.place {
             ListenPlace::Address(address) => address.to_string(),
             ListenPlace::Host(host, port) => format!("{host} {port}"),
+        };
+        if listen.last_port != listen.place.port() {
+            written.push_str(&format!(" to {}", listen.last_port));
         }
+        written
     }
 
     #[test]
@@ -347,6 +404,22 @@ mod tests {
         assert_eq!(address("[::1]"), "[::1]:80");
         assert_eq!(address("unix:/run/x.sock"), "unix:/run/x.sock");
         assert_eq!(address("localhost:83"), "localhost 83");
+        assert_eq!(address("80-89"), "0.0.0.0:80 to 89");
+        assert_eq!(address("[::1]:80-81"), "[::1]:80 to 81");
+        assert_eq!(address("my-host:80-80"), "my-host 80");
+        assert_eq!(address("80-host"), "80-host 80");
+    }
+
+    #[test]
+    fn ranges_of_ports_share_the_first_port_that_is_in_both() {
+        let shared = |one: &str, other: &str| parse(one).unwrap().shared_with(&parse(other).unwrap());
+        let text = |one, other| shared(one, other).map(|address| address.to_string());
+        assert_eq!(text("80-89", "*:85-99").as_deref(), Some("0.0.0.0:85"));
+        assert_eq!(text("85", "80-89").as_deref(), Some("0.0.0.0:85"));
+        assert_eq!(text("80-84", "85-89"), None);
+        assert_eq!(text("127.0.0.1:80", "80"), None);
+        assert!(shared("a:80-85", "a:85").is_some() && shared("a:80", "b:80").is_none());
+        assert!(shared("unix:/a", "unix:/a").is_some() && shared("unix:/a", "unix:/b").is_none());
     }
 
     #[test]
@@ -355,6 +428,10 @@ mod tests {
             ("70000", "invalid port in \"70000\" of the \"listen\" directive"),
             ("127.0.0.1:x", "invalid port in \"127.0.0.1:x\" of the \"listen\" directive"),
             ("127.0.0.1:0", "invalid port in \"127.0.0.1:0\" of the \"listen\" directive"),
+            ("89-80", "invalid port range in \"89-80\" of the \"listen\" directive"),
+            ("*:80-", "invalid port in \"*:80-\" of the \"listen\" directive"),
+            ("*:1-2-3", "invalid port in \"*:1-2-3\" of the \"listen\" directive"),
+            ("[::1]:80-70000", "invalid port in \"[::1]:80-70000\" of the \"listen\" directive"),
             (":80", "no host in \":80\" of the \"listen\" directive"),
             ("[::1", "invalid host in \"[::1\" of the \"listen\" directive"),
             ("1.2.3.400", "host not found in \"1.2.3.400\" of the \"listen\" directive"),

@@ -254,8 +254,8 @@ pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagno
     let (listen, warnings) = Listen::parse(statement)?;
     builder.note(warnings);
     let server = current_server(builder);
-    if server.listens.iter().any(|other| other.place == listen.place) {
-        return Err(statement.error(format!("a duplicate listen {}", listen.spec.address)));
+    if let Some(address) = server.listens.iter().find_map(|other| listen.shared_with(other)) {
+        return Err(statement.error(format!("a duplicate listen {address}")));
     }
     server.listens.push(listen);
     Ok(())
@@ -509,16 +509,19 @@ fn gather_addresses(
 }
 
 fn resolve(listen: &Listen, resources: &mut dyn Resources) -> Result<Vec<ListenAddress>, Diagnostic> {
-    match &listen.place {
-        ListenPlace::Address(address) => Ok(vec![address.clone()]),
-        ListenPlace::Host(host, port) => {
+    let ips = match &listen.place {
+        ListenPlace::Address(ListenAddress::Inet(address)) => vec![address.ip()],
+        ListenPlace::Address(unix) => return Ok(vec![unix.clone()]),
+        ListenPlace::Host(host, _) => {
             let found = resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
                 let message = format!("host not found in \"{}\" of the \"listen\" directive", listen.text);
                 Diagnostic::emerg(message).at(listen.span)
             })?;
-            Ok(found.into_iter().map(|ip| ListenAddress::Inet((ip, *port).into())).collect())
+            found
         }
-    }
+    };
+    let ports = listen.place.port()..=listen.last_port;
+    Ok(ports.flat_map(|port| ips.iter().map(move |ip| ListenAddress::Inet((*ip, port).into()))).collect())
 }
 
 fn add_listen(

@@ -33,7 +33,7 @@ use super::settings::{Aio, CoreSettings};
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
 /// Most of a file that one `sendfile` sends, whatever the configuration allows: other connections want their turn, too.
-const SENDFILE_PIECE_MAX: u64 = 512 * 1024;
+const SENDFILE_PIECE_MAX: u64 = 1 << 20;
 
 /// The same for `aio off`, as nginx's default of `sendfile_max_chunk`.
 const BLOCKING_SENDFILE_MAX: u64 = 2 << 20;
@@ -44,6 +44,10 @@ pub const READ_PIECE: u64 = 64 * 1024;
 /// How much is read at once for a client that waits for the disk rather than the disk for it. Larger reads do not make a disk
 /// faster, and take memory.
 const COLD_PIECE_MAX: u64 = 256 * 1024;
+
+/// Near the hard limit of leases less and less is read at once, but not less than this: the response that is under way comes
+/// to its end, slowly, and what it has sent makes room.
+const LEAST_PIECE: u64 = 4 * 1024;
 
 /// What `output_buffers` may ask for at once.
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
@@ -151,8 +155,6 @@ pub struct Delivery {
     reading: Option<PieceRead>,
     /// How much is read next when it is not in memory.
     cold_piece: u64,
-    /// The last piece was not in memory.
-    is_cold: bool,
     /// The file cannot be sent so.
     sendfile_is_refused: bool,
 }
@@ -173,13 +175,9 @@ impl Delivery {
         self.reading.is_some()
     }
 
-    /// How little must be left to send before the next of this piece is asked for.
-    pub fn low_water(&self, piece: &FilePiece) -> u64 {
-        match self.may_sendfile(piece) && !self.is_cold {
-            // What has been read before leaves first, and then the file itself.
-            true => 0,
-            false => self.read_piece() / 2,
-        }
+    /// How little must be left to send before the next of a piece is asked for.
+    pub fn low_water(&self) -> u64 {
+        self.read_piece() / 2
     }
 
     /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file has become
@@ -201,13 +199,12 @@ impl Delivery {
         if self.may_sendfile(piece) {
             let length = self.sendfile_length(piece, SENDFILE_PIECE_MAX);
             if piece.file.is_resident(piece.offset, length)? {
-                self.is_cold = false;
                 return Ok(Next::Sendfile(length));
             }
         }
-        match piece.file.look(piece.offset, to_usize(piece.length.min(self.read_piece())))? {
+        let (file, offset) = (&piece.file, piece.offset);
+        match as_much_as_fits(piece.length.min(self.read_piece()), |length| file.look(offset, length))? {
             Look::Found(lease) => {
-                self.is_cold = false;
                 piece.advance(lease.len() as u64)?;
                 Ok(Next::Bytes(lease))
             }
@@ -220,8 +217,9 @@ impl Delivery {
         if self.options.sendfile && direct.is_none() && !self.sendfile_is_refused {
             return Ok(Next::Sendfile(self.sendfile_length(piece, BLOCKING_SENDFILE_MAX)));
         }
-        let length = to_usize(piece.length.min(self.read_piece()));
-        let lease = piece.file.read_in_place(piece.offset, length, direct)?;
+        let (file, offset) = (&piece.file, piece.offset);
+        let most = piece.length.min(self.read_piece());
+        let lease = as_much_as_fits(most, |length| file.read_in_place(offset, length, direct))?;
         piece.advance(lease.len() as u64)?;
         Ok(Next::Bytes(lease))
     }
@@ -229,9 +227,9 @@ impl Delivery {
     fn begin_read(&mut self, piece: &FilePiece, how: ReadHow) -> io::Result<Next> {
         let pool = self.options.pool.clone().unwrap_or_else(default_pool);
         let how = ReadHow { by_ring: self.options.way == ReadWay::Ring, ..how };
-        let length = to_usize(self.cold_length(piece));
-        self.reading = Some(piece.file.begin_read(&pool, piece.offset, length, how)?);
-        self.is_cold = true;
+        let (file, offset) = (&piece.file, piece.offset);
+        let begin = |length| file.begin_read(&pool, offset, length, how);
+        self.reading = Some(as_much_as_fits(self.cold_length(piece), begin)?);
         Ok(Next::Reading)
     }
 
@@ -340,6 +338,20 @@ fn is_of_socket(error: &io::Error) -> bool {
             | NotConnected
             | TimedOut
     ) || matches!(error.raw_os_error(), Some(libc::EHOSTDOWN | libc::ENETRESET | libc::ENONET | libc::EPROTO))
+}
+
+/// Asks for less where memory for all of it is not to be had. Errors: those of what is asked; `OutOfMemory` when there is not
+/// even room for the least.
+fn as_much_as_fits<T>(most: u64, mut ask: impl FnMut(usize) -> io::Result<T>) -> io::Result<T> {
+    let mut length = most;
+    loop {
+        match ask(to_usize(length)) {
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory && length > LEAST_PIECE => {
+                length = (length / 4).max(LEAST_PIECE);
+            }
+            result => return result,
+        }
+    }
 }
 
 /// A length in memory.

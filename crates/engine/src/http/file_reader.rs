@@ -54,7 +54,7 @@ mod tests {
     use std::future::poll_fn;
 
     use gale_runtime::simulation::{Faults, Simulation, each_seed};
-    use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files, leased_bytes};
+    use gale_runtime::{EventLoop, Lease, LoopOptions, OpenFlags, files, leased_bytes};
 
     use super::*;
 
@@ -79,6 +79,31 @@ mod tests {
                 piece.length = 1;
                 let error = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap_err();
                 assert_eq!((error.kind(), leased_bytes()), (io::ErrorKind::UnexpectedEof, 0));
+            });
+        });
+    }
+    #[test]
+    fn where_memory_is_short_pieces_are_smaller_and_the_file_comes_to_its_end() {
+        each_seed(20, |simulation: &Simulation| {
+            let content: Vec<u8> = (0..700_000_u32).map(|number| (number / 7) as u8).collect();
+            simulation.add_file("/file", &content).unwrap();
+            let cold_files = [0, 500, 1000, 1000][simulation.seed() as usize % 4];
+            simulation.set_faults(Faults { cold_files, ..Faults::NONE });
+            // Up to a quarter more: room for 64 KiB and not for the 256 KiB that are read for one who waits.
+            let options = LoopOptions { leased_bytes_max: Some(160 * 1024), ..LoopOptions::default() };
+            EventLoop::simulated(simulation, options).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                // Others have most of it, or nearly all.
+                let others = [0, 100 * 1024, 190 * 1024][simulation.seed() as usize % 3];
+                let others: Vec<Lease> = (0..others / 1024).map(|_| Lease::new(1024).unwrap()).collect();
+                let mut piece = FilePiece { file, offset: 0, length: content.len() as u64 };
+                let (mut reader, mut read) = (FileReader::default(), Vec::new());
+                while piece.length > 0 {
+                    let lease = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&lease);
+                }
+                assert!(read == content);
+                drop(others);
             });
         });
     }

@@ -528,6 +528,11 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     }
     if status < 200 || matches!(status, 204 | 304) {
         request.response.content_length = None;
+        if status == 204 {
+            // An `error_page` has made it out of something with a body.
+            request.response.content_type.clear();
+            request.response.last_modified = None;
+        }
         return BodyLength::NoBody;
     }
     if length.is_some() {

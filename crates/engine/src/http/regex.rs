@@ -32,6 +32,8 @@ pub struct Regex {
     /// The same without JIT, which needs no stack: made when a search needs it.
     interpreted: OnceLock<Pcre>,
     is_caseless: bool,
+    /// Whether it has groups beside the whole.
+    has_groups: bool,
     variables: Vec<(usize, VariableId)>,
 }
 
@@ -82,6 +84,7 @@ impl Regex {
         })?;
         build(pattern, caseless, true)
             .map(|compiled| Regex {
+                has_groups: compiled.captures_len() > 1,
                 compiled,
                 interpreted: OnceLock::new(),
                 is_caseless: caseless,
@@ -139,7 +142,7 @@ impl Regex {
     /// for groups.
     fn search(&self, compiled: &Pcre, text: &[u8]) -> Result<Option<Match<'_>>, pcre2::Error> {
         let place = |(start, end): (usize, usize)| Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?));
-        let groups = if compiled.captures_len() == 1 {
+        let groups = if !self.has_groups {
             let Some(found) = compiled.find(text)? else { return Ok(None) };
             [place((found.start(), found.end()))].into_iter().collect()
         } else {

@@ -393,6 +393,11 @@ impl Request {
         self.shows_get |= self.is_main();
     }
 
+    /// It is answered as a GET is, without having been one: there is no method in what came.
+    pub(crate) fn answer_as_get(&mut self) {
+        self.is_get_forced = true;
+    }
+
     /// The request's target as it was sent, with its arguments.
     pub fn target(&self) -> &[u8] {
         self.parsed.target_range.of_lenient(self.head.readable())

@@ -90,7 +90,8 @@ impl ResponseHead {
 
     /// Adds a field; one of the same name stays.
     pub fn add(&mut self, name: &[u8], value: &[u8]) {
-        self.fields.push(Field { name: name.into(), value: value.into() });
+        // Copied at once; `into` would clone byte by byte.
+        self.fields.push(Field { name: ShortText::from_slice(name), value: ShortText::from_slice(value) });
     }
 
     /// Sets a field, taking away others of the same name.

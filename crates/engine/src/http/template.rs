@@ -2,6 +2,8 @@
 //!
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
+use std::borrow::Cow;
+
 use gale_base::units;
 use gale_protocol::uri::escape::{Class, escape};
 
@@ -95,6 +97,11 @@ impl Template {
         }
     }
 
+    /// The text for this request: itself, where there is nothing to evaluate.
+    pub fn text(&self, request: &Request) -> Cow<'_, [u8]> {
+        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(request)), Cow::Borrowed)
+    }
+
     /// The text for this request.
     pub fn evaluate(&self, request: &Request) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
@@ -105,7 +112,7 @@ impl Template {
 
 /// Whether any of these texts is neither empty nor `0`: nginx's predicates.
 pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
-    texts.iter().any(|text| !matches!(&*text.evaluate(request), b"" | b"0"))
+    texts.iter().any(|text| !matches!(&*text.text(request), b"" | b"0"))
 }
 
 /// A size in bytes that may depend on the request: `4k`, `$arg_rate`.

@@ -67,14 +67,14 @@ pub trait Transform {
     /// What a byte takes to compute, of the input or, if that is where the work lies, of the output.
     fn effort(&self) -> Effort;
 
-    /// Whether the work is counted by what is made: one byte of input may become thousands.
-    fn expands(&self) -> bool {
-        false
+    /// How much work a step with these arguments is, at most, in bytes: of the input, unless somebody says otherwise.
+    fn units(&self, input: &[u8], _until: Until, _room_bytes: usize) -> usize {
+        input.len()
     }
 
     /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and has
-    /// input or is asked for an end either takes or makes something. Errors: what came cannot be understood, and the
-    /// response breaks off.
+    /// input or is asked for an end takes or makes something, or works off what was kept back. Errors: what came cannot be
+    /// understood, and the response breaks off.
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step>;
 }
 
@@ -96,6 +96,8 @@ pub struct Step {
     pub taken: usize,
     /// How many bytes were made.
     pub made: usize,
+    /// How much work that was, as [`Transform::units`] counts it.
+    pub units: usize,
     /// Whether the flush, or the end, is complete.
     pub is_done: bool,
 }
@@ -163,14 +165,13 @@ impl<T: Transform> Transformed<T> {
         };
         let input = &input[..input.len().min(self.share.units_at_once())];
         let room_left = self.made.as_ref().map_or(self.room_bytes, |(room, made)| room.len() - made);
-        let units = if self.transform.expands() { room_left } else { input.len() };
-        ready!(self.share.poll(context, units));
+        ready!(self.share.poll(context, self.transform.units(input, until, room_left)));
         let (room, made) = match &mut self.made {
             Some(made) => made,
             none => none.insert((Lease::new(self.room_bytes)?, 0)),
         };
         let step = self.transform.step(input, until, &mut room[*made..])?;
-        self.share.done(if self.transform.expands() { step.made } else { step.taken });
+        self.share.done(step.units);
         *made += step.made;
         match &mut self.state {
             State::Taking(item, taken) => {
@@ -278,7 +279,7 @@ mod tests {
             };
             room[..byte.iter().len()].fill(byte.unwrap_or_default());
             let is_done = self.kept.is_none() && (self.has_ended || until != Until::End);
-            Ok(Step { taken, made: byte.iter().len(), is_done })
+            Ok(Step { taken, made: byte.iter().len(), units: taken, is_done })
         }
     }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use rustix::process::Pid;
 
+use super::bundle::Bundle;
 use super::daemon::{self, Forked, Waiting};
-use super::errors::{ErrorLog, Level, Report, StderrLog, errno_text, say};
+use super::errors::{ErrorLog, KeptLog, Level, Report, StderrLog, errno_text, say};
 use super::helper;
 use super::listen;
 use super::master::{Master, Start};
@@ -54,10 +55,24 @@ pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
 pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
     // The process on the terminal waits until this is dropped: after the last word.
     let mut waiting = None;
-    match try_start(program, request.clone(), &mut waiting) {
-        Ok(code) => code,
+    let log = Arc::new(BootLog { terminal: terminal_log(&request), kept: KeptLog::default() });
+    match prepare(&program, request.clone(), &log, &mut waiting) {
+        Ok(Prepared::Ended(code)) => code,
+        Ok(Prepared::Single { signals, bundle, configuration }) => {
+            let notifier = Notifier::from_environment();
+            worker::run_single(program, signals, bundle, configuration, Single { waiting: waiting.take(), notifier })
+        }
+        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master }) => {
+            let notifier = Notifier::from_environment();
+            let waiting = waiting.take();
+            Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, old_master }).run()
+        }
         Err(report) => {
             say(&report.render(&request.program));
+            if let Some(failures) = program.failure_log(&request) {
+                log.kept.pass_on(&*failures);
+                report.log_to(&*failures);
+            }
             ExitCode::FAILURE
         }
     }
@@ -68,7 +83,7 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn test<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::Configuration>, Report> {
-    let log = boot_log(&request);
+    let log = Arc::new(terminal_log(&request));
     let helper::Fresh { bundle, built, .. } = helper::build(program, request, SystemResources::new(log).for_test())?;
     pid_file::test(&bundle.settings().pid_path).map_err(|message| Report::new(Level::Emerg, message))?;
     Ok(built)
@@ -132,49 +147,70 @@ pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError>
     })
 }
 
-fn try_start<P: Program>(program: P, request: BuildRequest, waiting: &mut Option<Waiting>) -> Result<ExitCode, Report> {
+/// A start that has come as far as it can fail.
+enum Prepared<C> {
+    /// In the process on the terminal: the daemon has said how it went.
+    Ended(ExitCode),
+    /// `master_process off`
+    Single {
+        signals: Signals,
+        bundle: Bundle,
+        configuration: C,
+    },
+    Master {
+        executable: Executable,
+        bundle: Bundle,
+        signals: Signals,
+        daemonized: bool,
+        old_master: Option<Pid>,
+    },
+}
+
+fn prepare<P: Program>(
+    program: &P,
+    request: BuildRequest,
+    log: &Arc<BootLog>,
+    waiting: &mut Option<Waiting>,
+) -> Result<Prepared<P::Configuration>, Report> {
     let old_master = upgrade::old_master();
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let executable =
         Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
-    let log = boot_log(&request);
     // Before anything opens a socket: the numbers in the list are the previous binary's.
-    let inherited = upgrade::inherited_listeners(&*log);
+    let inherited = upgrade::inherited_listeners(&**log);
     let upgraded = inherited.is_some();
-    let resources = SystemResources::new(Arc::clone(&log)).with_existing(inherited.unwrap_or_default());
-    let fresh = helper::build(&program, request, resources)?;
+    let resources =
+        SystemResources::new(Arc::clone(log) as Arc<dyn ErrorLog>).with_existing(inherited.unwrap_or_default());
+    let fresh = helper::build(program, request, resources)?;
     let (bundle, built) = (fresh.bundle, fresh.built);
     say(&built.warnings.render(&bundle.request().program));
 
     for listener in bundle.record.listeners.iter().filter(|listener| listener.inherited) {
-        listen::configure_inherited(listener, &*log);
+        listen::configure_inherited(listener, &**log);
     }
 
     let settings = bundle.settings().clone();
     if settings.daemon && !upgraded {
         match daemon::daemonize() {
             Ok(Forked::Daemon(starter)) => *waiting = Some(starter),
-            Ok(Forked::Starter(true)) => return Ok(ExitCode::SUCCESS),
-            Ok(Forked::Starter(false)) => return Ok(ExitCode::FAILURE),
+            Ok(Forked::Starter(true)) => return Ok(Prepared::Ended(ExitCode::SUCCESS)),
+            Ok(Forked::Starter(false)) => return Ok(Prepared::Ended(ExitCode::FAILURE)),
             Err(message) => {
-                fresh.socket_files.remove(&*log);
+                fresh.socket_files.remove(&**log);
                 return Err(emerg(message));
             }
         }
     }
     let signals = become_server(&settings).map_err(|message| {
-        fresh.socket_files.remove(&*log);
+        fresh.socket_files.remove(&**log);
         emerg(message)
     })?;
-    let waiting = waiting.take();
-    let notifier = Notifier::from_environment();
     if !settings.master_process {
-        return Ok(worker::run_single(program, signals, bundle, built.configuration, Single { waiting, notifier }));
+        return Ok(Prepared::Single { signals, bundle, configuration: built.configuration });
     }
-    // The master never needs it again: a respawn and a reload build it elsewhere.
-    drop(built);
+    // The master never needs what was built: a respawn and a reload build it elsewhere.
     let daemonized = settings.daemon || upgraded;
-    Ok(Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, old_master }).run())
+    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master })
 }
 
 fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {
@@ -183,6 +219,19 @@ fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {
     Ok(signals)
 }
 
-fn boot_log(request: &BuildRequest) -> Arc<dyn ErrorLog> {
-    Arc::new(StderrLog { program: request.program.clone(), level: Level::Notice })
+/// The log before there is a configuration: the terminal, and what the error log is told if the start fails.
+struct BootLog {
+    terminal: StderrLog,
+    kept: KeptLog,
+}
+
+impl ErrorLog for BootLog {
+    fn write(&self, level: Level, message: &str) {
+        self.terminal.write(level, message);
+        self.kept.write(level, message);
+    }
+}
+
+fn terminal_log(request: &BuildRequest) -> StderrLog {
+    StderrLog { program: request.program.clone(), level: Level::Notice }
 }

@@ -70,6 +70,8 @@ pub(super) enum Message {
     Committed { generation: u64 },
     /// From the worker: it accepts no more, and ends when its connections have.
     Leaving,
+    /// From the worker: its last word.
+    Ending,
     /// From the helper: a line for the master's log.
     Log { level: Level, message: String },
 }

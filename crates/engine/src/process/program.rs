@@ -85,6 +85,11 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// The log for messages that belong to no connection. Called in the master too, which has no configuration.
     fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn ErrorLog>;
 
+    /// Where else it is told why a start has failed: whoever started the program may not see its terminal.
+    fn failure_log(&self, _request: &BuildRequest) -> Option<Arc<dyn ErrorLog>> {
+        None
+    }
+
     /// Runs `main` to its end on an event loop of the calling thread: `EventLoop::new(options)?.run(main)`. Must not keep
     /// `configuration`, which is only there to choose the options: a later one may replace it.
     ///

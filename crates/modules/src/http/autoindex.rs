@@ -6,7 +6,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_autoindex_module.html>)
 //!
 //! The texts are nginx's to the byte. A thread of the pool reads the directory, looks at every file and writes the text; the
-//! loop only sends it. A list has at most [`ENTRIES_MAX`] entries, whatever the directory holds.
+//! loop only sends it. A list has at most [`ENTRIES_MAX`] entries, whatever the directory holds, and those that are being
+//! sent have a bound together ([`LISTS`]).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -16,6 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bstr::BStr;
+use bytes::Bytes;
 use gale_base::http_date;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
@@ -23,6 +25,7 @@ use gale_engine::http::body::Body;
 use gale_engine::http::files::find_path;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
+use gale_engine::http::room::Room;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -87,6 +90,10 @@ pub const MODULE: Module = Module {
 
 /// A directory with more entries is listed up to so many: some 50 MB of text.
 const ENTRIES_MAX: usize = 200_000;
+
+/// Lists in memory, of all clients together: a few of the longest, or thousands of usual ones. Clients that take nothing
+/// must not fill the memory with them.
+static LISTS: Room = Room::new(256 << 20);
 
 /// Longest name of a function that `jsonp` takes, as in nginx.
 const CALLBACK_BYTES_MAX: usize = 128;
@@ -173,10 +180,13 @@ fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             }
         };
         let media_type = form.media_type();
+        if LISTS.is_full() {
+            return Flow::Respond(no_room(request));
+        }
         let path = PathBuf::from(OsString::from_vec(path));
         let listed = default_pool().run_for(likely_device(&path), move || {
             let directory = read_directory(&path)?;
-            Ok((form.write(&directory.entries), directory.skipped, directory.is_cut))
+            Ok((in_room(form.write(&directory.entries)), directory.skipped, directory.is_cut))
         });
         let Some(listed) = while_client_stays(request, listed).await else { return Flow::Respond(CLIENT_LEFT) };
         let (text, skipped, is_cut) = match listed.unwrap_or_else(|refused| Err(Failure::pool(refused.into()))) {
@@ -189,10 +199,22 @@ fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
         if is_cut {
             request.log(Level::Warn, format_args!("the list of the directory is cut after {ENTRIES_MAX} entries"));
         }
+        let Some(text) = text else { return Flow::Respond(no_room(request)) };
         request.response.status = 200;
         request.response.content_type = media_type.into();
-        Flow::Answer(Body::Bytes(text.into()))
+        Flow::Answer(Body::Bytes(text))
     })
+}
+
+/// The text, if there is room for it.
+fn in_room(text: Vec<u8>) -> Option<Bytes> {
+    Some(LISTS.take(text.len())?.hold(text))
+}
+
+/// Nginx has no such bound; the status is that of memory that is exhausted.
+fn no_room(request: &Request) -> u16 {
+    request.log(Level::Error, format_args!("the lists of directories that are being sent take too much memory"));
+    503
 }
 
 /// The form of the answer; the error says what is wrong with the name of a function.

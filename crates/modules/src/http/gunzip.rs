@@ -89,13 +89,14 @@ impl Transform for Inflate {
         Effort { usual_nanos: 3, worst_nanos: 30 }
     }
 
-    fn expands(&self) -> bool {
-        true
+    /// One byte of input may become thousands: what is made counts.
+    fn units(&self, _: &[u8], _: Until, room_bytes: usize) -> usize {
+        room_bytes
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
         if self.inflater.is_none() && self.may_end && input.is_empty() {
-            return Ok(Step { taken: 0, made: 0, is_done: true });
+            return Ok(Step { taken: 0, made: 0, units: 0, is_done: true });
         }
         let inflater = self.inflater.get_or_insert_with(|| Decompress::new_gzip(WINDOW_BITS));
         let (taken, made) = (inflater.total_in(), inflater.total_out());
@@ -112,6 +113,6 @@ impl Transform for Inflate {
         if is_dry && until == Until::End && self.inflater.is_some() {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "inflate() has no end on response end"));
         }
-        Ok(Step { taken, made, is_done: is_dry })
+        Ok(Step { taken, made, units: made, is_done: is_dry })
     }
 }

@@ -19,6 +19,7 @@ use gale_config::{
 use gale_engine::configuration::Builder;
 use gale_engine::http::filters::Fields;
 use gale_engine::http::request::Request;
+use gale_engine::http::response::ShortText;
 use gale_engine::http::template::Template;
 use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -206,7 +207,7 @@ fn add_fields(request: &mut Request, conf: &Conf) {
         set_expires(request, conf.expires.get());
     }
     for added in conf.headers.iter().filter(|added| added.always || is_usual) {
-        let value = added.value.evaluate(request);
+        let value = added.value.text(request);
         add_field(request, &added.name, &value);
     }
     request.response.has_trailers = conf.trailers.iter().any(|added| added.always || is_usual);
@@ -222,7 +223,7 @@ fn add_field(request: &mut Request, name: &[u8], value: &[u8]) {
             return;
         }
     } else if name.eq_ignore_ascii_case(b"etag") {
-        response.etag = value.into();
+        response.etag = ShortText::from_slice(value);
         return;
     }
     if !value.is_empty() {
@@ -246,6 +247,9 @@ fn set_expires(request: &mut Request, expires: &Expires) {
         Expires::Fixed(lifetime) => Ok(*lifetime),
         Expires::Dynamic(template, is_modified) => Lifetime::parse(&template.evaluate(request), *is_modified),
     };
+    if lifetime == Ok(Lifetime::Off) {
+        return;
+    }
     let now = gale_runtime::wall_seconds();
     let fields = lifetime.ok().and_then(|lifetime| lifetime.fields(now, request.response.last_modified));
     if let Some((expires, cache_control)) = fields {

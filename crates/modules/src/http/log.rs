@@ -281,12 +281,11 @@ impl Escaping {
             return;
         }
         let must_escape = match self {
-            Escaping::Default => is_special,
-            Escaping::Json => is_special_in_json,
-            Escaping::None => return,
+            Escaping::Default => has(&out[start..], is_special),
+            Escaping::Json => has(&out[start..], is_special_in_json),
+            Escaping::None => false,
         };
-        // No early end: a loop without one is done many bytes at a time.
-        if !out[start..].iter().fold(false, |found, &byte| found | must_escape(byte)) {
+        if !must_escape {
             return;
         }
         let raw = out.split_off(start);
@@ -299,10 +298,17 @@ impl Escaping {
     }
 }
 
+/// Without an early end, and compiled for each condition: such a loop is done many bytes at a time.
+fn has(text: &[u8], is_wanted: impl Fn(u8) -> bool) -> bool {
+    text.iter().fold(false, |found, &byte| found | is_wanted(byte))
+}
+
+#[inline]
 fn is_special(byte: u8) -> bool {
     !(32..=126).contains(&byte) | (byte == b'"') | (byte == b'\\')
 }
 
+#[inline]
 fn is_special_in_json(byte: u8) -> bool {
     (byte < 32) | (byte == b'"') | (byte == b'\\')
 }

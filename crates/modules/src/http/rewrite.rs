@@ -631,6 +631,8 @@ fn respond(request: &mut Request, answer: &Answer) -> Flow {
     let Some(text) = &answer.text else {
         return if status >= 400 { Flow::Respond(status) } else { respond_with(request, status, Bytes::new()) };
     };
+    // The text may tell it.
+    request.response.status = status;
     let body = match text.as_constant() {
         Some(text) => Bytes::copy_from_slice(text),
         None => text.evaluate(request).into(),

@@ -274,7 +274,7 @@ impl Transform for Substitution {
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
-        let mut step = Step { taken: 0, made: self.put(room), is_done: false };
+        let mut step = Step { taken: 0, made: self.put(room), units: input.len(), is_done: false };
         while step.made < room.len() && !step.is_done {
             if until == Until::MoreInput && self.is_decided {
                 if step.taken > 0 {

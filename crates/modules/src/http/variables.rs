@@ -56,7 +56,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("request_completion", |request, _, out| {
         append(out, if request.exchange().is_complete() { b"OK" } else { b"" })
     }),
-    Variable::named("content_length", |request, _, out| append_found(out, request.header(KnownHeader::ContentLength))),
+    Variable::named("content_length", append_content_length),
     Variable::named("content_type", |request, _, out| append_known(request, KnownHeader::ContentType, b", ", out)),
     Variable::named("http_host", |request, _, out| append_known(request, KnownHeader::Host, b", ", out)),
     Variable::named("http_user_agent", |request, _, out| append_known(request, KnownHeader::UserAgent, b", ", out)),
@@ -111,7 +111,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
         .assigned_by(set_limit_rate),
     // The response.
-    Variable::named("status", |request, _, out| append_status(out, request.response.status)),
+    Variable::named("status", |request, _, out| append_status(out, status(request))),
     Variable::named("bytes_sent", |request, _, out| append_number(out, request.sent().bytes)),
     Variable::named("body_bytes_sent", |request, _, out| {
         let sent = request.sent();
@@ -381,9 +381,23 @@ fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
     true
 }
 
+/// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.
+fn status(request: &Request) -> u16 {
+    request.status_override.unwrap_or(request.response.status)
+}
+
 fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
     append_padded(out, status.into(), 3);
     true
+}
+
+/// What the client said, or what a body in chunks that has been read turned out to be.
+fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    match request.header(KnownHeader::ContentLength) {
+        Some(length) => append(out, length),
+        None if request.header(KnownHeader::TransferEncoding).is_none() => false,
+        None => request.body.as_ref().is_some_and(|body| append_number(out, body.length)),
+    }
 }
 
 /// Without a port the value is empty, but there.

@@ -97,7 +97,7 @@ impl Parser {
     }
 
     /// The next event in `piece` from `at` on, which moves behind it. `None` when the piece has been used up; the next
-    /// call is for the next piece, from 0 on.
+    /// call is for the next piece, from 0 on, or for the same one with more at its end.
     pub fn next(&mut self, piece: &[u8], at: &mut usize) -> Option<Event> {
         if matches!(self.state, State::Text | State::Opening(_)) {
             let event = self.next_text(piece, at);

@@ -19,6 +19,10 @@ pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 /// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
 pub(super) const SEND_MAX: usize = 1 << 20;
 
+/// A piece of a file by `sendfile` counts as so many operations: it costs what ten short sends do, and clients who take whole
+/// files as fast as they are sent must not make a turn long. So two of them, 2 MiB, are what a connection gets in a turn.
+pub(super) const SENDFILE_OPERATIONS: u16 = 8;
+
 /// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
 /// one that was not used since looks used, and yields a turn early.
 #[derive(Clone, Copy, Default)]
@@ -36,6 +40,11 @@ impl Share {
         }
         self.used = self.used.saturating_add(1);
         u32::from(self.used) <= max
+    }
+
+    /// The one that was just taken counts as so many.
+    pub(super) fn count_as(&mut self, operations: u16) {
+        self.used = self.used.saturating_add(operations - 1);
     }
 
     /// Whether the last one was taken in this turn.

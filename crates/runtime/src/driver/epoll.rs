@@ -25,7 +25,8 @@ use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, receive, receive_datagram, send, send_datagram, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, receive_datagram, send,
+    send_datagram, send_now,
 };
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, TcpInfo};
@@ -261,6 +262,7 @@ impl Driver for Epoll {
     ) -> Poll<io::Result<usize>> {
         // A short count may also mean the end of the file, so it says nothing about the socket.
         self.attempt(key, cx, Direction::Write, |connection| {
+            connection.writes.count_as(SENDFILE_OPERATIONS);
             rustix::fs::sendfile(&connection.socket, file, Some(offset), length.min(SEND_MAX))
         })
     }

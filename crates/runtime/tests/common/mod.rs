@@ -8,25 +8,46 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gale_runtime::*;
 
-/// Has the io_uring of a whole test program be as on an older kernel: "6.0".
-pub const KERNEL_MAX: &str = "GALE_TEST_KERNEL_MAX";
+/// The kernels that brought something that the ring uses, each without what came later. "6.17" is what was used last.
+const KERNELS: &[&str] = &["5.13", "5.15", "5.17", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15", "6.17"];
 
-fn ring_options() -> RingOptions {
-    let kernel_max = std::env::var(KERNEL_MAX).ok().map(|version| {
-        let (major, minor) = version.split_once('.').expect("major.minor");
-        (major.parse().unwrap(), minor.parse().unwrap())
-    });
-    RingOptions { kernel_max, ..RingOptions::default() }
+/// Runs this test program once more for each of the older kernels, with a ring as it would be there, as far as the names of
+/// tests contain one of these words.
+pub fn run_as_on_older_kernels(words: &[&str]) {
+    const KERNEL_MAX: &str = "GALE_TEST_KERNEL_MAX";
+    if std::env::var_os(KERNEL_MAX).is_some() {
+        return;
+    }
+    for kernel in KERNELS {
+        let mut tests = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = tests.env(KERNEL_MAX, kernel).args(words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "with what {kernel} has:\n{text}");
+        assert!(!text.contains("running 0 tests"), "{text}");
+    }
+}
+
+/// Whether a ring has what was added in this version of Linux; tests of its details mean nothing without.
+pub fn kernel_has(major: u16, minor: u16) -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
+    let version: (u16, u16) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let version = RingOptions::default().kernel_max.map_or(version, |max| version.min(max));
+    let has = event_loop(simulated_time()).driver_name() == "io_uring" && version >= (major, minor);
+    if !has {
+        eprintln!("skipped: needs the io_uring of Linux {major}.{minor}");
+    }
+    has
 }
 
 /// Real time, and this program's driver.
 pub fn options() -> LoopOptions {
-    LoopOptions { driver: crate::DRIVER, ring: ring_options(), ..LoopOptions::default() }
+    LoopOptions { driver: crate::DRIVER, ..LoopOptions::default() }
 }
 
 /// Virtual time, and this program's driver.
 pub fn simulated_time() -> LoopOptions {
-    LoopOptions { driver: crate::DRIVER, ring: ring_options(), ..LoopOptions::simulated_time() }
+    LoopOptions { driver: crate::DRIVER, ..LoopOptions::simulated_time() }
 }
 
 /// A loop that really has the driver that was asked for, where the kernel gives it.

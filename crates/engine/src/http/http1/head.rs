@@ -292,7 +292,7 @@ impl Http1 {
                 let input = request.head.readable();
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
                 if request.parsed.method_range.is_empty() {
-                    request.become_get();
+                    request.answer_as_get();
                 }
                 self.state.borrow_mut().transfer().body.never_mind();
                 pipeline::fail(request, offence.status())

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use bytes::Bytes;
 use gale_runtime::watch::{PathWatch, Target};
 use gale_runtime::{File, FileMetadata};
+use rustix::process::{Resource, getrlimit};
 
 use super::table::Keyed;
+use crate::http::room::Room;
 
 /// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from here on
 /// what a copy costs more than `sendfile` outweighs the call that it saves.
@@ -16,10 +18,17 @@ pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 
 /// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
 /// that serves them has.
-const BODIES_MAX: usize = 32 << 20;
+static BODIES: Room = Room::new(32 << 20);
 
-/// Bytes of bodies in memory.
-static BODIES: AtomicUsize = AtomicUsize::new(0);
+/// Descriptors that are held where no cache is configured, at most: a file of more than [`BODY_MAX`] that is asked for
+/// several times a second is one of few.
+const HELD_MAX: u64 = 256;
+
+/// The share of the process's descriptors that they may be: the others are for connections.
+const HELD_SHARE: u64 = 16;
+
+/// Those that are held.
+static HELD: AtomicUsize = AtomicUsize::new(0);
 
 /// What a path leads to. It never changes: where something else is found, there is another entry.
 pub(super) struct Entry {
@@ -54,19 +63,15 @@ pub(super) struct Kept {
     pub watch: Option<PathWatch>,
     /// The whole file.
     pub body: Option<Body>,
+    /// Its descriptor is one of the few that are held without being told to.
+    pub _held: Option<Held>,
 }
+
+/// One of the descriptors that may be held.
+pub(super) struct Held(());
 
 /// A file's content, counted among all.
 pub(super) struct Body(Bytes);
-
-/// The bytes of a body, and the room that they take for as long as anybody has them: also while they are being sent.
-struct Roomed {
-    bytes: Box<[u8]>,
-    _room: Room,
-}
-
-/// So many bytes of what all bodies may have.
-struct Room(usize);
 
 impl Entry {
     pub fn new(path: &[u8], hash: u64, found: Found, uses: u32, now: u64) -> Entry {
@@ -147,11 +152,12 @@ impl Keyed for Entry {
 impl Body {
     /// The whole of a file, if it stays as it is meanwhile; `None` if it does not, or if there is no room. May block.
     pub fn read(file: &File, metadata: &FileMetadata) -> io::Result<Option<Body>> {
-        let Some(room) = Room::take(metadata.size) else { return Ok(None) };
-        let mut bytes = vec![0; room.0];
+        let size = usize::try_from(metadata.size).ok().filter(|_| metadata.size <= BODY_MAX);
+        let Some((size, room)) = size.and_then(|size| Some((size, BODIES.take(size)?))) else { return Ok(None) };
+        let mut bytes = vec![0; size];
         let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
         let is_unchanged = file.look_again()? == *metadata;
-        Ok((is_whole && is_unchanged).then(|| Body(Bytes::from_owner(Roomed { bytes: bytes.into(), _room: room }))))
+        Ok((is_whole && is_unchanged).then(|| Body(room.hold(bytes))))
     }
 
     #[inline]
@@ -160,23 +166,29 @@ impl Body {
     }
 }
 
-impl AsRef<[u8]> for Roomed {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
+impl Held {
+    /// Whether there is room for one more.
+    pub fn has_room() -> bool {
+        static MAX: OnceLock<usize> = OnceLock::new();
+        let max = MAX.get_or_init(|| {
+            let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+            (limit / HELD_SHARE).min(HELD_MAX) as usize
+        });
+        HELD.load(Ordering::Relaxed) < *max
+    }
+
+    /// Several that ask at the same moment may get one too many each: the bound is a share, not a limit of the kernel's.
+    pub fn take() -> Option<Held> {
+        Held::has_room().then(|| {
+            HELD.fetch_add(1, Ordering::Relaxed);
+            Held(())
+        })
     }
 }
 
-impl Room {
-    fn take(size: u64) -> Option<Room> {
-        let size = usize::try_from(size).ok().filter(|_| size <= BODY_MAX)?;
-        let room = Room(size);
-        (BODIES.fetch_add(size, Ordering::Relaxed) + size <= BODIES_MAX).then_some(room)
-    }
-}
-
-impl Drop for Room {
+impl Drop for Held {
     fn drop(&mut self) {
-        BODIES.fetch_sub(self.0, Ordering::Relaxed);
+        HELD.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -201,8 +213,8 @@ mod tests {
         let body = Body::read(&file, &metadata).unwrap().expect("there is room");
         let sent = body.bytes().clone();
         drop(body);
-        assert_eq!((sent.len(), BODIES.load(Ordering::Relaxed)), (1000, 1000));
+        assert_eq!((sent.len(), BODIES.taken_bytes()), (1000, 1000));
         drop(sent);
-        assert_eq!(BODIES.load(Ordering::Relaxed), 0);
+        assert_eq!(BODIES.taken_bytes(), 0);
     }
 }

@@ -1,10 +1,11 @@
-//! What is kept where no cache is configured: bodies of small files that are asked for often, in memory, exactly as they
-//! are on disk.
+//! What is kept where no cache is configured: of files that are asked for often the bodies, if they are small, and else the
+//! descriptors, exactly as they are on disk.
 //!
 //! An entry is used only while the kernel has told of no change to anything on its path, and the kernel is asked whether it
-//! has told everything at each use: one call instead of open, fstat, read and close. No descriptor is held, so nothing
-//! keeps a file system busy or a deleted file's blocks. What cannot be watched is not kept. (Changes of which the kernel
-//! does not tell, writes through a mapping that stays, show after [`BELIEVED`] at the latest.)
+//! has told everything at each use: one call instead of open, fstat, read and close. A descriptor keeps a file system busy,
+//! and a deleted file's blocks, so few are held, of no very large files, and those for a second at most after the file has
+//! changed and for [`BELIEVED`] after the last request. What cannot be watched is not kept. (Changes of which the kernel does
+//! not tell, writes through a mapping that stays, show after [`BELIEVED`] at the latest.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,12 +14,16 @@ use std::time::Duration;
 use gale_runtime::watch::{self, PathWatch};
 use gale_runtime::{Device, File, FileMetadata, OpenFlags, default_pool, files};
 
-use super::entry::{BODY_MAX, Body, Entry, Found, Kept, target_of};
+use super::entry::{BODY_MAX, Body, Entry, Found, Held, Kept, target_of};
 use super::table::{Keyed, Table};
 use super::{Contents, Opened, as_path, note_work};
 
-/// Most files whose bodies are kept. Each takes some kernel memory for its watch, beside the body.
+/// Most files that are kept. Each takes some kernel memory for its watch, beside the body.
 const ENTRIES_MAX: usize = 2048;
+
+/// Largest file whose descriptor is held: of sending more, opening is a hundredth, and streams that have descriptors of their
+/// own do not mix up what the kernel knows about each one's reading ahead.
+const HELD_SIZE_MAX: u64 = 16 << 20;
 
 /// A file that is asked for so often within a few seconds is worth a dozen system calls in the pool.
 const WORTH_USES: u64 = 8;
@@ -44,20 +49,26 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
     if !is_told || !watch::nothing_unread() || !kept.watch.as_ref().is_some_and(PathWatch::is_intact) {
         return None;
     }
-    let (Found::File { metadata, .. }, Some(body)) = (&entry.found, &kept.body) else { return None };
+    let Found::File { file, metadata } = &entry.found else { return None };
+    let contents = match (&kept.body, file) {
+        (Some(body), _) => Contents::Memory(body.bytes().clone()),
+        (None, Some(file)) => Contents::File(file.clone()),
+        (None, None) => return None,
+    };
     entry.touch(now);
     if age >= READ_AGAIN_AFTER && entry.claim() {
         let (entry, device) = (Arc::clone(entry.arc()), Device::number(metadata.device));
         // Refused, the entry gets too old and is made anew.
         let _ = default_pool().detach(device, move || read_again(&entry, now));
     }
-    Some(Opened { metadata: *metadata, contents: Contents::Memory(body.bytes().clone()) })
+    Some(Opened { metadata: *metadata, contents })
 }
 
 /// Notes that a file was opened. When that happens often, it is kept from then on.
 pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
     let metadata = file.metadata();
-    let may_be_kept = metadata.is_regular() && metadata.size <= BODY_MAX && !file.waits_for_others();
+    let has_room = metadata.size <= BODY_MAX || metadata.size <= HELD_SIZE_MAX && Held::has_room();
+    let may_be_kept = metadata.is_regular() && has_room && !file.waits_for_others();
     if !may_be_kept || !watch::is_possible() || !RECENT.note(hash, now) {
         return;
     }
@@ -76,34 +87,45 @@ pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
 
 /// Opens and reads what is watched already: whatever happens from then on is told.
 fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
-    let Some((metadata, body)) = read(path).filter(|(metadata, _)| watch.target() == target_of(metadata)) else {
+    let Some((file, metadata)) = open(path).filter(|(_, metadata)| watch.target() == target_of(metadata)) else {
         return;
     };
-    let entry = Entry::new(path, hash, Found::File { file: None, metadata }, 0, now);
-    entry.keep(Kept { watch: Some(watch), body: Some(body) });
+    let (file, body, held) = if metadata.size <= BODY_MAX {
+        let Some(body) = read(&file, &metadata) else { return };
+        (None, Some(body), None)
+    } else {
+        let Some(held) = Held::take().filter(|_| metadata.size <= HELD_SIZE_MAX) else { return };
+        (Some(file), None, Some(held))
+    };
+    let entry = Entry::new(path, hash, Found::File { file, metadata }, 0, now);
+    entry.keep(Kept { watch: Some(watch), body, _held: held });
     TABLE.get_or_init(|| Table::new(ENTRIES_MAX)).insert(entry.into());
     note_work();
 }
 
-fn read(path: &[u8]) -> Option<(FileMetadata, Body)> {
+fn open(path: &[u8]) -> Option<(File, FileMetadata)> {
     let file = files::open_blocking(as_path(path), OpenFlags::READ).ok()?;
     let metadata = *file.metadata();
-    if !metadata.is_regular() {
-        return None;
-    }
-    let mut body = Body::read(&file, &metadata).ok()?;
+    metadata.is_regular().then_some((file, metadata))
+}
+
+/// The body, in place of another one if there is no room.
+fn read(file: &File, metadata: &FileMetadata) -> Option<Body> {
+    let body = Body::read(file, metadata).ok()?;
     if body.is_none() && metadata.size <= BODY_MAX && TABLE.get().is_some_and(Table::remove_one) {
-        body = Body::read(&file, &metadata).ok()?;
+        return Body::read(file, metadata).ok()?;
     }
-    Some((metadata, body?))
+    body
 }
 
 /// The same file with the same content is believed again.
 fn read_again(entry: &Arc<Entry>, now: u64) {
-    let kept = entry.kept().and_then(|kept| kept.body.as_ref());
-    let is_same = match (&entry.found, kept, read(entry.path())) {
-        (Found::File { metadata, .. }, Some(body), Some((new_metadata, new_body))) => {
-            *metadata == new_metadata && body.bytes() == new_body.bytes()
+    let body = entry.kept().and_then(|kept| kept.body.as_ref());
+    let is_same = match (&entry.found, open(entry.path())) {
+        (Found::File { metadata, .. }, Some((file, new))) => {
+            // What is sent from its descriptor is as new as it can be.
+            let has_same_body = |body: &Body| read(&file, &new).is_some_and(|new| body.bytes() == new.bytes());
+            *metadata == new && body.is_none_or(has_same_body)
         }
         _ => false,
     };

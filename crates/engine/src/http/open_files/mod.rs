@@ -6,13 +6,14 @@
 //! | `open_file_cache` | what is kept | how long it is believed |
 //! |---|---|---|
 //! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | `valid`, or until the kernel tells of a change |
-//! | not set | bodies of small files that are asked for often, and nothing else | as long as the kernel has told of no change, asked at each request: exact |
+//! | not set | of files that are asked for often the bodies, if small, or else the descriptors | as long as the kernel has told of no change, asked at each request: exact |
 //! | `off` | nothing | |
 //!
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
-//! after. A file that is sent from its descriptor is looked at again at each request, so an old head does not meet a newer
-//! body; but where that look may wait for others (NFS, FUSE and their kind) `max=N` believes what it knows for `valid`, as
-//! nginx does, and there it may. Modules ask with a path and get the same whatever is set; nothing here waits on the loop.
+//! after. A file that `max=N` keeps is looked at again at each request that sends from its descriptor, so an old head does
+//! not meet a newer body; but where that look may wait for others (NFS, FUSE and their kind) it believes what it knows for
+//! `valid`, as nginx does, and there it may. Modules ask with a path and get the same whatever is set; nothing here waits on
+//! the loop.
 //!
 //! Where `disable_symlinks` checks the way to a file, nothing is kept: every request goes it anew.
 

@@ -264,7 +264,7 @@ fn attend_blocking(entry: &Entry) -> bool {
         Found::File { file: None, .. } => true,
     };
     if still_is {
-        entry.keep(Kept { watch, body });
+        entry.keep(Kept { watch, body, _held: None });
     }
     still_is
 }

@@ -157,7 +157,7 @@ impl<P: Program> Master<P> {
             Some(Stop::Fast { kill_at }) => *kill_at,
             _ => None,
         };
-        let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at]);
+        let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at, worker.gone_at]);
         let helper = match &self.reload {
             Some(Reload::Helping { link, .. }) => link.as_ref(),
             _ => None,
@@ -175,7 +175,9 @@ impl<P: Program> Master<P> {
             for worker in &self.workers {
                 self.kill(worker.pid, rustix::process::Signal::KILL);
             }
+            self.workers.iter_mut().for_each(|worker| worker.expect_gone(now));
         }
+        self.check_ending(now);
         self.check_reload(now);
         self.check_starting(now);
         if self.respawn.at.is_some_and(|at| at <= now) {

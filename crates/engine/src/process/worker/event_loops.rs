@@ -138,7 +138,8 @@ impl<P: Program> Control<P> {
         }
     }
 
-    fn detach_all(&self) {
+    /// Closes all listening sockets, whoever still has them.
+    pub(super) fn detach_all(&self) {
         let sockets = self.bundle.record.listeners.iter().flat_map(|listener| listener.sockets.iter().cloned());
         if let Err(error) = listen::detach(&self.null, sockets) {
             self.log.write(Level::Alert, &format!("closing listening sockets failed{}", errno_text(&error)));

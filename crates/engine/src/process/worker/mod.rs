@@ -38,7 +38,7 @@ use self::stop::{LOOPS_STOP_TIMEOUT, Stop};
 use super::bundle::Bundle;
 use super::daemon::Waiting;
 use super::errors::{ErrorLog, Level, Report, errno_text};
-use super::link::Link;
+use super::link::{Link, Message};
 use super::listen;
 use super::loops::{Events, LoopEvent};
 use super::notify::Notifier;
@@ -167,6 +167,9 @@ impl<P: Program> Control<P> {
         if let Origin::Single(_) = self.origin {
             self.leave_single();
         }
+        // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take.
+        self.detach_all();
+        self.tell_master(&Message::Ending);
         // Not a return from main: a stuck thread must not be waited for, nor run against destructors of statics.
         process::exit(self.exit_code.into())
     }

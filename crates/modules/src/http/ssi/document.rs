@@ -28,6 +28,12 @@ use super::{Conf, TimeFormat};
 /// What a command takes: an include prepares a request, an `if` may run a regular expression.
 const COMMAND_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
 
+/// So much text takes as long as a command: it is read and searched, also where it is not shown.
+const TEXT_OF_A_COMMAND: usize = 16 * 1024;
+
+/// How much is searched at once: all that is read of a file at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
 /// How long a text may become when its variables are put in.
 const TEXT_MAX: usize = 64 * 1024;
 
@@ -36,8 +42,8 @@ const ERROR_MESSAGE: &[u8] = b"[an error occurred while processing the directive
 /// See the file's head.
 pub struct Document {
     source: InMemory,
-    /// The item that is being parsed, and how far.
-    item: Option<(BodyItem, usize)>,
+    /// What is being parsed.
+    piece: Option<Piece>,
     parser: Parser,
     has_ended: bool,
     page: Rc<Page>,
@@ -57,6 +63,13 @@ pub struct Document {
     block: Option<usize>,
     condition: Condition,
     has_chosen: bool,
+}
+
+/// An item of the document: how far it has been parsed, and how far it may be in this share of a turn.
+struct Piece {
+    item: BodyItem,
+    at: usize,
+    until: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,7 +153,7 @@ impl Document {
     pub(super) fn new(body: Body, page: Rc<Page>, conf: &Conf, time_format: TimeFormat) -> Document {
         Document {
             source: InMemory::new(body),
-            item: None,
+            piece: None,
             parser: Parser::new(*conf.ssi_value_length.get()),
             has_ended: false,
             page,
@@ -178,9 +191,11 @@ impl BodyStream for Document {
                     None => continue,
                 }
             }
-            let Some((item, at)) = &mut self.item else {
+            let Some(piece) = &mut self.piece else {
                 match ready!(self.source.poll_next(request, context)).transpose() {
-                    Ok(Some(item @ (BodyItem::Bytes(_) | BodyItem::Lease(_)))) => self.item = Some((item, 0)),
+                    Ok(Some(item @ (BodyItem::Bytes(_) | BodyItem::Lease(_)))) => {
+                        self.piece = Some(Piece { item, at: 0, until: 0 });
+                    }
                     Ok(None) => {
                         if std::mem::replace(&mut self.has_ended, true) {
                             return Poll::Ready(None);
@@ -194,10 +209,19 @@ impl BodyStream for Document {
                 }
                 continue;
             };
-            let Some(event) = self.parser.next(item.bytes(), at) else {
-                self.item = None;
-                continue;
-            };
+            if piece.at == piece.until {
+                let left = piece.item.bytes().len().saturating_sub(piece.until).min(PIECE_BYTES);
+                if left == 0 {
+                    self.piece = None;
+                    continue;
+                }
+                // Text that is not shown could go on without end, too.
+                let units = left.div_ceil(TEXT_OF_A_COMMAND);
+                ready!(self.share.poll(context, units));
+                self.share.done(units);
+                piece.until += left;
+            }
+            let Some(event) = self.parser.next(&piece.item.bytes()[..piece.until], &mut piece.at) else { continue };
             // Commands, with output or without, could follow each other without end.
             if matches!(event, Event::Command(_) | Event::Mistake(_)) {
                 self.found = Some(event);
@@ -233,7 +257,7 @@ impl Document {
     fn handle(&mut self, request: &Request, event: Event) -> Option<BodyItem> {
         match event {
             Event::Text(range) => {
-                let (item, _) = self.item.as_mut().expect("the text is of this item");
+                let Piece { item, .. } = self.piece.as_mut().expect("the text is of this item");
                 if self.is_shown {
                     return Some(part(item, range));
                 }
@@ -583,12 +607,10 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_page_of_commands_takes_several_turns() {
-        let mut text = b"<!--#set var=\"a\" value=\"x\" -->".repeat(500);
-        text.extend_from_slice(&b"<!--#echo var=\"a\" -->".repeat(500));
+    /// What is shown of a document, and how often it had to wait for another turn.
+    fn shown(text: Vec<u8>) -> (Vec<u8>, u32) {
         let request = Request::default();
-        let (shown, waits) = EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
             let body = Body::Bytes(text.into());
             let conf =
                 Conf { ssi_value_length: Setting::of(256), ssi_silent_errors: Setting::of(false), ..Conf::default() };
@@ -608,8 +630,25 @@ mod tests {
             });
             next.await;
             (shown, waits)
-        });
+        })
+    }
+
+    #[test]
+    fn a_page_of_commands_takes_several_turns() {
+        let mut text = b"<!--#set var=\"a\" value=\"x\" -->".repeat(500);
+        text.extend_from_slice(&b"<!--#echo var=\"a\" -->".repeat(500));
+        let (shown, waits) = shown(text);
         assert_eq!(shown, b"x".repeat(500));
         assert!(waits >= 15, "{waits}");
+    }
+
+    #[test]
+    fn text_takes_several_turns_whether_it_is_shown_or_not() {
+        let text = b"text <!-".repeat(512 * 1024);
+        let (all, waits) = shown(text.clone());
+        assert!(all == text && waits >= 4, "{waits}");
+        let (rest, waits) = shown([b"a<!--#if expr=\"\" -->", &text[..], b"<!--#endif -->b"].concat());
+        assert_eq!(rest, b"ab");
+        assert!(waits >= 4, "{waits}");
     }
 }

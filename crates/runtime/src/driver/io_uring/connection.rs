@@ -281,6 +281,12 @@ impl Connection {
         }
     }
 
+    /// Nothing can be sent any more: whoever reads next is told, after what has been received.
+    pub fn break_off(&mut self, errno: Errno) {
+        self.receive_error.get_or_insert(errno);
+        (self.readable, self.writable, self.hung_up) = (true, true, true);
+    }
+
     /// What the driver has sent for itself, or has failed to. Goes on with what was sent in part.
     pub fn take_owned(&mut self) -> Option<Box<Sending>> {
         let sending = self.sending.as_mut().filter(|sending| sending.is_owned())?;

@@ -3,6 +3,9 @@
 //! An armed receive costs the kernel about 870 bytes, a poll 270. There is no timer per connection: time is counted in
 //! periods, a receive remembers the one in which it was armed or got something, and when a new period begins all slots are
 //! looked at, so many per turn. Without armed receives nothing is looked at and nobody is woken for it.
+//!
+//! The poll also tells of an end that the receive has missed: from Linux 6.17 on, until that was mended, of a Unix socket's
+//! that comes right behind data (<https://github.com/axboe/liburing/issues/1549>).
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -52,7 +52,8 @@ use self::operation::{
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, is_broken, receive, receive_datagram, send, send_datagram, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, receive_datagram, send, send_datagram,
+    send_now,
 };
 use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
@@ -60,6 +61,7 @@ use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::listener::AcceptOptions;
 use crate::output::{Output, SLICES_MAX};
+use crate::parked::Parked;
 use crate::slots::{Key, Slots};
 
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
@@ -106,6 +108,9 @@ pub(crate) struct IoUring {
     closing: RefCell<Vec<OwnedFd>>,
     /// Connections that stayed when they were closed, the newest last; see `posts.rs`.
     closed: RefCell<VecDeque<Key>>,
+    /// How many of them are still there, and who waits until none is.
+    staying: Cell<usize>,
+    all_sent_waiter: RefCell<Parked>,
     /// The kernel can close without a word.
     may_close: bool,
     inbox: OwnedFd,
@@ -163,6 +168,8 @@ impl IoUring {
             may_post: Cell::new(can_skip_success),
             closing: RefCell::default(),
             closed: RefCell::default(),
+            staying: Cell::new(0),
+            all_sent_waiter: RefCell::default(),
             may_close: can_skip_success,
             inbox: inbox.try_clone_to_owned()?,
             is_inbox_armed: Cell::new(false),
@@ -555,6 +562,7 @@ impl IoUring {
         let connection = connections.get_mut(key)?;
         let socket = connection.socket.take()?;
         connection.wanted = Ops::default();
+        let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
         let wakers = connection.take_all_wakers();
         let received = std::mem::take(&mut connection.received);
         let in_flight = connection.in_flight;
@@ -563,6 +571,7 @@ impl IoUring {
         let removed = in_flight.is_empty().then(|| connections.remove(key));
         drop(connections);
         drop((wakers, received, sending, removed));
+        waiter.into_iter().for_each(Waker::wake);
         Some((socket, in_flight))
     }
 
@@ -616,10 +625,7 @@ impl Driver for IoUring {
         if let Some(connection) = self.connections.borrow_mut().get_mut(key) {
             self.send_posted(key, connection, false);
         }
-        if let Err(error) = self.settle(key) {
-            self.close(key);
-            return Err(error);
-        }
+        self.settle(key)?;
         let (received, error) = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
@@ -656,6 +662,15 @@ impl Driver for IoUring {
             }
             self.cancel(key, in_flight);
         }
+    }
+
+    fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.staying.get() == 0 {
+            return Poll::Ready(());
+        }
+        let displaced = self.all_sent_waiter.borrow_mut().park(cx.waker());
+        drop(displaced);
+        Poll::Pending
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -755,6 +770,7 @@ impl Driver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
+            connection.writes.count_as(SENDFILE_OPERATIONS);
             rustix::fs::sendfile(connection.socket(), file, Some(offset), length.min(SEND_MAX))
         })
     }

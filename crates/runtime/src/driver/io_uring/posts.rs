@@ -5,7 +5,8 @@
 //! is sent. So there is nothing to wake and nothing to remember of a connection, and the memory serves the next turn.
 //! What a full socket did not take is told by a completion of the same call; its rest becomes a usual send, which the
 //! driver owns (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post
-//! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left.
+//! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left; whoever
+//! ends a loop may wait for that (`all_sent`), or it is lost.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
 //! (A kernel that forgot of what it had sent a part would have us send that twice.)
@@ -13,6 +14,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::task::Waker;
 use std::time::Duration;
 
 use io_uring::squeue::Flags;
@@ -184,6 +186,7 @@ impl IoUring {
 
     /// Notes a closed connection that stays. The oldest of too many gives way.
     pub(super) fn stay_closed(&self, key: Key) {
+        self.staying.update(|staying| staying + 1);
         let oldest = {
             let mut closed = self.closed.borrow_mut();
             closed.push_back(key);
@@ -195,6 +198,12 @@ impl IoUring {
         if is_there {
             self.close(oldest);
         }
+    }
+
+    /// A closed connection that stayed goes. Returns who waits for that, if it was the last one.
+    pub(super) fn leave_closed(&self) -> Option<Waker> {
+        self.staying.update(|staying| staying - 1);
+        if self.staying.get() == 0 { self.all_sent_waiter.borrow_mut().take() } else { None }
     }
 
     /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
@@ -233,8 +242,14 @@ impl IoUring {
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
             Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
-            // The connection is broken: that shows when it is read from.
-            Err(_) => return,
+            // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for the
+            // receive in flight, and some kernels forget an end that came right behind data (liburing's issue 1549).
+            Err(_) => {
+                connection.break_off(Errno::from_raw_os_error(-result));
+                let wakers = connection.take_all_wakers();
+                drop(connections);
+                return wakers.into_iter().flatten().for_each(Waker::wake);
+            }
         };
         let posts = self.posts.borrow();
         self.owe(key, connection, posts.rest(key, sent));
