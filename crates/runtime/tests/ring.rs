@@ -259,6 +259,18 @@ fn half_finished_requests_hold_no_buffer_of_the_ring() {
 }
 
 #[test]
+fn buffers_go_back_with_what_came_in_them() {
+    let ring = RingOptions { buffers: 2, ..RingOptions::default() };
+    event_loop(with_ring(ring)).run(async {
+        let (server, client) = unix_pair();
+        for _ in 0..20 {
+            warm_up(&server, &client).await;
+        }
+        assert_eq!(ring_counters().buffers_missed, 0);
+    });
+}
+
+#[test]
 fn slots_are_used_again_while_their_completions_are_still_coming() {
     event_loop(simulated_time()).run(async {
         for round in 0..200u32 {

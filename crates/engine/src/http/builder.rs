@@ -513,11 +513,10 @@ fn resolve(listen: &Listen, resources: &mut dyn Resources) -> Result<Vec<ListenA
         ListenPlace::Address(ListenAddress::Inet(address)) => vec![address.ip()],
         ListenPlace::Address(unix) => return Ok(vec![unix.clone()]),
         ListenPlace::Host(host, _) => {
-            let found = resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
+            resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
                 let message = format!("host not found in \"{}\" of the \"listen\" directive", listen.text);
                 Diagnostic::emerg(message).at(listen.span)
-            })?;
-            found
+            })?
         }
     };
     let ports = listen.place.port()..=listen.last_port;
