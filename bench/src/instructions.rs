@@ -274,8 +274,7 @@ fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f
     let mut differences = Vec::new();
     let mut body_bytes = 0;
     while differences.len() < times {
-        let (difference, bytes) =
-            difference_of(options, &candidate.program, &setting, &asked, case.requests(options))?;
+        let (difference, bytes) = difference_of(options, &candidate.program, &setting, &asked, case.requests(options))?;
         differences.push(difference);
         body_bytes = bytes;
     }

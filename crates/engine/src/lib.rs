@@ -6,6 +6,7 @@
 //! process        master, worker process, bundle, reload
 //! http           request, phases, location, variables, response
 //! log            error and access logs
+//! resolver       names to addresses, while requests run
 //! zone           state that all workers share under a name
 //! module         what a module is; the modules themselves live in gale-modules
 //! ```
@@ -16,10 +17,12 @@ pub mod log;
 pub mod module;
 pub mod nginx_names;
 pub mod process;
+pub mod resolver;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
 pub mod serve;
+pub mod server_address;
 pub mod zone;
 
 /// What the `Server` field says with `server_tokens off`.

@@ -226,6 +226,33 @@ pub(crate) trait Driver {
         connect(address, local)
     }
 
+    /// A datagram socket of this driver: bound to `local`, or to a free port of the kernel's choice, and connected to `peer`.
+    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
+        Ok(self.attach(datagram(local, peer)?, Fresh::Connected))
+    }
+
+    /// Closes a datagram socket.
+    fn close_datagram(&self, key: Key) {
+        self.close(key);
+    }
+
+    /// The next datagram, of which what has no place in `into` is lost, its length there, and who has sent it.
+    fn poll_recv_datagram(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddress)>>;
+
+    /// Sends a datagram to the peer of a connected socket, or to `to`. Never waits: one that the socket has no room for is an
+    /// error.
+    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()>;
+
+    /// The local address of a datagram socket.
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        self.address(key, End::Local)
+    }
+
     /// A socket that listens, to be attached as listener.
     fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
         listen(address, backlog)
@@ -336,6 +363,21 @@ fn connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result
         Err(errno) => return Err(errno.into()),
     };
     Ok((socket, fresh))
+}
+
+fn datagram(local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<OwnedFd> {
+    let (local, peer) =
+        (local.map(SocketAddress::to_kernel).transpose()?, peer.map(SocketAddress::to_kernel).transpose()?);
+    let family = peer.as_ref().or(local.as_ref()).ok_or(io::ErrorKind::InvalidInput)?.address_family();
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    if let Some(local) = local {
+        net::bind(&socket, &local)?;
+    }
+    if let Some(peer) = peer {
+        net::connect(&socket, &peer)?;
+    }
+    Ok(socket)
 }
 
 fn listen(address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {

@@ -126,6 +126,19 @@ pub fn task_count() -> usize {
     Environment::with(|environment| environment.executor.task_count())
 }
 
+/// A random number that nobody can foretell, whatever others of ours they have seen: a system call.
+pub fn secret_u64() -> u64 {
+    if Environment::with(|environment| environment.simulation.is_some()) {
+        return random_u64();
+    }
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        // The kernel gives so few bytes whole. A filter of system calls may forbid it.
+        _ => random_u64(),
+    }
+}
+
 /// Waits until the connections of the current loop that were closed owe their peers nothing any more: with io_uring a short
 /// answer that a full socket did not take leaves later (see [`crate::Stream::try_send`]), and would be lost with the loop. A
 /// peer that takes nothing ends that by itself only over TCP, after a minute, so whoever waits sets a bound.

@@ -42,6 +42,7 @@ mod accept_mutex;
 mod address;
 mod buffer;
 mod clock;
+mod datagram;
 mod devices;
 mod driver;
 mod environment;
@@ -77,8 +78,11 @@ pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
 pub use clock::{ClockChoice, Moment};
+pub use datagram::Datagram;
 pub use driver::{RingCounters, RingOptions, TcpInfo};
-pub use environment::{all_sent, now, random_u64, remote, ring_counters, task_count, wall, wall_seconds, worker};
+pub use environment::{
+    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, wall, wall_seconds, worker,
+};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
 pub use file_counters::{FileCounters, Rung, count_piece, file_counters};

@@ -5,6 +5,8 @@ use gale_runtime::DriverChoice;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
+#[path = "datagrams.rs"]
+mod datagrams;
 #[path = "dropped_futures.rs"]
 mod dropped_futures;
 #[path = "executor.rs"]

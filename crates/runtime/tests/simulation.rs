@@ -495,3 +495,36 @@ fn a_task_that_never_rests_is_found() {
         }
     });
 }
+
+#[test]
+fn datagrams_are_late_lost_or_doubled_but_never_changed() {
+    let faults =
+        Faults { datagram_losses: 200, datagram_copies: 200, latency_max: Duration::from_millis(5), ..Faults::NONE };
+    each_seed(SEEDS, |simulation| {
+        simulation.set_faults(faults);
+        run(simulation, async {
+            let server = Datagram::bind(&address()).unwrap();
+            let client = Datagram::connect(&address()).unwrap();
+            for number in 0..50u8 {
+                client.send(&[number; 3]).unwrap();
+            }
+            let (mut counts, mut bytes) = ([0; 50], [0; 10]);
+            while let Ok(received) = timeout(Duration::from_secs(1), server.recv(&mut bytes)).await {
+                let (length, sender) = received.unwrap();
+                assert_eq!((length, sender), (3, client.local_address().unwrap()));
+                assert!(bytes[..3].iter().all(|&byte| byte == bytes[0]));
+                counts[usize::from(bytes[0])] += 1;
+            }
+            assert!(counts.contains(&0) && counts.contains(&1) && counts.contains(&2));
+        });
+    });
+}
+
+#[test]
+fn a_datagram_to_nobody_is_told_to_a_connected_sender() {
+    run_quiet(async {
+        let client = Datagram::connect(&address()).unwrap();
+        client.send(b"hello").unwrap();
+        assert_eq!(client.recv(&mut [0; 8]).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    });
+}

@@ -233,7 +233,13 @@ impl Builder {
 
     /// The addresses of the host name that stands in `directive`, looked up when all of the text is known.
     pub fn host_addresses(&mut self, host: &Word, directive: &'static str) -> HostAddresses {
-        self.hosts.want(host, directive)
+        // What is no text is not found.
+        self.hosts.want(String::from_utf8_lossy(&host.text).into_owned(), host, directive)
+    }
+
+    /// As [`Builder::host_addresses`], of a name that is only a part of a word.
+    pub fn host_addresses_of(&mut self, host: String, word: &Word, directive: &'static str) -> HostAddresses {
+        self.hosts.want(host, word, directive)
     }
 
     /// The zone of this name that the directive `kind` declares, here or anywhere.

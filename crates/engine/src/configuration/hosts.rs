@@ -23,30 +23,32 @@ impl HostAddresses {
 pub(super) struct Hosts(Vec<Wanted>);
 
 struct Wanted {
-    host: Word,
+    host: String,
+    /// As it stands in the directive.
+    word: Word,
     directive: &'static str,
     addresses: HostAddresses,
 }
 
 impl Hosts {
-    /// The addresses of a name that stands in `directive`.
-    pub fn want(&mut self, host: &Word, directive: &'static str) -> HostAddresses {
+    /// The addresses of a name that stands, perhaps with a port, as `word` in `directive`.
+    pub fn want(&mut self, host: String, word: &Word, directive: &'static str) -> HostAddresses {
         let addresses = HostAddresses::default();
-        self.0.push(Wanted { host: host.clone(), directive, addresses: addresses.clone() });
+        self.0.push(Wanted { host, word: word.clone(), directive, addresses: addresses.clone() });
         addresses
     }
 
     /// Looks all of them up; what is not found is an error each.
     pub fn resolve(&self, resources: &mut dyn Resources) -> Vec<Diagnostic> {
         let mut missing = Vec::new();
-        for Wanted { host, directive, addresses } in &self.0 {
-            let found = std::str::from_utf8(&host.text).ok().and_then(|name| resources.resolve(name).ok());
+        for Wanted { host, word, directive, addresses } in &self.0 {
+            let found = resources.resolve(host).ok();
             match found.filter(|found| !found.is_empty()) {
                 // Nobody else knows it yet.
                 Some(found) => drop(addresses.0.set(found)),
                 None => {
-                    let message = format!("host not found in {directive} \"{}\"", host.text);
-                    missing.push(Diagnostic::emerg(message).at(host.span));
+                    let message = format!("host not found in {directive} \"{}\"", word.text);
+                    missing.push(Diagnostic::emerg(message).at(word.span));
                 }
             }
         }

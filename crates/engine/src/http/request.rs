@@ -8,6 +8,7 @@ use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
@@ -28,6 +29,7 @@ use super::template::any_is_true;
 use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
 use crate::process::Level;
+use crate::resolver::Resolver;
 
 /// How often a request may start again: nginx's bound on internal redirects.
 pub const REDIRECTS_MAX: u8 = 10;
@@ -728,6 +730,13 @@ impl Request {
     /// The connection will be closed after this response.
     pub fn close_after_response(&self) {
         self.keep_alive.set(false);
+    }
+
+    /// The resolver that is in force for this request, and how long it may take; none when no name servers are configured.
+    pub fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
+        let core = &self.scope().core;
+        let settings = core.resolver.get_opt()?;
+        Some((self.worker().resolver(settings), *core.resolver_timeout.get()))
     }
 
     /// Writes a line to the error log that is in force for this request, if it

@@ -17,6 +17,7 @@ use super::template::{SizeTemplate, Template};
 use super::thread_pool::PoolName;
 use crate::log::Target;
 use crate::process::Level;
+use crate::resolver::ResolverSettings;
 
 /// One scope's settings; every field is the directive of the same name unless
 /// it says otherwise. Times are durations, sizes are bytes.
@@ -76,6 +77,10 @@ pub struct CoreSettings {
     pub read_ahead: Setting<u64>,
     /// Accepted, and without a meaning on Linux.
     pub send_lowat: Setting<u64>,
+
+    // Names that requests ask for.
+    pub resolver: Setting<Arc<ResolverSettings>>,
+    pub resolver_timeout: Setting<Duration>,
 
     // Who may.
     pub satisfy: Setting<Satisfy>,

@@ -25,6 +25,7 @@ use super::request::Request;
 use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::process::{Level, ListenAddress};
+use crate::resolver::{Resolver, ResolverSettings, Resolvers};
 
 /// Requests kept for their memory when they are done.
 const SPARE_REQUESTS_MAX: usize = 64;
@@ -80,6 +81,7 @@ pub struct HttpWorker {
     background: RefCell<Slab<Background>>,
     /// The second that the line was made for, and the line.
     date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
+    resolvers: RefCell<Resolvers>,
     /// What modules keep from request to request.
     notes: RefCell<Notes>,
     /// A response head is put together here before it is queued.
@@ -129,6 +131,7 @@ impl HttpWorker {
             waiting_for_end: RefCell::default(),
             background: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
+            resolvers: RefCell::default(),
             notes: RefCell::default(),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
@@ -305,6 +308,12 @@ impl HttpWorker {
     fn forget_background(&self, number: usize) {
         self.background.borrow_mut().remove(number);
         self.waiting_for_end.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// This worker's resolver of a `resolver` directive.
+    pub fn resolver(&self, settings: &Arc<ResolverSettings>) -> Rc<Resolver> {
+        let configuration = self.configuration();
+        self.resolvers.borrow_mut().get(settings, configuration.error_log())
     }
 
     /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait or

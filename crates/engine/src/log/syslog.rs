@@ -7,7 +7,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use super::line_time::local_time;
 use super::writer::{LogWriter, Writers};
 use crate::process::Level;
+use crate::server_address::ServerAddress;
 
 /// The port when none is named.
 const PORT_DEFAULT: u16 = 514;
@@ -148,24 +149,12 @@ fn parse_tag(text: &[u8]) -> Result<Box<str>, String> {
 }
 
 fn parse_server(text: &[u8]) -> Result<SyslogServer, String> {
-    let failed = |what: &str| format!("{what} in syslog server \"{}\"", text.as_bstr());
-    if let Some(path) = text.strip_prefix(b"unix:") {
-        let path = path.to_path().map_err(|_| failed("invalid path"))?;
-        return if path.as_os_str().is_empty() { Err(failed("no path")) } else { Ok(SyslogServer::Unix(path.into())) };
+    let address = ServerAddress::parse(text, PORT_DEFAULT);
+    match address.map_err(|what| format!("{what} in syslog server \"{}\"", text.as_bstr()))? {
+        ServerAddress::Inet(address) => Ok(SyslogServer::Inet(address)),
+        ServerAddress::Unix(path) => Ok(SyslogServer::Unix(path)),
+        ServerAddress::Host(host, port) => Ok(SyslogServer::Host(host, port)),
     }
-    let text = std::str::from_utf8(text).map_err(|_| failed("invalid host"))?;
-    if let Ok(address) = text.parse() {
-        return Ok(SyslogServer::Inet(address));
-    }
-    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(SyslogServer::Inet((ip, PORT_DEFAULT).into()));
-    }
-    let (host, port) = match text.rsplit_once(':') {
-        None => (text, PORT_DEFAULT),
-        Some((host, port)) => (host, port.parse().ok().filter(|&port| port > 0).ok_or_else(|| failed("invalid port"))?),
-    };
-    if host.is_empty() { Err(failed("no host")) } else { Ok(SyslogServer::Host(host.to_owned(), port)) }
 }
 
 /// A server, with what its messages look like.

@@ -20,6 +20,7 @@ use gale_engine::http::settings::{
 use gale_engine::http::template::{SizeTemplate, Template};
 use gale_engine::http::thread_pool::PoolName;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::resolver::ResolverSettings;
 use gale_runtime::files::RefusedLinks;
 
 /// See the file's head.
@@ -654,6 +655,27 @@ const DIRECTIVES: &[Directive] = &[
         default: "on",
         about: "Whether redirects name the port.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, port_in_redirect) },
+    },
+    Directive {
+        name: "resolver",
+        place: Place::ANYWHERE,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "",
+        about: "The name servers that requests' names are asked of, with valid=TIME, ipv4=on|off, ipv6=on|off.",
+        store: &OneWith {
+            parse: |builder, statement| ResolverSettings::parse(builder, statement).map(Arc::new),
+            slot: slot!(CoreSettings, resolver),
+        },
+    },
+    Directive {
+        name: "resolver_timeout",
+        place: Place::ANYWHERE,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "30s",
+        about: "How long a request waits for a name to be resolved; 0 for ever.",
+        store: &One { parse: values::time_ms, slot: slot!(CoreSettings, resolver_timeout) },
     },
     Directive {
         name: "log_subrequest",

@@ -12,6 +12,7 @@
 //!   test_leases;             location    tells how many bytes the worker may have on lease
 //!   test_pools;              location    tells what the thread pools do
 //!   test_files;              location    tells how files reached the clients
+//!   test_resolve NAME;       location    tells the addresses of a name, or why it has none
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
 //! ended, a stored body, a consumer that stalls, an interim response, a stall, a thread pool of one's own. Nothing may
@@ -129,6 +130,16 @@ pub const MODULE: Module = Module {
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Files)),
             ..HOOK
         },
+        Directive {
+            name: "test_resolve",
+            takes: Takes::Exactly(1),
+            about: "For tests: resolves a name.",
+            store: &Custom(|conf: &mut Conf, builder: &mut Builder, statement| {
+                conf.name = Some(builder.http_mut().template(&statement.args[0])?);
+                set(conf, Answer::Resolve)
+            }),
+            ..HOOK
+        },
     ],
     conf: Some(ConfType::of::<Conf>()),
     handlers: &[
@@ -158,6 +169,8 @@ struct Conf {
     stalls_by: Option<PathBuf>,
     /// What `test_pool` says.
     pool: Option<PoolHook>,
+    /// What `test_resolve` asks for.
+    name: Option<Template>,
 }
 
 struct PoolHook {
@@ -179,6 +192,7 @@ enum Answer {
     Files,
     CountBody { is_held: bool },
     Release,
+    Resolve,
 }
 
 fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
@@ -234,7 +248,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Pools => Some(text(request, describe_pools())),
         Answer::Files => Some(text(request, describe_files())),
         Answer::Release => Some(release(request)),
-        Answer::PanicWaiting | Answer::StoreBody | Answer::Pool | Answer::CountBody { .. } => None,
+        Answer::PanicWaiting | Answer::StoreBody | Answer::Pool | Answer::CountBody { .. } | Answer::Resolve => None,
     }
 }
 
@@ -246,6 +260,9 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
         }
         if let (Some(Answer::Pool), Some(hook)) = (conf.answer, &conf.pool) {
             return wait_in_pool(request, hook).await;
+        }
+        if let (Some(Answer::Resolve), Some(name)) = (conf.answer, &conf.name) {
+            return resolve(request, name).await;
         }
         if let Some(Answer::CountBody { is_held }) = conf.answer {
             if is_held {
@@ -291,6 +308,23 @@ async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
         Err(error) => {
             request.log(Level::Error, format_args!("{error}"));
             Flow::Respond(500)
+        }
+    }
+}
+
+async fn resolve(request: &mut Request, name: &Template) -> Flow {
+    let name = name.evaluate(request);
+    let Some((resolver, time_max)) = request.resolver() else {
+        return text(request, "no resolver defined".to_owned());
+    };
+    let resolving = async move { resolver.resolve(&name, time_max).await };
+    match while_client_stays(request, resolving).await {
+        None => Flow::Respond(CLIENT_LEFT),
+        Some(Err(error)) => text(request, error.to_string()),
+        Some(Ok(resolved)) => {
+            let mut addresses: Vec<String> = resolved.found.iter().map(ToString::to_string).collect();
+            addresses.sort();
+            text(request, addresses.join(" "))
         }
     }
 }

@@ -24,7 +24,10 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, send, send_now};
+use super::direct::{
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, receive_datagram, send,
+    send_datagram, send_now,
+};
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, TcpInfo};
 use crate::address::SocketAddress;
@@ -286,6 +289,22 @@ impl Driver for Epoll {
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket.as_fd())
+    }
+
+    fn poll_recv_datagram(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddress)>> {
+        // A short datagram says nothing about the next one: the socket is readable until it says EAGAIN.
+        self.attempt(key, cx, Direction::Read, |connection| receive_datagram(connection.socket.as_fd(), into))
+    }
+
+    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open datagram socket owns its slot");
+        send_datagram(connection.socket.as_fd(), bytes, to)
     }
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {

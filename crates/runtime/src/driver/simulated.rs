@@ -269,6 +269,10 @@ impl Simulated {
         match event {
             Event::Arrival { end, arrival } => network.borrow_mut().handle_arrival(fate, end, arrival),
             Event::Room { end, bytes } => network.borrow_mut().handle_room(fate, end, bytes),
+            Event::Datagram { to, from, bytes } => {
+                let reader = self.world.datagrams.borrow_mut().handle_arrival(fate, &to, from, bytes);
+                reader.into_iter().for_each(Waker::wake);
+            }
             Event::Incoming { listener, end } => network.borrow_mut().handle_incoming(fate, listener, end),
             Event::Cut { end } => network.borrow_mut().cut(fate, end),
             Event::Ready { slot, side } => self.handle_ready(slot, side),
@@ -485,6 +489,34 @@ impl Driver for Simulated {
     fn is_broken(&self, key: Key) -> bool {
         let end = self.with(key, |socket| socket.end);
         self.world.network.borrow_mut().is_broken(end)
+    }
+
+    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
+        Ok(self.world.datagrams.borrow_mut().open(local, peer)?)
+    }
+
+    fn close_datagram(&self, key: Key) {
+        let reader = self.world.datagrams.borrow_mut().close(key);
+        drop(reader);
+    }
+
+    fn poll_recv_datagram(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddress)>> {
+        let (received, displaced) = self.world.datagrams.borrow_mut().poll_recv(key, cx, into);
+        drop(displaced);
+        received.map_err(io::Error::from)
+    }
+
+    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
+        Ok(self.world.datagrams.borrow_mut().send(&self.world.fate, key, bytes, to)?)
+    }
+
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        Ok(self.world.datagrams.borrow_mut().address(key))
     }
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {

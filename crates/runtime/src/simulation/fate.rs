@@ -9,6 +9,7 @@ use super::faults::Faults;
 use super::network::Arrival;
 use super::random::Random;
 use super::trace::Trace;
+use crate::address::SocketAddress;
 use crate::output::Output;
 use crate::pool::SimulatedThread;
 use crate::slots::Key;
@@ -28,6 +29,8 @@ pub(crate) enum Event {
     Arrival { end: Key, arrival: Arrival },
     /// An end hears that the other one has room again.
     Room { end: Key, bytes: usize },
+    /// A datagram arrives.
+    Datagram { to: SocketAddress, from: SocketAddress, bytes: Vec<u8> },
     /// A connection arrives at a listener.
     Incoming { listener: Key, end: Key },
     /// The network breaks a connection, of which this is one end.

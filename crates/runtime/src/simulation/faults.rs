@@ -40,6 +40,10 @@ pub struct Faults {
     pub segments: u16,
     /// Connections with a small window: of a few hundred bytes up to some KiB.
     pub small_windows: u16,
+    /// A datagram is lost.
+    pub datagram_losses: u16,
+    /// A datagram arrives twice.
+    pub datagram_copies: u16,
     /// What is asked of a file is not in memory, so that a pool has to do it.
     pub cold_files: u16,
     /// A look at a file in memory, or a `sendfile`, waits for the disk after all.
@@ -68,6 +72,8 @@ impl Faults {
         latency_max: Duration::ZERO,
         segments: 0,
         small_windows: 0,
+        datagram_losses: 0,
+        datagram_copies: 0,
         cold_files: 0,
         slow_calls: 0,
         task_max: Duration::ZERO,
@@ -75,7 +81,7 @@ impl Faults {
     };
 
     /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others that
-    /// do not hide it. Connections are not broken and pools refuse nothing: whoever wants that sets it.
+    /// do not hide it. Connections are not broken, no datagram is lost or doubled, and pools refuse nothing: whoever wants that sets it.
     pub fn swarm(random: &Random) -> Faults {
         let chance = || *random.pick(&[0, 0, 20, 200, 600]);
         let time = |choices: &[u64]| Duration::from_micros(*random.pick(choices));

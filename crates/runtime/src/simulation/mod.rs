@@ -11,6 +11,7 @@
 //! Client ends are ordinary [`Stream`](crate::Stream)s on the same loop, connected by [`Stream::connect`](crate::Stream::connect);
 //! [`Peer`] plays a script on one.
 
+mod datagrams;
 mod fate;
 mod faults;
 mod files;
@@ -70,6 +71,7 @@ impl Simulation {
             seed,
             fate: Fate::new(seed, faults, clock),
             network: RefCell::new(Network::new()),
+            datagrams: RefCell::new(datagrams::Datagrams::new()),
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
             knowledge: Knowledge::new(Residency::with_slots(RESIDENCY_SLOTS)),
@@ -159,6 +161,7 @@ pub(crate) struct World {
     pub seed: u64,
     pub fate: Fate,
     pub network: RefCell<Network>,
+    pub datagrams: RefCell<datagrams::Datagrams>,
     files: RefCell<files::Files>,
     pub pools: SimulatedPools,
     /// What is known of this world's files, and what is being read of them.

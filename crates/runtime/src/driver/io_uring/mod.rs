@@ -51,7 +51,10 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, send, send_now};
+use super::direct::{
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, receive_datagram, send, send_datagram,
+    send_now,
+};
 use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
 use crate::address::SocketAddress;
@@ -794,6 +797,20 @@ impl Driver for IoUring {
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
+    }
+
+    fn poll_recv_datagram(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddress)>> {
+        // As in the other driver.
+        self.attempt(key, cx, Op::Readable, |connection| receive_datagram(connection.socket().as_fd(), into))
+    }
+
+    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
+        self.with_socket(key, |socket| send_datagram(socket.as_fd(), bytes, to))
     }
 
     fn control(&self, key: Key, control: Control) -> io::Result<()> {

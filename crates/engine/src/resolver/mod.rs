@@ -1,0 +1,522 @@
+//! Names to addresses while requests run, without holding up anybody: the directive `resolver`.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#resolver>)
+//!
+//! ```text
+//! resolve(name) ─► cache ─► known ───────────────────────────────────► answer
+//!                    │ no     ▲                                          ▲
+//!                    ▼        └──────────────┐                           │
+//!                 flight of this name ─► task asks the servers ─► all who wait for it
+//! ```
+//!
+//! Each event loop has its own resolvers, caches and sockets, as each worker process of nginx has. However many ask for one
+//! name at the same time, it is asked for once, and the task goes on for the others when one of them gives up. A reload keeps
+//! what is known, unless the directive changed.
+//!
+//! It never reads `/etc/hosts` or `/etc/resolv.conf`: neither does nginx's.
+
+mod asking;
+mod cache;
+mod message;
+mod settings;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use gale_runtime::Moment;
+use slab::Slab;
+
+use self::asking::{Asked, Report, ask};
+use self::cache::Cache;
+use self::message::{Content, DnsName, Kind, Service};
+pub use self::settings::ResolverSettings;
+use crate::log::ErrorLog;
+use crate::process::Level;
+
+/// Names that a resolver remembers: more than a server has upstreams, and some megabytes at most if strangers choose them.
+const NAMES_MAX: usize = 4096;
+
+/// Names that are asked for at the same time: each has a socket.
+const FLIGHTS_MAX: usize = 512;
+
+/// Aliases followed from name to name, as in nginx.
+const ALIASES_MAX: usize = 50;
+
+/// That there is nothing is believed no longer than this, and no longer than the zone says; nginx tells those who ask
+/// periodically to come back after this time.
+const NOTHING_VALID_MAX: Duration = Duration::from_secs(10);
+
+/// Servers taken of one service.
+const SERVICES_MAX: usize = 64;
+
+/// Why a name has no address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ResolveError {
+    /// The name servers failed.
+    ServerFailure,
+    /// There is no such name, or nothing of the kind that was wanted.
+    NotFound,
+    /// The name server does not answer such questions.
+    Unimplemented,
+    /// The name server does not answer us.
+    Refused,
+    /// No answer in time.
+    TimedOut,
+    /// Too many names are being resolved.
+    Busy,
+}
+
+/// As nginx writes them: `3: Host not found`.
+impl fmt::Display for ResolveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ResolveError::ServerFailure => "2: Server failure",
+            ResolveError::NotFound => "3: Host not found",
+            ResolveError::Unimplemented => "4: Unimplemented",
+            ResolveError::Refused => "5: Operation refused",
+            ResolveError::TimedOut => "110: Operation timed out",
+            ResolveError::Busy => "11: Too many names are being resolved",
+        })
+    }
+}
+
+impl std::error::Error for ResolveError {}
+
+/// What a name stands for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolved<T> {
+    /// Never empty; each who asks gets another order.
+    pub found: Vec<T>,
+    /// Until when that may be believed; `None` for ever.
+    pub valid_until: Option<Moment>,
+}
+
+/// A server of a service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServiceAddress {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Servers of a lower number are asked first.
+    pub priority: u16,
+    /// Its share among those of its priority.
+    pub weight: u16,
+}
+
+/// The resolvers of one event loop.
+#[derive(Default)]
+pub struct Resolvers(Vec<(Arc<ResolverSettings>, Rc<Resolver>)>);
+
+impl Resolvers {
+    /// The resolver of a directive, made when it is first needed. One that is set as another one is that one, also when that
+    /// is of a configuration that was replaced.
+    pub fn get(&mut self, settings: &Arc<ResolverSettings>, log: &Arc<ErrorLog>) -> Rc<Resolver> {
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, settings)) {
+            return Rc::clone(known);
+        }
+        let servers = Servers::of(settings);
+        let same = self.0.iter().find(|(_, known)| known.servers == servers);
+        let resolver = same.map_or_else(|| Resolver::of(servers, log), |(_, known)| Rc::clone(known));
+        // Messages go where the newest configuration says.
+        resolver.log.replace(Arc::clone(log));
+        // Bound: the directives of configurations that are still in use.
+        self.0.retain(|(settings, _)| Arc::strong_count(settings) > 1);
+        self.0.push((Arc::clone(settings), Rc::clone(&resolver)));
+        resolver
+    }
+}
+
+/// What a directive comes to once names of servers have been looked up.
+#[derive(PartialEq, Eq)]
+struct Servers {
+    addresses: Vec<SocketAddr>,
+    valid: Option<Duration>,
+    kinds: &'static [Kind],
+}
+
+impl Servers {
+    fn of(settings: &ResolverSettings) -> Servers {
+        let kinds: &[Kind] = match (settings.ipv4, settings.ipv6) {
+            (true, true) => &[Kind::A, Kind::Aaaa],
+            (true, false) => &[Kind::A],
+            _ => &[Kind::Aaaa],
+        };
+        Servers { addresses: settings.servers(), valid: settings.valid, kinds }
+    }
+}
+
+/// One resolver: its name servers, and what it knows.
+pub struct Resolver {
+    servers: Servers,
+    log: RefCell<Arc<ErrorLog>>,
+    cache: RefCell<Cache<Key, Rc<Found>>>,
+    flights: RefCell<HashMap<Key, Rc<Flight>>>,
+    /// Whom the next name is asked of first.
+    next_server: Cell<usize>,
+}
+
+/// What is wanted to know.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    name: DnsName,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum What {
+    Addresses,
+    Services,
+    Pointer,
+}
+
+/// What is known.
+enum Found {
+    Addresses {
+        v4: Vec<IpAddr>,
+        v6: Vec<IpAddr>,
+    },
+    Services(Vec<Service>),
+    Pointer(DnsName),
+    Alias(DnsName),
+    /// That there is nothing.
+    Nothing,
+}
+
+/// What is known, and until when.
+#[derive(Clone)]
+struct Known {
+    found: Rc<Found>,
+    until: Moment,
+}
+
+type Outcome = Result<Known, ResolveError>;
+
+impl Resolver {
+    /// The resolver of these settings on the running loop. Usually [`Resolvers::get`] makes it.
+    pub fn new(settings: &ResolverSettings, log: &Arc<ErrorLog>) -> Rc<Resolver> {
+        Self::of(Servers::of(settings), log)
+    }
+
+    fn of(servers: Servers, log: &Arc<ErrorLog>) -> Rc<Resolver> {
+        Rc::new(Resolver {
+            servers,
+            log: RefCell::new(Arc::clone(log)),
+            cache: RefCell::new(Cache::new(NAMES_MAX)),
+            flights: RefCell::default(),
+            next_server: Cell::new(0),
+        })
+    }
+
+    /// The addresses of a name, which may be an address itself. A `time_max` of zero waits for ever.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub async fn resolve(self: &Rc<Self>, name: &[u8], time_max: Duration) -> Result<Resolved<IpAddr>, ResolveError> {
+        if let Some(address) = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
+            return Ok(Resolved { found: vec![address], valid_until: None });
+        }
+        let name = DnsName::from_text(name).ok_or(ResolveError::NotFound)?;
+        within(time_max, self.addresses(name)).await
+    }
+
+    /// The servers of a service (SRV): `http` of `example.com` is `_http._tcp.example.com`, `_x._udp` is taken as it is.
+    /// Those of a lower priority number come first; within one the first is drawn by weight. A `time_max` of zero waits for
+    /// ever.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub async fn resolve_service(
+        self: &Rc<Self>,
+        name: &[u8],
+        service: &[u8],
+        time_max: Duration,
+    ) -> Result<Resolved<ServiceAddress>, ResolveError> {
+        let full = match service.contains(&b'.') {
+            true => [service, b".", name].concat(),
+            false => [b"_", service, b"._tcp.", name].concat(),
+        };
+        let name = DnsName::from_text(&full).ok_or(ResolveError::NotFound)?;
+        within(time_max, self.service_addresses(name)).await
+    }
+
+    /// The name of an address (PTR). A `time_max` of zero waits for ever.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn resolve_address(self: &Rc<Self>, address: IpAddr, time_max: Duration) -> Result<String, ResolveError> {
+        let key = Key { name: DnsName::of_address(address), what: What::Pointer };
+        let known = within(time_max, self.follow(key)).await?;
+        match &*known.found {
+            Found::Pointer(name) => Ok(name.to_string()),
+            _ => Err(ResolveError::NotFound),
+        }
+    }
+
+    async fn addresses(self: &Rc<Self>, name: DnsName) -> Result<Resolved<IpAddr>, ResolveError> {
+        let known = self.follow(Key { name, what: What::Addresses }).await?;
+        let Found::Addresses { v4, v6 } = &*known.found else { return Err(ResolveError::NotFound) };
+        let (mut v4, mut v6) = (v4.clone(), v6.clone());
+        rotate(&mut v4);
+        rotate(&mut v6);
+        let mut found = [v4, v6].concat();
+        rotate(&mut found);
+        Ok(Resolved { found, valid_until: Some(known.until) })
+    }
+
+    async fn service_addresses(self: &Rc<Self>, name: DnsName) -> Result<Resolved<ServiceAddress>, ResolveError> {
+        let known = self.follow(Key { name, what: What::Services }).await?;
+        let Found::Services(services) = &*known.found else { return Err(ResolveError::NotFound) };
+        let services: Vec<&Service> =
+            services.iter().filter(|service| !service.target.is_root()).take(SERVICES_MAX).collect();
+        // All are asked for before the first one is waited for.
+        for service in &services {
+            let key = Key { name: service.target.clone(), what: What::Addresses };
+            if self.known(&key).is_none() {
+                // Whoever waits for it below is told what is wrong.
+                let _ = self.flight(&key);
+            }
+        }
+        let (mut found, mut valid_until, mut error) = (Vec::new(), known.until, ResolveError::NotFound);
+        for service in services {
+            match self.addresses(service.target.clone()).await {
+                Ok(addresses) => {
+                    valid_until = addresses.valid_until.map_or(valid_until, |until| until.min(valid_until));
+                    found.push((service, addresses.found));
+                }
+                Err(other) => error = other,
+            }
+        }
+        if found.is_empty() {
+            return Err(error);
+        }
+        found.sort_by_key(|(service, _)| service.priority);
+        for same in found.chunk_by_mut(|one, other| one.0.priority == other.0.priority) {
+            draw_first(same);
+        }
+        let servers = found.into_iter().flat_map(|(service, addresses)| {
+            let name: Arc<str> = service.target.to_string().into();
+            let Service { port, priority, weight, .. } = *service;
+            addresses.into_iter().map(move |ip| ServiceAddress {
+                address: SocketAddr::new(ip, port),
+                name: Arc::clone(&name),
+                priority,
+                weight,
+            })
+        });
+        Ok(Resolved { found: servers.collect(), valid_until: Some(valid_until) })
+    }
+
+    /// What is known in the end, where aliases lead.
+    async fn follow(self: &Rc<Self>, mut key: Key) -> Outcome {
+        let mut until: Option<Moment> = None;
+        for _ in 0..=ALIASES_MAX {
+            let mut known = self.look_up(&key).await?;
+            known.until = until.map_or(known.until, |until| until.min(known.until));
+            let Found::Alias(target) = &*known.found else { return Ok(known) };
+            key.name = target.clone();
+            until = Some(known.until);
+        }
+        Err(ResolveError::NotFound)
+    }
+
+    async fn look_up(self: &Rc<Self>, key: &Key) -> Outcome {
+        match self.known(key) {
+            Some(known) => Ok(known),
+            None => Waiting { flight: self.flight(key)?, place: None }.await,
+        }
+    }
+
+    fn known(&self, key: &Key) -> Option<Known> {
+        let mut cache = self.cache.borrow_mut();
+        let (found, until) = cache.get(key, gale_runtime::now())?;
+        Some(Known { found: Rc::clone(found), until })
+    }
+
+    /// The flight of a name: the one that is under way, or a new one.
+    fn flight(self: &Rc<Self>, key: &Key) -> Result<Rc<Flight>, ResolveError> {
+        let mut flights = self.flights.borrow_mut();
+        if let Some(flight) = flights.get(key) {
+            return Ok(Rc::clone(flight));
+        }
+        if self.servers.addresses.is_empty() || flights.len() >= FLIGHTS_MAX {
+            return Err(ResolveError::Busy);
+        }
+        let flight = Rc::new(Flight::default());
+        flights.insert(key.clone(), Rc::clone(&flight));
+        let first = self.next_server.get();
+        self.next_server.set((first + 1) % self.servers.addresses.len());
+        let landing = Landing { resolver: Rc::clone(self), key: key.clone(), flight: Rc::clone(&flight) };
+        gale_runtime::spawn(async move { landing.resolver.fly(&landing, first).await });
+        Ok(flight)
+    }
+
+    async fn fly(&self, landing: &Landing, first: usize) {
+        let Landing { key, flight, .. } = landing;
+        let kinds = match key.what {
+            What::Addresses => self.servers.kinds,
+            What::Services => &[Kind::Srv],
+            What::Pointer => &[Kind::Ptr],
+        };
+        let mut asked: Asked = kinds.iter().map(|&kind| (kind, None)).collect();
+        if ask(&self.servers.addresses, first, &key.name, &mut asked, &(self, &**flight)).await {
+            flight.land(self.conclude(key, asked));
+        }
+    }
+
+    /// What the answers to all questions about a name mean, and keeps it. As in nginx an error of one kind is one of the
+    /// name, addresses of one kind are enough, and without any what was said last counts: of IPv6, if that was asked for.
+    fn conclude(&self, key: &Key, asked: Asked) -> Outcome {
+        let now = gale_runtime::now();
+        let (mut v4, mut v6, mut last, mut error) = (Vec::new(), Vec::new(), Found::Nothing, None);
+        // What is, and what is not, are believed for different times.
+        let (mut ttl, mut nothing_ttl) = (Duration::MAX, Duration::MAX);
+        for (kind, answer) in asked {
+            let answer = answer.expect("all have been answered");
+            let is_nothing = matches!(answer.content, Content::Nothing | Content::Error(_));
+            let ttl = if is_nothing { &mut nothing_ttl } else { &mut ttl };
+            // Not kept at all when the zone does not say for how long. (RFC 2308 §5)
+            *ttl = (*ttl).min(answer.ttl.unwrap_or_default());
+            match answer.content {
+                Content::Addresses(addresses) if kind == Kind::A => v4 = addresses,
+                Content::Addresses(addresses) => v6 = addresses,
+                Content::Alias(name) => last = Found::Alias(name),
+                Content::Pointer(name) => last = Found::Pointer(name),
+                Content::Services(services) => last = Found::Services(services),
+                Content::Nothing => last = Found::Nothing,
+                Content::Error(code) => error = Some(code),
+                Content::Truncated => unreachable!("what is truncated is asked for again"),
+            }
+        }
+        let found = match error {
+            Some(ResolveError::NotFound) => Found::Nothing,
+            Some(error) => return Err(error),
+            None if v4.is_empty() && v6.is_empty() => last,
+            None => Found::Addresses { v4, v6 },
+        };
+        let valid = match &found {
+            Found::Nothing => nothing_ttl.min(NOTHING_VALID_MAX),
+            _ => self.servers.valid.unwrap_or(ttl),
+        };
+        let known = Known { found: Rc::new(found), until: now + valid };
+        if !valid.is_zero() {
+            self.cache.borrow_mut().insert(key.clone(), Rc::clone(&known.found), known.until, now);
+        }
+        Ok(known)
+    }
+}
+
+/// Who asks for a flight's name.
+impl Report for (&Resolver, &Flight) {
+    fn report(&self, level: Level, message: &dyn fmt::Display, server: SocketAddr) {
+        let log = Arc::clone(&self.0.log.borrow());
+        log.write(level, None, &format_args!("{message}, resolver: {server}"));
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.1.waiters.borrow().is_empty()
+    }
+}
+
+/// A name that is being asked for, and all who wait for it. Each of these is a task with a request of its own, so what
+/// bounds requests bounds them.
+#[derive(Default)]
+struct Flight {
+    outcome: OnceCell<Outcome>,
+    waiters: RefCell<Slab<Waker>>,
+}
+
+impl Flight {
+    /// Tells all who wait; the first outcome counts.
+    fn land(&self, outcome: Outcome) {
+        if self.outcome.set(outcome).is_ok() {
+            self.waiters.borrow().iter().for_each(|(_, waker)| waker.wake_by_ref());
+        }
+    }
+}
+
+/// The end of a flight, however the task ends.
+struct Landing {
+    resolver: Rc<Resolver>,
+    key: Key,
+    flight: Rc<Flight>,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.resolver.flights.borrow_mut().remove(&self.key);
+        // Nobody is left to be told, or the task has panicked.
+        self.flight.land(Err(ResolveError::ServerFailure));
+    }
+}
+
+/// Waits for a flight.
+struct Waiting {
+    flight: Rc<Flight>,
+    place: Option<usize>,
+}
+
+impl Future for Waiting {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if let Some(outcome) = self.flight.outcome.get() {
+            return Poll::Ready(outcome.clone());
+        }
+        let waker = cx.waker().clone();
+        let place = match self.place {
+            Some(place) => {
+                self.flight.waiters.borrow_mut()[place] = waker;
+                place
+            }
+            None => self.flight.waiters.borrow_mut().insert(waker),
+        };
+        self.place = Some(place);
+        Poll::Pending
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.flight.waiters.borrow_mut().remove(place);
+        }
+    }
+}
+
+async fn within<T>(time_max: Duration, work: impl Future<Output = Result<T, ResolveError>>) -> Result<T, ResolveError> {
+    if time_max.is_zero() {
+        return work.await;
+    }
+    gale_runtime::timeout(time_max, work).await.unwrap_or(Err(ResolveError::TimedOut))
+}
+
+/// Has the list begin at a place that chance chooses.
+fn rotate<T>(list: &mut [T]) {
+    if !list.is_empty() {
+        list.rotate_left((gale_runtime::random_u64() % list.len() as u64) as usize);
+    }
+}
+
+/// Has the list begin with one that is drawn by weight. (RFC 2782; without weights, with the first)
+fn draw_first(list: &mut [(&Service, Vec<IpAddr>)]) {
+    let weight = |(service, addresses): &(&Service, Vec<IpAddr>)| u64::from(service.weight) * addresses.len() as u64;
+    let total: u64 = list.iter().map(weight).sum();
+    if total == 0 {
+        return;
+    }
+    let mut drawn = gale_runtime::random_u64() % total;
+    let first = list.iter().position(|entry| {
+        let is_it = drawn < weight(entry);
+        drawn = drawn.saturating_sub(weight(entry));
+        is_it
+    });
+    list.rotate_left(first.unwrap_or(0));
+}
