@@ -106,6 +106,7 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
         driver,
         "location /files/ { alias %DIR%/root/; } location /bare { alias %DIR%/root; } location = /exact { alias %DIR%/root/x; }
          location /slash { alias %DIR%/root/; } location /tried { alias %DIR%/root/; try_files $uri =404; }
+         location /told { alias %DIR%/root/; try_files $uri /exact; }
          location /index { alias %DIR%/root/; index gale.conf; autoindex on; gzip_static always; }
          location /rewritten { root %DIR%/root; rewrite ^/rewritten(.*)$ /$1 break; }",
     );
@@ -127,6 +128,10 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
             let target = format!("{beginning}{end}");
             assert_eq!(ask(&mut client, &target).status, 404, "{target}");
         }
+    }
+    // Nor does it tell what is there.
+    for target in ["/told../gale.conf", "/told../nothing"] {
+        assert_eq!(ask(&mut client, target).text(), "x", "{target}");
     }
     server.wait_logged("unsafe path \"../gale.conf\" was detected");
     server.wait_logged("unsafe path \"/../gale.conf\" was detected");

@@ -38,7 +38,7 @@ use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
 use crate::pool::{Device, ThreadPool, default_pool, on_a_pool_thread};
 use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
-use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, Residency, Run, WORTH_TRYING_TICKS};
+use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, PAGE, Residency, Run, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
 
 pub use links::{
@@ -584,8 +584,8 @@ impl File {
             if device.is_distrusted(now) {
                 return Ok(false);
             }
-            let parts = parts_of(offset, length);
-            if self.shared.seen.covers(&parts, now, BELIEVED_TICKS) {
+            let pages = pages_of(offset, length);
+            if self.shared.seen.covers(&pages, now, BELIEVED_TICKS) {
                 return Ok(true);
             }
             let end = offset + length;
@@ -597,20 +597,29 @@ impl File {
                 if let Some(age) = age.filter(|&age| age <= BELIEVED_TICKS) {
                     oldest = oldest.max(age);
                 } else {
-                    // A piece that begins or ends within a part may begin or end in the part's other half.
-                    let is_there =
-                        !device.is_crowded(now) && self.probe(at)? && (part_end < end || self.probe(end - 1)?);
+                    // Where memory is short, either half of a part may have gone; so may others when it was read.
+                    let is_there = !device.is_crowded(now) && self.probe(at)? && self.probe(part_end - 1)?;
                     count_event(if is_there { Event::Hit } else { Event::Miss });
                     if !is_there {
                         return Ok(false);
                     }
-                    knowledge.residency.note(self.shared.hash, granule, now);
+                    // Nothing was learned of what the piece leaves of a part.
+                    if self.is_whole_part(granule, &pages_of(at, part_end - at)) {
+                        knowledge.residency.note(self.shared.hash, granule, now);
+                    }
                 }
                 at = part_end;
             }
-            self.shared.seen.note(parts, oldest, now);
+            self.shared.seen.note(pages, oldest, now);
             Ok(true)
         })
+    }
+
+    /// Whether the pages are all that the file has in a part.
+    fn is_whole_part(&self, granule: u64, pages: &Range<u64>) -> bool {
+        let begin = granule * GRANULE;
+        let end = (begin + GRANULE).min(self.metadata().size);
+        begin < end && pages.start <= begin / PAGE && end.div_ceil(PAGE) <= pages.end
     }
 
     fn probe(&self, offset: u64) -> io::Result<bool> {
@@ -658,11 +667,15 @@ impl File {
 
     fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
         if length > 0 {
-            let (now, parts) = (now_anywhere(), parts_of(offset, length as u64));
+            let (now, pages) = (now_anywhere(), pages_of(offset, length as u64));
             // In this very tick that was done already.
-            if !self.shared.seen.covers(&parts, now, 0) {
-                parts.clone().for_each(|granule| knowledge.residency.note(self.shared.hash, granule, now));
-                self.shared.seen.note(parts, 0, now);
+            if !self.shared.seen.covers(&pages, now, 0) {
+                let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
+                // With what was sent before, a part may be whole.
+                let seen = self.shared.seen.note(pages, 0, now);
+                for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
+                    knowledge.residency.note(self.shared.hash, granule, now);
+                }
             }
         }
     }
@@ -847,9 +860,9 @@ impl File {
     }
 }
 
-/// The parts that a piece lies in, which is not empty.
-fn parts_of(offset: u64, length: u64) -> Range<u64> {
-    offset / GRANULE..(offset + length - 1) / GRANULE + 1
+/// The pages that a piece lies in, which is not empty.
+fn pages_of(offset: u64, length: u64) -> Range<u64> {
+    offset / PAGE..(offset + length).div_ceil(PAGE)
 }
 
 /// The blocks around a piece of a file, and memory that is aligned as they are: what `O_DIRECT` demands.

@@ -114,36 +114,42 @@ impl Residency {
     }
 }
 
-/// A run of a file's parts that were seen in memory, and when the first of them was: what the table says, in one word, for a
-/// file that many requests share. Like the table it may be wrong, and is believed for as long.
+/// A run of a file's pages that were seen in memory, and when the first of them was, in one word, for a file that many
+/// requests share. Like the table it may be wrong, and is believed for as long; it is more exact than that, because who sends
+/// a file rarely stops where a part ends.
 ///
 /// ```text
-///   first part: 24 bits │ behind the last: 24 bits │ tick: 16 bits
+///   first page: 24 bits │ behind the last: 24 bits │ tick: 16 bits
 /// ```
 #[derive(Default)]
 pub(crate) struct Run(AtomicU64);
 
-/// Parts have numbers of so many bits; of a file beyond a TiB nothing is kept in a run.
-const PART_BITS: u32 = 24;
+/// What the kernel has in memory or not: a page, or several.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Pages have numbers of so many bits; of a file beyond 64 GiB nothing is kept in a run.
+const PAGE_BITS: u32 = 24;
 
 impl Run {
     /// Whether all of these were seen within so many ticks.
     #[inline]
-    pub fn covers(&self, parts: &Range<u64>, now: Moment, ticks: u16) -> bool {
+    pub fn covers(&self, pages: &Range<u64>, now: Moment, ticks: u16) -> bool {
         let word = self.0.load(Relaxed);
-        let seen = Run::parts_of(word);
-        seen.start <= parts.start && parts.end <= seen.end && age_at(now, word) <= ticks
+        let seen = Run::pages_of(word);
+        seen.start <= pages.start && pages.end <= seen.end && age_at(now, word) <= ticks
     }
 
-    /// These were seen, the first of them so many ticks ago. What was seen just then and stands beside them stays.
-    pub fn note(&self, parts: Range<u64>, age: u16, now: Moment) {
+    /// These were seen, the first of them so many ticks ago. What was seen just then and stands beside them stays. Returns
+    /// all that is known of now.
+    pub fn note(&self, pages: Range<u64>, age: u16, now: Moment) -> Range<u64> {
         let (word, seen_at) = (self.0.load(Relaxed), tick(now).wrapping_sub(age));
-        let seen = Run::parts_of(word);
-        let touches = word as u16 == seen_at && seen.start <= parts.end && parts.start <= seen.end;
-        let run = if touches { seen.start.min(parts.start)..seen.end.max(parts.end) } else { parts };
-        if run.end < 1 << PART_BITS {
-            self.0.store(run.start << (TICK_BITS + PART_BITS) | run.end << TICK_BITS | u64::from(seen_at), Relaxed);
+        let seen = Run::pages_of(word);
+        let touches = word as u16 == seen_at && seen.start <= pages.end && pages.start <= seen.end;
+        let run = if touches { seen.start.min(pages.start)..seen.end.max(pages.end) } else { pages };
+        if run.end < 1 << PAGE_BITS {
+            self.0.store(run.start << (TICK_BITS + PAGE_BITS) | run.end << TICK_BITS | u64::from(seen_at), Relaxed);
         }
+        run
     }
 
     /// Some were not in memory.
@@ -151,8 +157,8 @@ impl Run {
         self.0.store(0, Relaxed);
     }
 
-    fn parts_of(word: u64) -> Range<u64> {
-        word >> (TICK_BITS + PART_BITS)..(word >> TICK_BITS) & ((1 << PART_BITS) - 1)
+    fn pages_of(word: u64) -> Range<u64> {
+        word >> (TICK_BITS + PAGE_BITS)..(word >> TICK_BITS) & ((1 << PAGE_BITS) - 1)
     }
 }
 
@@ -218,7 +224,7 @@ mod tests {
         let run = Run::default();
         assert!(!run.covers(&(0..1), at(100), WORTH_TRYING_TICKS));
         run.note(4..8, 0, at(100));
-        run.note(8..12, 0, at(100));
+        assert_eq!(run.note(8..12, 0, at(100)), 4..12);
         assert!(
             run.covers(&(4..12), at(100), 0) && !run.covers(&(3..5), at(100), 0) && !run.covers(&(8..13), at(100), 0)
         );
@@ -228,7 +234,7 @@ mod tests {
         assert!(run.covers(&(12..16), at(103), 0) && !run.covers(&(11..16), at(103), WORTH_TRYING_TICKS));
         run.note(0..2, 3, at(103));
         assert!(run.covers(&(0..2), at(103), 3) && !run.covers(&(0..2), at(103), 2));
-        run.note(0..1 << PART_BITS, 0, at(103));
+        run.note(0..1 << PAGE_BITS, 0, at(103));
         assert!(!run.covers(&(0..3), at(103), WORTH_TRYING_TICKS), "too many");
         run.forget();
         assert!(!run.covers(&(0..1), at(103), WORTH_TRYING_TICKS));

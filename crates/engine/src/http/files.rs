@@ -65,6 +65,12 @@ fn append_tail(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
 pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let tail = tail(root, name).filter(|_| root.alias != Some(Alias::Whole)).unwrap_or(name);
+    // What was cut off may have left a segment that was none before: `/files../x` behind `/files`.
+    let cut = name.len() - tail.len();
+    if cut > 0 && name[cut - 1] != b'/' && tail.split(|&byte| byte == b'/').next() == Some(b"..") {
+        refuse_path(request, tail);
+        return false;
+    }
     directory_of(request, out) && append_tail(request, tail, out)
 }
 

@@ -130,7 +130,8 @@ impl Template {
                 }
                 Segment::Variable(id) => {
                     request.append_variable(*id, out);
-                    request.http().variables.is_own(*id)
+                    // A dot at its end may become two with what follows.
+                    request.http().variables.is_own(*id) && !out.ends_with(b".")
                 }
                 Segment::Capture(number) => {
                     request.with_capture(*number, |text| out.extend_from_slice(text));

@@ -52,17 +52,24 @@ pub struct Variable {
     pub value: Evaluate,
     /// For a variable that the configuration may change: what `set` does.
     pub assign: Option<Assign>,
+    /// Whether every `..` in its value is the configuration's own.
+    pub is_own: bool,
 }
 
 impl Variable {
     /// A variable of this very name.
     pub const fn named(name: &'static str, value: Evaluate) -> Variable {
-        Variable { name, is_prefix: false, value, assign: None }
+        Variable { name, is_prefix: false, value, assign: None, is_own: false }
     }
 
     /// All variables whose names begin with `prefix`.
     pub const fn family(prefix: &'static str, value: Evaluate) -> Variable {
-        Variable { name: prefix, is_prefix: true, value, assign: None }
+        Variable { name: prefix, is_prefix: true, value, assign: None, is_own: false }
+    }
+
+    /// The same variable: what a request brought into it has been looked through already.
+    pub const fn own(self) -> Variable {
+        Variable { is_own: true, ..self }
     }
 
     /// The same variable, which the configuration may change.
@@ -219,7 +226,8 @@ impl VariableTable {
                 message: format!("unknown \"{}\" variable", BStr::new(&slot.name)),
                 span: slot.mentioned_at,
             })?;
-            slot.is_foreign |= matches!(slot.source, Source::Evaluated { .. });
+            let is_own = definitions.clone().any(|own| own.is_own && own.name.as_bytes() == &*slot.name);
+            slot.is_foreign |= matches!(slot.source, Source::Evaluated { .. }) && !is_own;
         }
         Ok(())
     }

@@ -18,8 +18,8 @@ use super::ResolveError;
 /// Aliases that one answer may lead through: resolvers follow no more themselves (BIND 11, Unbound 11).
 const ALIASES_MAX: usize = 16;
 
-/// Addresses taken of one answer: thirty times what a datagram has room for, and a bound on what a name takes in the cache.
-const RECORDS_MAX: usize = 1024;
+/// Addresses taken of one answer: twice what a datagram has room for, and a bound on what a name takes in the cache.
+const RECORDS_MAX: usize = 64;
 
 /// No record is believed for longer: a week. (RFC 8767 §4)
 const TTL_MAX: u32 = 7 * 24 * 3600;
@@ -101,6 +101,13 @@ pub(super) struct Answer {
     pub content: Content,
     /// How long it may be believed; for [`Content::Nothing`] and errors nothing but what the zone says of such.
     pub ttl: Option<Duration>,
+}
+
+impl Answer {
+    /// Its aliases lead nowhere: who asks again gets the same.
+    fn of_broken_zone() -> Answer {
+        Answer { content: Content::Error(ResolveError::NotFound), ttl: None }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -232,7 +239,7 @@ impl Question<'_> {
             if record.rtype() == Rtype::CNAME {
                 aliases.push(record.into_record::<Cname<ParsedName<&[u8]>>>().ok()??);
                 if aliases.len() > ALIASES_MAX {
-                    return None;
+                    return Some(Answer::of_broken_zone());
                 }
             } else if record.rtype() == self.kind.rtype() && records.len() < RECORDS_MAX {
                 records.push(record);
@@ -244,7 +251,7 @@ impl Question<'_> {
         while let Some(alias) = aliases.iter().find(|alias| alias.owner().name_eq(&names[names.len() - 1].0)) {
             let target = DnsName::of_parsed(alias.data().cname());
             if target.is_root() || names.contains(&target) {
-                return None;
+                return Some(Answer::of_broken_zone());
             }
             ttl = ttl.min(seconds(alias.ttl().as_secs()));
             names.push(target);

@@ -43,6 +43,9 @@ use crate::process::Level;
 /// Names that a resolver remembers: more than a server has upstreams, and some megabytes at most if strangers choose them.
 const NAMES_MAX: usize = 4096;
 
+/// Resolvers that a loop keeps although no configuration may have them any more.
+const KEPT_MAX: usize = 64;
+
 /// Names that are asked for at the same time: each has a socket.
 const FLIGHTS_MAX: usize = 512;
 
@@ -127,8 +130,11 @@ impl Resolvers {
         let resolver = same.map_or_else(|| Resolver::of(servers, log), |(_, known)| Rc::clone(known));
         // Messages go where the newest configuration says.
         resolver.log.replace(Arc::clone(log));
-        // Bound: the directives of configurations that are still in use.
-        self.0.retain(|(settings, _)| Arc::strong_count(settings) > 1);
+        // Bound: the directives of configurations that are still in use, and some more, so that a reload finds all of them
+        // again whichever is asked for first.
+        if self.0.len() >= KEPT_MAX {
+            self.0.retain(|(settings, _)| Arc::strong_count(settings) > 1);
+        }
         self.0.push((Arc::clone(settings), Rc::clone(&resolver)));
         resolver
     }
@@ -403,7 +409,8 @@ impl Resolver {
         };
         let valid = match &found {
             Found::Nothing => nothing_ttl.min(NOTHING_VALID_MAX),
-            _ => self.servers.valid.unwrap_or(ttl),
+            // `valid=0` leaves it to the answer, as in nginx.
+            _ => self.servers.valid.filter(|valid| !valid.is_zero()).unwrap_or(ttl),
         };
         let known = Known { found: Rc::new(found), until: now + valid };
         if !valid.is_zero() {

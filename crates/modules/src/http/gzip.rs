@@ -29,7 +29,7 @@ use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
 use gale_engine::http::regex::Regex;
 use gale_engine::http::request::Request;
-use gale_engine::http::response::ResponseHead;
+use gale_engine::http::response::{Field, ResponseHead};
 use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -230,7 +230,7 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     let room_bytes = room_for(length).min(*conf.buffer_bytes.get());
     let deflate = Deflate {
         level,
-        gather_max: gather_max(level, length, body.length()).min(*conf.buffer_bytes.get()),
+        gather_max: gather_max(level, length, body.length(), *conf.buffer_bytes.get()),
         gathered: Buffer::new(),
         stream: None,
         totals,
@@ -239,9 +239,10 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
 }
 
 /// How many bytes of a body to gather, for compressing them at once: no more than one piece of work, and all or nothing where
-/// the length is known. What comes from elsewhere does not wait for more than zlib would hold back, too.
-fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>) -> usize {
-    let at_once = whole_effort(level).units_at_once();
+/// the length is known. What comes from elsewhere does not wait for more than zlib would hold back, too. `room` is what
+/// `gzip_buffers` says.
+fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>, room: usize) -> usize {
+    let at_once = whole_effort(level).units_at_once().min(room);
     let fits = |length: u64| usize::try_from(length).is_ok_and(|length| length <= at_once);
     match announced {
         Some(length) if !fits(length) => 0,
@@ -260,7 +261,10 @@ pub fn note_vary(request: &mut Request) {
 }
 
 fn add_vary(request: &mut Request, is_on: bool) {
-    if is_on && request.response.field(b"vary") != Some(b"Accept-Encoding") {
+    let says_so = |field: &Field| {
+        field.name.eq_ignore_ascii_case(b"vary") && field.value.eq_ignore_ascii_case(b"accept-encoding")
+    };
+    if is_on && !request.response.fields.iter().any(says_so) {
         request.response.add(b"Vary", b"Accept-Encoding");
     }
 }
@@ -687,11 +691,12 @@ mod tests {
 
     #[test]
     fn nothing_is_gathered_of_what_is_too_long_for_one_piece() {
-        assert_eq!(gather_max(1, Some(125_000), Some(125_000)), 125_000);
-        assert_eq!(gather_max(1, Some(125_001), Some(125_001)), 0);
-        assert_eq!(gather_max(1, None, None), GATHERED_MAX_OF_STREAM);
-        assert_eq!(gather_max(9, Some(5000), Some(5000)), 0);
-        assert_eq!(gather_max(9, None, None), 4444);
+        assert_eq!(gather_max(1, Some(125_000), Some(125_000), usize::MAX), 125_000);
+        assert_eq!(gather_max(1, Some(125_001), Some(125_001), usize::MAX), 0);
+        assert_eq!(gather_max(1, None, None, usize::MAX), GATHERED_MAX_OF_STREAM);
+        assert_eq!(gather_max(9, Some(5000), Some(5000), usize::MAX), 0);
+        assert_eq!(gather_max(9, None, None, usize::MAX), 4444);
+        assert_eq!(gather_max(1, Some(100_000), Some(100_000), 64 * 1024), 0, "gzip_buffers");
     }
 
     #[test]

@@ -88,7 +88,11 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
     let mut before_range = format!("\r\n--{boundary}\r\n").into_bytes();
     if !head.content_type.is_empty() {
         before_range.extend_from_slice(b"Content-Type: ");
-        before_range.extend_from_slice(&head.content_type);
+        // As in a head, no value can end its line.
+        before_range.extend(head.content_type.iter().map(|&byte| match byte {
+            b'\r' | b'\n' | 0 => b' ',
+            byte => byte,
+        }));
         before_range.extend_from_slice(b"\r\n");
     }
     before_range.extend_from_slice(b"Content-Range: bytes ");

@@ -67,7 +67,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
         append_joined(out, fields.map(|(_, _, value)| value), b", ")
     }),
     // Its file.
-    Variable::named("document_root", |request, _, out| files::directory_of(request, out)),
+    Variable::named("document_root", |request, _, out| files::directory_of(request, out)).own(),
     Variable::named("request_filename", |request, _, out| files::find_path(request, out).is_ok()),
     // The connection.
     Variable::named("remote_addr", |request, _, out| append(out, request.remote_text().as_bytes())),

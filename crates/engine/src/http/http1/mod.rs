@@ -303,10 +303,10 @@ impl Http1 {
             return;
         }
         transfer.sender.rest();
+        transfer.generation = None;
         if transfer.input.is_empty() {
             self.worker.give_transfer_back(transfer);
         } else {
-            transfer.generation = None;
             state.transfer = Some(transfer);
         }
     }

@@ -545,8 +545,9 @@ impl Sender {
             unreachable!("only a file is not moved to the output")
         };
         if !self.is_corked && piece.length >= CORKED_FROM {
-            // Without, it is as right and less quick.
-            self.is_corked = stream.set_cork(true).is_ok();
+            // Without (a Unix socket has none), it is as right and less quick.
+            let _ = stream.set_cork(true);
+            self.is_corked = true;
         }
         let sent = ready!(self.delivery.sendfile(piece, self.sendfile_bytes, |file, offset, length| {
             stream.poll_sendfile(context, file, offset, length)

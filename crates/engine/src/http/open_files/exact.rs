@@ -52,7 +52,9 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
     let Found::File { file, metadata } = &entry.found else { return None };
     let contents = match (&kept.body, file) {
         (Some(body), _) => Contents::Memory(body.bytes().clone()),
-        (None, Some(file)) => Contents::File(file.clone()),
+        // What is written through a mapping is not told of: the head has to be that of what is sent.
+        (None, Some(file)) if file.look_again().is_ok_and(|now| now == *metadata) => Contents::File(file.clone()),
+        (None, Some(_)) => return None,
         (None, None) => return None,
     };
     entry.touch(now);

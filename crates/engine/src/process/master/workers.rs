@@ -151,8 +151,9 @@ impl<P: Program> Master<P> {
         let Some(late) = self.workers.iter_mut().find(is_late) else {
             return;
         };
-        // SIGCHLD tells the rest.
+        // SIGCHLD tells the rest, unless the kernel holds it.
         late.kill_at = None;
+        late.expect_gone(now);
         let pid = late.pid;
         let seconds = START_TIMEOUT.as_secs();
         self.log.write(Level::Alert, &format!("worker process {pid} was not ready within {seconds} seconds"));
@@ -187,6 +188,8 @@ impl<P: Program> Master<P> {
         while let Some(position) = self.workers.iter().position(|worker| worker.gone_at.is_some_and(|at| at <= now)) {
             let worker = self.workers.remove(position);
             let (pid, seconds) = (worker.pid, END_TIMEOUT.as_secs());
+            // If it is not the kernel that holds it, that ends it. It was not reaped: the number is still its own.
+            self.kill(pid, rustix::process::Signal::KILL);
             let held = match held_threads(pid) {
                 names if names.is_empty() => String::new(),
                 names => format!(

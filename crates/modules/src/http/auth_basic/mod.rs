@@ -102,7 +102,7 @@ fn warning(path: &Path, word: &Word) -> Option<Diagnostic> {
     let error = path.metadata().err()?;
     let is_missing = matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     let message = || format!("there is no \"{}\" {}", path.display(), OsErrorText(&error));
-    let hint = "as long as there is no such file, requests get 403";
+    let hint = "where auth_basic is on, requests get 403 as long as there is no such file";
     is_missing.then(|| Diagnostic::warn(message()).at(word.span).hint(hint))
 }
 

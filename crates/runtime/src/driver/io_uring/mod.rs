@@ -445,6 +445,7 @@ impl IoUring {
             self.sweep.armed.update(|armed| armed - 1);
             self.buffers_missed.update(|count| count + u64::from(completion.result == -libc::ENOBUFS));
         }
+        let mut is_broken_off = false;
         // A slot outlives its operations, so this is not expected; a buffer goes back nevertheless.
         if let Some(connection) = connections.get_mut(key) {
             if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
@@ -461,6 +462,11 @@ impl IoUring {
             };
             connection.handle(op, completion, bytes, terms);
             if let Some(sent) = connection.take_owned() {
+                // Part of an answer is missing for good, and nobody else might say so.
+                if let Some(Err(errno)) = sent.result {
+                    connection.break_off(errno);
+                    is_broken_off = true;
+                }
                 self.keep(sent);
             }
         }
@@ -471,7 +477,7 @@ impl IoUring {
         let Some(connection) = connections.get_mut(key) else {
             return;
         };
-        if connection.is_closing && connection.sending.is_none() {
+        if connection.is_closing && connection.socket.is_some() && connection.sending.is_none() {
             drop(connections);
             return self.close(key);
         }
@@ -482,7 +488,7 @@ impl IoUring {
             drop((sending, removed));
             return;
         }
-        let wakers = connection.take_wakers(op);
+        let wakers = if is_broken_off { connection.take_all_wakers() } else { connection.take_wakers(op) };
         if !connection.wanted.is_empty() {
             self.request_wanted(key, connection);
         }
