@@ -159,7 +159,8 @@ impl SmallDisk {
         fs::create_dir_all(&mount_point).map_err(fault)?;
         let mut disk = SmallDisk { image, device: String::new(), mount_point, is_mounted: false };
         let path = disk.image.display().to_string();
-        run(&["mkfs.ext4", "-q", "-F", &path])?;
+        // An inode for each block: it may be for small files only.
+        run(&["mkfs.ext4", "-q", "-F", "-i", "4096", &path])?;
         // Directly, so that the image is not in memory a second time.
         disk.device = run(&["losetup", "--find", "--show", "--direct-io=on", &path])?.trim().to_owned();
         disk.mount()?;
