@@ -26,11 +26,12 @@ mod listeners;
 mod operation;
 mod posts;
 mod ring;
+mod spares;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -41,7 +42,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::buffers::Buffers;
-use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms};
+use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms, Transit};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::listeners::Listeners;
@@ -51,6 +52,7 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
+use self::spares::Spares;
 use super::direct::{
     OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, receive_datagram, send, send_datagram,
     send_now,
@@ -67,9 +69,6 @@ use crate::slots::{Key, Slots};
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
 /// hold up what is queued behind.
 const QUEUED_SEND_MAX: usize = 32 * 1024;
-
-/// How many unused [`Sending`]s are kept.
-const SENDINGS_KEPT_MAX: usize = 64;
 
 /// Sockets that the call at the end of a turn closes at most: as many as a turn has polls.
 const CLOSES_MAX: usize = 512;
@@ -97,9 +96,9 @@ pub(crate) struct IoUring {
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
-    /// Not dropped before reuse: they keep the allocations of a send.
-    #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
-    sendings: RefCell<Vec<Box<Sending>>>,
+    /// With the allocations of a send.
+    sendings: Spares<Sending>,
+    transits: Spares<Transit>,
     tickets: Cell<u32>,
     posts: RefCell<Posts>,
     /// The kernel carries posted sends out while it takes them.
@@ -162,7 +161,8 @@ impl IoUring {
             file_reads: FileReads::new(),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
-            sendings: RefCell::new(Vec::new()),
+            sendings: Spares::new(),
+            transits: Spares::new(),
             tickets: Cell::new(OWNED),
             posts: RefCell::default(),
             may_post: Cell::new(can_skip_success),
@@ -274,7 +274,8 @@ impl IoUring {
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
         }
         self.request(key, connection, op);
-        let displaced = if is_read { connection.reader.park(cx.waker()) } else { connection.writer.park(cx.waker()) };
+        let waiter = if is_read { &mut connection.reader } else { &mut connection.transit(&self.transits).writer };
+        let displaced = waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -284,41 +285,44 @@ impl IoUring {
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let received = &mut connection.received;
+        let Transit { received, receive_error, .. } = &mut **connection.transit.as_mut()?;
         let count = received.len().min(max);
-        if count == 0 {
-            return connection.receive_error.take().map(|errno| Err(errno.into()));
-        }
-        if count == received.len() && into.is_empty() {
+        let taken = if count == 0 {
+            receive_error.take().map(|errno| Err(errno.into()))
+        } else if count == received.len() && into.is_empty() {
             *into = std::mem::take(received);
-            return Some(Ok(count));
-        }
-        let appended = into.append(&received.readable()[..count]);
-        if appended.is_ok() {
-            received.consume(count);
-        }
-        Some(appended.map(|()| count))
+            Some(Ok(count))
+        } else {
+            let appended = into.append(&received.readable()[..count]);
+            if appended.is_ok() {
+                received.consume(count);
+            }
+            Some(appended.map(|()| count))
+        };
+        connection.rest(&self.transits);
+        taken
     }
 
     /// What became of the send in flight: `None` if there is none and `out` is to be sent.
     fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let Some(sending) = &mut connection.sending else {
+        let Some(sending) = connection.sending() else {
             out.forget_loan();
             return None;
         };
         let Some(result) = sending.result.take() else {
-            let displaced = connection.writer.park(cx.waker());
+            let displaced = connection.transit(&self.transits).writer.park(cx.waker());
             drop(connections);
             drop(displaced);
             return Some(Poll::Pending);
         };
-        let mut sending = connection.sending.take().expect("looked at above");
+        let mut sending = connection.take_sending().expect("looked at above");
         let sent = result.unwrap_or(0);
         sending.output.consume(sent);
         // A short send has filled the socket.
         connection.writable = sent == sending.offered || connection.hung_up;
+        connection.rest(&self.transits);
         let is_own = out.take_back(sending.ticket, &mut sending.output);
         drop(connections);
         self.keep(sending);
@@ -343,13 +347,14 @@ impl IoUring {
         }
         let ticket = self.tickets.get().wrapping_add(1).max(OWNED + 1);
         self.tickets.set(ticket);
-        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
+        let mut sending = self.sendings.take();
         sending.ticket = ticket;
         sending.offered = out.len_bytes();
         sending.output = out.lend(ticket);
-        connection.sending = Some(sending);
+        let transit = connection.transit(&self.transits);
+        transit.sending = Some(sending);
+        let displaced = transit.writer.park(cx.waker());
         self.request(key, connection, Op::Send);
-        let displaced = connection.writer.park(cx.waker());
         drop(connections);
         drop(displaced);
         true
@@ -358,10 +363,7 @@ impl IoUring {
     fn keep(&self, mut sending: Box<Sending>) {
         sending.output = Output::new();
         sending.result = None;
-        let mut sendings = self.sendings.borrow_mut();
-        if sendings.len() < SENDINGS_KEPT_MAX {
-            sendings.push(sending);
-        }
+        self.sendings.keep(sending);
     }
 
     /// Turns to idle connections; returns how long to wait.
@@ -460,11 +462,11 @@ impl IoUring {
                 (Some(number), Some(buffers)) => buffers.bytes(number, length),
                 _ => &[],
             };
-            connection.handle(op, completion, bytes, terms);
+            connection.handle(op, completion, bytes, terms, &self.transits);
             if let Some(sent) = connection.take_owned() {
                 // Part of an answer is missing for good, and nobody else might say so.
                 if let Some(Err(errno)) = sent.result {
-                    connection.break_off(errno);
+                    connection.break_off(errno, &self.transits);
                     is_broken_off = true;
                 }
                 self.keep(sent);
@@ -477,12 +479,12 @@ impl IoUring {
         let Some(connection) = connections.get_mut(key) else {
             return;
         };
-        if connection.is_closing && connection.socket.is_some() && connection.sending.is_none() {
+        if connection.is_closing && connection.socket.is_some() && connection.sending().is_none() {
             drop(connections);
             return self.close(key);
         }
         if connection.socket.is_none() {
-            let sending = connection.sending.take_if(|_| !connection.in_flight.has(Op::Send));
+            let sending = connection.take_sending_of_ours();
             let removed = connection.in_flight.is_empty().then(|| connections.remove(key));
             drop(connections);
             drop((sending, removed));
@@ -492,6 +494,7 @@ impl IoUring {
         if !connection.wanted.is_empty() {
             self.request_wanted(key, connection);
         }
+        connection.rest(&self.transits);
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
@@ -517,7 +520,7 @@ impl IoUring {
                     && !connection.in_flight.has(Op::Recv)
                     && !connection.in_flight.has(Op::Send)
                 {
-                    return match &connection.sending {
+                    return match connection.sending() {
                         Some(sending) if sending.result != Some(Ok(sending.offered)) => Err(send_under_way()),
                         _ => Ok(()),
                     };
@@ -570,10 +573,9 @@ impl IoUring {
         connection.wanted = Ops::default();
         let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
         let wakers = connection.take_all_wakers();
-        let received = std::mem::take(&mut connection.received);
+        let received = connection.transit.as_mut().map(|transit| std::mem::take(&mut transit.received));
+        let sending = connection.take_sending_of_ours();
         let in_flight = connection.in_flight;
-        // One that was not submitted yet, or has completed, is nobody's memory but ours.
-        let sending = connection.sending.take_if(|_| !in_flight.has(Op::Send));
         let removed = in_flight.is_empty().then(|| connections.remove(key));
         drop(connections);
         drop((wakers, received, sending, removed));
@@ -627,6 +629,11 @@ impl Driver for IoUring {
         self.release(key).ok().map(|released| released.socket)
     }
 
+    fn descriptor(&self, key: Key) -> RawFd {
+        let mut connections = self.connections.borrow_mut();
+        connections.get_mut(key).expect("an open stream owns its slot").socket().as_raw_fd()
+    }
+
     fn release(&self, key: Key) -> io::Result<Released> {
         if let Some(connection) = self.connections.borrow_mut().get_mut(key) {
             self.send_posted(key, connection, false);
@@ -635,7 +642,9 @@ impl Driver for IoUring {
         let (received, error) = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
-            (std::mem::take(&mut connection.received), connection.receive_error.take())
+            let received =
+                |transit: &mut Box<Transit>| (std::mem::take(&mut transit.received), transit.receive_error.take());
+            connection.transit.as_mut().map(received).unwrap_or_default()
         };
         let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
         self.cancel(key, in_flight);
@@ -746,7 +755,7 @@ impl Driver for IoUring {
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if connection.sending.is_some() || !connection.writable {
+        if connection.sending().is_some() || !connection.writable {
             return Ok(0);
         }
         if connection.is_on_ring {
@@ -794,7 +803,7 @@ impl Driver for IoUring {
         if !connection.in_flight.has(Op::HungUp) {
             self.request(key, connection, Op::HungUp);
         }
-        let displaced = connection.closed_waiter.park(cx.waker());
+        let displaced = connection.transit(&self.transits).closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -956,7 +965,7 @@ impl Drop for IoUring {
         }
         if !is_over {
             // The kernel may still read what is being sent, and fill buffers.
-            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
+            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.take_sending()));
             std::mem::forget(self.buffers.borrow_mut().take());
         }
     }
