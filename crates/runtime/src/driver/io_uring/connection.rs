@@ -27,7 +27,6 @@ use rustix::io::Errno;
 use super::buffers::GROUP;
 use super::operation::{Op, Ops, push_cancel, user_data};
 use super::ring::{Completion, Ring};
-use super::spares::Spares;
 use crate::buffer::Buffer;
 use crate::driver::Fresh;
 use crate::driver::direct::Share;
@@ -75,11 +74,12 @@ pub(super) struct Connection {
     pub reads: Share,
     pub writes: Share,
     pub reader: Parked,
-    /// None while nothing is on its way.
+    /// None of an idle connection.
     pub transit: Option<Box<Transit>>,
 }
 
-/// What a connection has only while something is on its way. The driver keeps spare ones.
+/// What a connection has only while something is on its way. It stays for as long as a receive is in flight, so that no
+/// request allocates one, and so goes when the connection has been idle for some seconds.
 #[derive(Default)]
 pub(super) struct Transit {
     /// What the ring has received, until the reader takes it.
@@ -163,15 +163,13 @@ impl Connection {
     }
 
     /// The place for what is on its way.
-    pub fn transit(&mut self, spares: &Spares<Transit>) -> &mut Transit {
-        self.transit.get_or_insert_with(|| spares.take())
+    pub fn transit(&mut self) -> &mut Transit {
+        self.transit.get_or_insert_default()
     }
 
-    /// Gives the place for what is on its way back if nothing is.
-    pub fn rest(&mut self, spares: &Spares<Transit>) {
-        if let Some(transit) = self.transit.take_if(|transit| transit.is_empty()) {
-            spares.keep(transit);
-        }
+    /// Drops the place for what is on its way if nothing is.
+    pub fn drop_empty_transit(&mut self) {
+        self.transit.take_if(|transit| transit.is_empty());
     }
 
     pub fn sending(&mut self) -> Option<&mut Sending> {
@@ -244,7 +242,7 @@ impl Connection {
     }
 
     /// Notes what a completion says, and what is wanted because of it.
-    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms, spares: &Spares<Transit>) {
+    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
         let goes_on = cqueue::more(completion.flags);
         if !goes_on {
             self.in_flight.remove(op);
@@ -260,7 +258,7 @@ impl Connection {
                     || bytes.len() == terms.buffer_bytes
                     || self.receive != Receive::Single
                     || self.hung_up;
-                self.handle_received(result, bytes, goes_on, may_have_more, spares);
+                self.handle_received(result, bytes, goes_on, may_have_more);
             }
             Op::Send => {
                 if let Some(sending) = self.sending() {
@@ -287,14 +285,7 @@ impl Connection {
         }
     }
 
-    fn handle_received(
-        &mut self,
-        result: Result<usize, Errno>,
-        bytes: &[u8],
-        goes_on: bool,
-        may_have_more: bool,
-        spares: &Spares<Transit>,
-    ) {
+    fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
         match result {
             // The end: there to be found again.
             Ok(0) => (self.readable, self.hung_up) = (true, true),
@@ -302,7 +293,7 @@ impl Connection {
                 (self.is_on_ring, self.has_received) = (true, true);
                 // What comes next is the kernel's to receive as long as this goes on.
                 self.readable = !goes_on && may_have_more;
-                let received = &mut self.transit(spares).received;
+                let received = &mut self.transit().received;
                 received.append_past_limit(bytes);
                 if received.len() > UNREAD_MAX {
                     self.end_receive(Receive::Ending);
@@ -317,15 +308,15 @@ impl Connection {
                 self.readable = true;
             }
             Err(errno) => {
-                self.transit(spares).receive_error = Some(errno);
+                self.transit().receive_error = Some(errno);
                 (self.readable, self.hung_up) = (true, true);
             }
         }
     }
 
     /// Nothing can be sent any more: whoever reads next is told, after what has been received.
-    pub fn break_off(&mut self, errno: Errno, spares: &Spares<Transit>) {
-        self.transit(spares).receive_error.get_or_insert(errno);
+    pub fn break_off(&mut self, errno: Errno) {
+        self.transit().receive_error.get_or_insert(errno);
         (self.readable, self.writable, self.hung_up) = (true, true, true);
     }
 
@@ -437,8 +428,26 @@ mod tests {
     use super::*;
     use crate::slots::Slots;
 
+    const TERMS: Terms = Terms { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
+
+    fn completion(result: i32, goes_on: bool) -> Completion {
+        // `IORING_CQE_F_MORE`.
+        Completion { user_data: 0, result, flags: if goes_on { 2 } else { 0 } }
+    }
+
     #[test]
     fn an_idle_connection_is_as_small_as_with_epoll() {
         assert_eq!(Slots::<Connection>::BYTES, 48);
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut connection = Connection::new(near.into(), Fresh::Accepted);
+        connection.receive = Receive::Multishot;
+        connection.in_flight.add(Op::Recv);
+        connection.handle(Op::Recv, &completion(5, true), b"hello", TERMS);
+        connection.drop_empty_transit();
+        assert_eq!(std::mem::take(&mut connection.transit().received).readable(), b"hello");
+        assert!(connection.end_receive(Receive::EndingIdle));
+        connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", TERMS);
+        connection.drop_empty_transit();
+        assert!(connection.transit.is_none() && connection.in_flight.is_empty());
     }
 }

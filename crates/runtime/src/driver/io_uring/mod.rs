@@ -26,7 +26,6 @@ mod listeners;
 mod operation;
 mod posts;
 mod ring;
-mod spares;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -52,7 +51,6 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use self::spares::Spares;
 use super::direct::{
     OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, receive_datagram, send, send_datagram,
     send_now,
@@ -69,6 +67,9 @@ use crate::slots::{Key, Slots};
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
 /// hold up what is queued behind.
 const QUEUED_SEND_MAX: usize = 32 * 1024;
+
+/// How many unused [`Sending`]s are kept.
+const SENDINGS_KEPT_MAX: usize = 64;
 
 /// Sockets that the call at the end of a turn closes at most: as many as a turn has polls.
 const CLOSES_MAX: usize = 512;
@@ -96,9 +97,9 @@ pub(crate) struct IoUring {
     /// What to look at when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
-    /// With the allocations of a send.
-    sendings: Spares<Sending>,
-    transits: Spares<Transit>,
+    /// Not dropped before reuse: they keep the allocations of a send.
+    #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
+    sendings: RefCell<Vec<Box<Sending>>>,
     tickets: Cell<u32>,
     posts: RefCell<Posts>,
     /// The kernel carries posted sends out while it takes them.
@@ -161,8 +162,7 @@ impl IoUring {
             file_reads: FileReads::new(),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
-            sendings: Spares::new(),
-            transits: Spares::new(),
+            sendings: RefCell::new(Vec::new()),
             tickets: Cell::new(OWNED),
             posts: RefCell::default(),
             may_post: Cell::new(can_skip_success),
@@ -274,7 +274,7 @@ impl IoUring {
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
         }
         self.request(key, connection, op);
-        let waiter = if is_read { &mut connection.reader } else { &mut connection.transit(&self.transits).writer };
+        let waiter = if is_read { &mut connection.reader } else { &mut connection.transit().writer };
         let displaced = waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
@@ -287,20 +287,18 @@ impl IoUring {
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         let Transit { received, receive_error, .. } = &mut **connection.transit.as_mut()?;
         let count = received.len().min(max);
-        let taken = if count == 0 {
-            receive_error.take().map(|errno| Err(errno.into()))
-        } else if count == received.len() && into.is_empty() {
+        if count == 0 {
+            return receive_error.take().map(|errno| Err(errno.into()));
+        }
+        if count == received.len() && into.is_empty() {
             *into = std::mem::take(received);
-            Some(Ok(count))
-        } else {
-            let appended = into.append(&received.readable()[..count]);
-            if appended.is_ok() {
-                received.consume(count);
-            }
-            Some(appended.map(|()| count))
-        };
-        connection.rest(&self.transits);
-        taken
+            return Some(Ok(count));
+        }
+        let appended = into.append(&received.readable()[..count]);
+        if appended.is_ok() {
+            received.consume(count);
+        }
+        Some(appended.map(|()| count))
     }
 
     /// What became of the send in flight: `None` if there is none and `out` is to be sent.
@@ -312,7 +310,7 @@ impl IoUring {
             return None;
         };
         let Some(result) = sending.result.take() else {
-            let displaced = connection.transit(&self.transits).writer.park(cx.waker());
+            let displaced = connection.transit().writer.park(cx.waker());
             drop(connections);
             drop(displaced);
             return Some(Poll::Pending);
@@ -322,7 +320,6 @@ impl IoUring {
         sending.output.consume(sent);
         // A short send has filled the socket.
         connection.writable = sent == sending.offered || connection.hung_up;
-        connection.rest(&self.transits);
         let is_own = out.take_back(sending.ticket, &mut sending.output);
         drop(connections);
         self.keep(sending);
@@ -347,11 +344,11 @@ impl IoUring {
         }
         let ticket = self.tickets.get().wrapping_add(1).max(OWNED + 1);
         self.tickets.set(ticket);
-        let mut sending = self.sendings.take();
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
         sending.ticket = ticket;
         sending.offered = out.len_bytes();
         sending.output = out.lend(ticket);
-        let transit = connection.transit(&self.transits);
+        let transit = connection.transit();
         transit.sending = Some(sending);
         let displaced = transit.writer.park(cx.waker());
         self.request(key, connection, Op::Send);
@@ -363,7 +360,10 @@ impl IoUring {
     fn keep(&self, mut sending: Box<Sending>) {
         sending.output = Output::new();
         sending.result = None;
-        self.sendings.keep(sending);
+        let mut sendings = self.sendings.borrow_mut();
+        if sendings.len() < SENDINGS_KEPT_MAX {
+            sendings.push(sending);
+        }
     }
 
     /// Turns to idle connections; returns how long to wait.
@@ -462,11 +462,11 @@ impl IoUring {
                 (Some(number), Some(buffers)) => buffers.bytes(number, length),
                 _ => &[],
             };
-            connection.handle(op, completion, bytes, terms, &self.transits);
+            connection.handle(op, completion, bytes, terms);
             if let Some(sent) = connection.take_owned() {
                 // Part of an answer is missing for good, and nobody else might say so.
                 if let Some(Err(errno)) = sent.result {
-                    connection.break_off(errno, &self.transits);
+                    connection.break_off(errno);
                     is_broken_off = true;
                 }
                 self.keep(sent);
@@ -494,7 +494,9 @@ impl IoUring {
         if !connection.wanted.is_empty() {
             self.request_wanted(key, connection);
         }
-        connection.rest(&self.transits);
+        if !cqueue::more(completion.flags) {
+            connection.drop_empty_transit();
+        }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
@@ -803,7 +805,7 @@ impl Driver for IoUring {
         if !connection.in_flight.has(Op::HungUp) {
             self.request(key, connection, Op::HungUp);
         }
-        let displaced = connection.transit(&self.transits).closed_waiter.park(cx.waker());
+        let displaced = connection.transit().closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending

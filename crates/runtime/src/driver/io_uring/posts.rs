@@ -164,11 +164,11 @@ impl IoUring {
         // The bytes count as sent already, so they are kept even where the worker's memory for buffers is exhausted.
         let mut kept = Buffer::new();
         kept.append_past_limit(rest);
-        let mut sending = self.sendings.take();
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
         sending.ticket = OWNED;
         sending.offered = rest.len();
         sending.output.push_lease(kept.take_lease().expect("there is a rest"));
-        connection.transit(&self.transits).sending = Some(sending);
+        connection.transit().sending = Some(sending);
         self.request(key, connection, Op::Send);
     }
 
@@ -245,7 +245,7 @@ impl IoUring {
             // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for the
             // receive in flight, and some kernels forget an end that came right behind data (liburing's issue 1549).
             Err(_) => {
-                connection.break_off(Errno::from_raw_os_error(-result), &self.transits);
+                connection.break_off(Errno::from_raw_os_error(-result));
                 let wakers = connection.take_all_wakers();
                 drop(connections);
                 return wakers.into_iter().flatten().for_each(Waker::wake);
