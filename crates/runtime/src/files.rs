@@ -647,12 +647,16 @@ impl File {
 
     /// A piece has been sent, and that was so quick that it must have been in memory.
     pub fn note_sent(&self, offset: u64, length: usize) {
-        self.with_knowledge(|knowledge| self.note_resident(knowledge, offset, length));
+        if let Some((pages, now)) = self.not_noted(offset, length) {
+            self.with_knowledge(|knowledge| self.note_resident(knowledge, pages, now));
+        }
     }
 
     /// So many bytes of those that were asked for were found in memory; the part where the rest begins is not.
     pub(crate) fn note_found(&self, knowledge: &Knowledge, offset: u64, asked: usize, found: usize) {
-        self.note_resident(knowledge, offset, found);
+        if let Some((pages, now)) = self.not_noted(offset, found) {
+            self.note_resident(knowledge, pages, now);
+        }
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
             self.forget(knowledge, end);
@@ -665,18 +669,22 @@ impl File {
         self.shared.seen.forget();
     }
 
-    fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
-        if length > 0 {
-            let (now, pages) = (now_anywhere(), pages_of(offset, length as u64));
-            // In this very tick that was done already.
-            if !self.shared.seen.covers(&pages, now, 0) {
-                let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
-                // With what was sent before, a part may be whole.
-                let seen = self.shared.seen.note(pages, 0, now);
-                for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
-                    knowledge.residency.note(self.shared.hash, granule, now);
-                }
-            }
+    /// The pages of a piece that was found in memory, and the time, unless that was noted in this very tick.
+    #[inline]
+    fn not_noted(&self, offset: u64, length: usize) -> Option<(Range<u64>, Moment)> {
+        if length == 0 {
+            return None;
+        }
+        let (pages, now) = (pages_of(offset, length as u64), now_anywhere());
+        (!self.shared.seen.covers(&pages, now, 0)).then_some((pages, now))
+    }
+
+    fn note_resident(&self, knowledge: &Knowledge, pages: Range<u64>, now: Moment) {
+        let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
+        // With what was sent before, a part may be whole.
+        let seen = self.shared.seen.note(pages, 0, now);
+        for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
+            knowledge.residency.note(self.shared.hash, granule, now);
         }
     }
 
