@@ -9,6 +9,7 @@
 //!               └ deadlines    of whatever has one, in mod.rs
 //!
 //!   workers.rs   worker processes: started, ready, dead, started again
+//!   ending.rs    worker processes that the kernel holds
 //!   reload.rs    a new configuration: built by a helper, taken over by the worker process
 //!   logs.rs      log files, opened again
 //!   stop.rs      worker processes leave, and the master ends
@@ -17,6 +18,7 @@
 //! It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid file, log files on USR1)
 //! is local and small.
 
+mod ending;
 mod links;
 mod logs;
 mod reload;
