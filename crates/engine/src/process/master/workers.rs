@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
 use super::Master;
+use super::ending::Ending;
 use super::reload::Reload;
 use crate::process::bundle::Bundle;
 use crate::process::errors::{Level, Report, errno_text, say};
@@ -40,8 +41,7 @@ pub(super) struct WorkerProcess {
     pub replace_at: Option<Instant>,
     /// Until when it has to be ready.
     pub kill_at: Option<Instant>,
-    /// It ends: from then on it counts as gone even if the kernel has not said so.
-    pub gone_at: Option<Instant>,
+    pub ending: Option<Ending>,
     pub phase: WorkerPhase,
     pub since: Instant,
 }
@@ -91,7 +91,7 @@ impl<P: Program> Master<P> {
         let link = sent.is_ok().then_some(link);
         let since = Instant::now();
         let kill_at = Some(since + START_TIMEOUT);
-        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, gone_at: None, phase: WorkerPhase::Starting, since })
+        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, phase: WorkerPhase::Starting, since })
     }
 
     pub(super) fn serving_worker(&self) -> Option<&WorkerProcess> {
@@ -174,18 +174,10 @@ impl<P: Program> Master<P> {
             (Some(_), _, _) => "worker process",
             (None, true, _) => "reload helper",
             (None, false, true) => "new binary process",
-            // A helper that has done its work, or a stranger.
-            (None, false, false) => return,
+            // Or a helper that has done its work, or a stranger.
+            (None, false, false) => return self.take_leave_of_held(pid, status),
         };
-        match (status.terminating_signal(), status.exit_status()) {
-            (Some(signal), _) => {
-                let core = if libc::WCOREDUMP(status.as_raw()) { " (core dumped)" } else { "" };
-                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}"));
-            }
-            (None, code) => {
-                self.log.write(Level::Notice, &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)));
-            }
-        }
+        self.log_exit(name, pid, status);
         if is_helper {
             self.reject(Report::new(
                 Level::Emerg,
@@ -201,6 +193,18 @@ impl<P: Program> Master<P> {
         } else if let Some(position) = position {
             let worker = self.workers.remove(position);
             self.handle_worker_exit(&worker);
+        }
+    }
+
+    pub(super) fn log_exit(&self, name: &str, pid: Pid, status: WaitStatus) {
+        match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => {
+                let core = if libc::WCOREDUMP(status.as_raw()) { " (core dumped)" } else { "" };
+                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}"));
+            }
+            (None, code) => {
+                self.log.write(Level::Notice, &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)));
+            }
         }
     }
 
