@@ -14,7 +14,7 @@ use std::time::Duration;
 use gale_runtime::watch::{self, PathWatch};
 use gale_runtime::{Device, File, FileMetadata, OpenFlags, default_pool, files};
 
-use super::entry::{BODY_MAX, Body, Entry, Found, Held, Kept, target_of};
+use super::entry::{BODY_MAX, Body, DESCRIPTORS, Entry, Found, Kept, target_of};
 use super::table::{Keyed, Table};
 use super::{Contents, Opened, as_path, note_work};
 
@@ -69,7 +69,7 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
 /// Notes that a file was opened. When that happens often, it is kept from then on.
 pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
     let metadata = file.metadata();
-    let has_room = metadata.size <= BODY_MAX || metadata.size <= HELD_SIZE_MAX && Held::has_room();
+    let has_room = metadata.size <= BODY_MAX || metadata.size <= HELD_SIZE_MAX && !DESCRIPTORS.is_full();
     let may_be_kept = metadata.is_regular() && has_room && !file.waits_for_others();
     if !may_be_kept || !watch::is_possible() || !RECENT.note(hash, now) {
         return;
@@ -96,7 +96,7 @@ fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
         let Some(body) = read(&file, &metadata) else { return };
         (None, Some(body), None)
     } else {
-        let Some(held) = Held::take().filter(|_| metadata.size <= HELD_SIZE_MAX) else { return };
+        let Some(held) = DESCRIPTORS.take(1).filter(|_| metadata.size <= HELD_SIZE_MAX) else { return };
         (Some(file), None, Some(held))
     };
     let entry = Entry::new(path, hash, Found::File { file, metadata }, 0, now);
