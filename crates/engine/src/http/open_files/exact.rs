@@ -2,10 +2,12 @@
 //! descriptors, exactly as they are on disk.
 //!
 //! An entry is used only while the kernel has told of no change to anything on its path, and the kernel is asked whether it
-//! has told everything at each use: one call instead of open, fstat, read and close. A descriptor keeps a file system busy,
-//! and a deleted file's blocks, so few are held, of no very large files, and those for a second at most after the file has
-//! changed and for [`BELIEVED`] after the last request. What cannot be watched is not kept. (Changes of which the kernel does
-//! not tell, writes through a mapping that stays, show after [`BELIEVED`] at the latest.)
+//! has told everything at each use. For a body in memory that is one short call (how much is unread of what it tells) instead
+//! of open, fstat, read and close. A descriptor is looked at as well before anything is sent from it, so it saves opening and
+//! closing; and since it keeps a file system busy, and a deleted file's blocks, few are held, of no very large files, and those
+//! for a second at most after the file has changed and for [`BELIEVED`] after the last request. What cannot be watched is not
+//! kept. (Changes of which the kernel does not tell, writes through a mapping that stays, show in a body after [`BELIEVED`] at
+//! the latest, and in what is sent from a descriptor at once.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
