@@ -469,9 +469,13 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
     if !has_own_mounts(&format!("{}::nor_do_they_hold_up_what_comes_after_a_worker_that_died", driver.name())) {
         return;
     }
-    // One ends with a core dump, in which all threads have to take part.
-    let deaths = [(Signal::KILL, "within a second, "), (Signal::ABORT, "within a second, it dumps core, ")];
-    for ((signal, how), way) in deaths.into_iter().flat_map(|death| WAITING.map(|way| (death, way))) {
+    // One ends with a core dump, in which all threads have to take part. Then the file system ends, or the server does first.
+    let deaths = [
+        (Signal::KILL, "auto", "within a second, ", None),
+        (Signal::KILL, "off", "within a second, ", Some(Signal::TERM)),
+        (Signal::ABORT, "auto", "within a second, it dumps core, ", Some(Signal::QUIT)),
+    ];
+    for (signal, way, how, stop) in deaths {
         let Some(mounted) = fuse::FileSystem::mount() else {
             return eprintln!("skipped: no file system can be mounted here");
         };
@@ -489,10 +493,10 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         let configuration = server.directory.read("gale.conf");
         server.reload(&configuration.replace("200 quick", "200 again"));
         assert_eq!(server.get("/quick").text(), "again");
-        if way == "off" {
+        if let Some(stop) = stop {
             // The end of the server does not wait for it, either, and leaves the address to others.
-            let (address, end) = (server.directory.address(1), [Signal::TERM, Signal::QUIT]);
-            server.signal(end[usize::from(signal == Signal::KILL)]);
+            let address = server.directory.address(1);
+            server.signal(stop);
             assert!(server.wait_exited().success(), "{server}");
             drop(std::net::TcpListener::bind(address).expect("free"));
             drop(mounted);
