@@ -597,13 +597,16 @@ impl File {
                 if let Some(age) = age.filter(|&age| age <= BELIEVED_TICKS) {
                     oldest = oldest.max(age);
                 } else {
-                    // Where memory is short, either half of a part may have gone; so may others when it was read.
+                    // A byte at either end. The kernel brings in a part as runs of pages, as far as whoever read it wanted,
+                    // and evicts them as runs; so where a part is not there as a whole, one of its ends most often is not.
+                    // What neither tells of, a hole between them, is a wait that `watched` notices.
                     let is_there = !device.is_crowded(now) && self.probe(at)? && self.probe(part_end - 1)?;
                     count_event(if is_there { Event::Hit } else { Event::Miss });
                     if !is_there {
                         return Ok(false);
                     }
-                    // Nothing was learned of what the piece leaves of a part.
+                    // The ends are those of what the piece has of the part: of the rest nothing was learned, so only a
+                    // whole part is noted.
                     if self.is_whole_part(granule, &pages_of(at, part_end - at)) {
                         knowledge.residency.note(self.shared.hash, granule, now);
                     }
