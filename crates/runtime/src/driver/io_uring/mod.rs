@@ -12,8 +12,9 @@
 //! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll of
 //! the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so nothing is
 //! ever submitted for a descriptor that has been closed or given to another. User data is operation + generation + slot.
-//! The slot of a closed connection stays until its last operation has completed, and with it the memory of a send; a
-//! completion whose slot has gone is stale and finds nothing.
+//! The slot of a closed connection stays until its last operation has completed: it holds the memory of a send, repeats a
+//! cancellation that found nothing, and is what the end of a loop waits for. That no completion reaches the next owner of a
+//! slot does not depend on this: the generation sees to it. A completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
 //! and read with the next call; a multishot operation that the kernel ends is armed again.
@@ -26,6 +27,8 @@ mod listeners;
 mod operation;
 mod posts;
 mod ring;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
