@@ -137,6 +137,11 @@ impl Builder {
         make_confs(self.order.modules)
     }
 
+    /// A place for the settings of every module, made when a directive has something to write there.
+    pub fn no_confs(&self) -> Vec<Option<Conf>> {
+        self.order.modules.iter().map(|_| None).collect()
+    }
+
     /// The tables of all modules.
     pub fn tables(&self) -> Rc<Tables<Builder>> {
         Rc::clone(&self.tables)
@@ -156,7 +161,8 @@ impl Builder {
                 }
                 // The settings leave the builder while they are written, so that
                 // the row may use the builder, too.
-                let mut conf = self.confs(level)[found.owner].take().expect("a module with such rows has settings");
+                let conf = self.confs(level)[found.owner].take();
+                let mut conf = conf.unwrap_or_else(|| self.make_conf(found.owner));
                 let applied = store.apply(conf.as_mut(), self, statement);
                 self.confs(level)[found.owner] = Some(conf);
                 applied
@@ -167,6 +173,10 @@ impl Builder {
         }
         self.level = outer;
         self.place = outer_place;
+    }
+
+    fn make_conf(&self, owner: usize) -> Conf {
+        (self.order.modules[owner].conf.expect("a module with such rows has settings").make)()
     }
 
     fn confs(&mut self, level: Level) -> &mut Vec<Option<Conf>> {

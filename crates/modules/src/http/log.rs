@@ -570,8 +570,8 @@ mod tests {
     /// The settings of a scope after `merge` with that of its parent.
     fn merged(builder: &mut Builder, scope: u32, parent: Option<&Conf>) -> Conf {
         let confs = builder.http_mut().confs(ScopeId(scope));
-        let conf = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>()).unwrap();
-        let mut conf = std::mem::take(conf);
+        let conf = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>());
+        let mut conf = conf.map(std::mem::take).unwrap_or_default();
         merge(&mut conf, parent.map(|parent| parent as &dyn Any), builder).unwrap();
         conf
     }
