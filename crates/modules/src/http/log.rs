@@ -13,6 +13,7 @@
 //! before the logs that use it, as in nginx.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -102,7 +103,7 @@ struct Conf {
 struct Shared {
     formats: Vec<(BString, Arc<Format>)>,
     /// How lines for a file are gathered: a file has one buffer.
-    holds: Vec<(PathBuf, Gathering)>,
+    holds: HashMap<PathBuf, Gathering>,
 }
 
 /// How the lines for a file are gathered.
@@ -478,10 +479,10 @@ fn shared<'c>(conf: &'c mut Conf, builder: &'c mut Builder) -> &'c mut Shared {
 impl Shared {
     /// Notes how lines for this file are gathered; `false` if it was said otherwise before.
     fn agrees(&mut self, file: &DeferredLog, gathering: Gathering) -> bool {
-        match self.holds.iter().find(|(path, _)| path == file.path()) {
-            Some((_, known)) => *known == gathering,
+        match self.holds.get(file.path()) {
+            Some(known) => *known == gathering,
             None => {
-                self.holds.push((file.path().to_owned(), gathering));
+                self.holds.insert(file.path().to_owned(), gathering);
                 true
             }
         }
