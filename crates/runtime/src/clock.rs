@@ -77,8 +77,13 @@ pub(crate) const VIRTUAL_START_NANOS: u64 = 1_000_000_000;
 
 /// The time of the running loop, or, on a thread without one, that of the system's clock.
 pub(crate) fn now_anywhere() -> Moment {
-    Environment::try_with(|environment| environment.clock.now())
-        .unwrap_or_else(|| Moment(nanoseconds(ClockId::Monotonic)))
+    Environment::try_with(|environment| environment.clock.now()).unwrap_or_else(system_now)
+}
+
+/// The time of the system's clock at this very moment, whatever clock the loop has: to time a call.
+#[inline]
+pub(crate) fn system_now() -> Moment {
+    Moment(nanoseconds(ClockId::Monotonic))
 }
 
 pub(crate) struct Clock {
@@ -125,7 +130,7 @@ impl Clock {
     pub fn read(&self) -> u64 {
         match &self.virtual_nanos {
             Some(nanos) => nanos.get(),
-            None => nanoseconds(ClockId::Monotonic),
+            None => system_now().as_nanos(),
         }
     }
 

@@ -15,9 +15,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, system_now};
 use crate::residency::Residency;
 
 /// From so many outstanding reads on a device is crowded. A queue that is worth its name has room for dozens; those of loop
@@ -117,21 +117,20 @@ pub(crate) enum Verdict {
 }
 
 thread_local! {
-    static SUSPICIOUS_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+    static SUSPICIOUS_UNTIL: Cell<Moment> = const { Cell::new(Moment::from_nanos(0)) };
 }
 
 /// Calls something that should not wait, and judges whether it did.
 #[inline]
 pub(crate) fn watch<T>(call: impl FnOnce() -> T) -> (T, Verdict) {
-    let begun = Instant::now();
-    let suspicious_until = SUSPICIOUS_UNTIL.get();
-    let before = suspicious_until.filter(|&until| begun < until).map(|_| voluntary_switches());
+    let begun = system_now();
+    let before = (begun < SUSPICIOUS_UNTIL.get()).then(voluntary_switches);
     let result = call();
-    let ended = Instant::now();
+    let ended = system_now();
     if ended - begun <= LONG_CALL {
         return (result, Verdict::Quick);
     }
-    SUSPICIOUS_UNTIL.set(Some(ended + SUSPICION_TIME));
+    SUSPICIOUS_UNTIL.set(ended + SUSPICION_TIME);
     let has_waited = before.is_some_and(|before| voluntary_switches() > before);
     (result, if has_waited { Verdict::Waited } else { Verdict::Long })
 }
@@ -185,8 +184,8 @@ mod tests {
     fn a_call_that_waits_is_told_from_one_that_computes_once_there_is_suspicion() {
         let wait = || watch(|| std::thread::sleep(2 * LONG_CALL)).1;
         let compute = || {
-            let begun = Instant::now();
-            watch(|| while begun.elapsed() < 2 * LONG_CALL {}).1
+            let begun = system_now();
+            watch(|| while system_now() - begun < 2 * LONG_CALL {}).1
         };
         std::thread::spawn(move || {
             assert_eq!((compute(), compute()), (Verdict::Long, Verdict::Long));

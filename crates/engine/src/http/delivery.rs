@@ -157,6 +157,8 @@ pub struct Delivery {
     cold_piece: u64,
     /// The file cannot be sent so.
     sendfile_is_refused: bool,
+    /// Where in its file the last `sendfile` ended: what is left there goes the same way, however little it is.
+    sendfile_ended_at: Option<u64>,
 }
 
 impl Delivery {
@@ -271,6 +273,7 @@ impl Delivery {
                 if was_quick {
                     file.note_sent(begin, count);
                 }
+                self.sendfile_ended_at = Some(begin + count as u64);
                 count_piece(if is_blocking { Rung::Blocking } else { Rung::Sendfile }, count as u64);
                 piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
             }
@@ -288,8 +291,8 @@ impl Delivery {
 
     fn may_sendfile(&self, piece: &FilePiece) -> bool {
         let is_allowed = self.options.sendfile && !self.sendfile_is_refused;
-        let is_large = piece.length >= SENDFILE_MIN || self.options.way == ReadWay::Blocking;
-        is_allowed && is_large && self.direct(&piece.file).is_none()
+        let is_worth_it = piece.length >= SENDFILE_MIN || self.sendfile_ended_at == Some(piece.offset);
+        is_allowed && is_worth_it && self.direct(&piece.file).is_none()
     }
 
     fn direct(&self, file: &File) -> Option<u32> {
@@ -362,6 +365,25 @@ fn to_usize(length: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_sendfile_leaves_of_a_file_goes_the_same_way_however_little_it_is() {
+        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let goes_by_sendfile = |delivery: &mut Delivery, piece: &mut FilePiece| {
+            let in_memory = file.read_in_place(piece.offset, to_usize(piece.length), None);
+            in_memory.expect("the program is longer than that");
+            matches!(delivery.next(piece).expect("nothing fails"), Next::Sendfile(_))
+        };
+        let mut delivery = Delivery::new(FileOptions { sendfile: true, ..FileOptions::default() });
+        let mut piece = FilePiece { file: file.clone(), offset: 0, length: SENDFILE_MIN + 3000 };
+        assert!(goes_by_sendfile(&mut delivery, &mut piece));
+        let sent =
+            delivery.sendfile(&mut piece, SENDFILE_MIN + 3000, |_, _, _| Poll::Ready(Ok(to_usize(SENDFILE_MIN))));
+        assert!(matches!(sent, Poll::Ready(Ok(_))) && piece.length == 3000);
+        assert!(goes_by_sendfile(&mut delivery, &mut piece), "the rest");
+        let mut other = FilePiece { file: file.clone(), offset: 4096, length: 3000 };
+        assert!(!goes_by_sendfile(&mut delivery, &mut other), "as short, and not begun");
+    }
 
     #[test]
     fn a_failed_sendfile_is_the_connections_fault_only_where_sockets_fail_so() {
