@@ -26,6 +26,8 @@ with_each_driver!(
     a_broken_file_system_costs_only_who_asks_for_it,
     reads_that_never_end_hold_up_nobody_else,
     nor_do_they_hold_up_the_end_of_the_server,
+    nor_do_they_hold_up_what_comes_after_a_worker_that_died,
+    a_reload_goes_on_without_a_loop_that_waits_for_ever,
 );
 
 const SIZES: [usize; 7] = [0, 1, 4096, 65_535, 65_536, 300_001, 3 << 20];
@@ -431,23 +433,21 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
     server.end_with_alerts();
 }
 
+/// Two ways to wait for a file that hangs: a thread of a pool does, or a whole event loop.
+const WAITING: [&str; 2] = ["auto", "off"];
+
 /// What the kernel holds cannot be ended; but the server can do without.
 fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
     if !has_own_mounts(&format!("{}::nor_do_they_hold_up_the_end_of_the_server", driver.name())) {
         return;
     }
-    for signal in [Signal::TERM, Signal::QUIT] {
+    for (signal, way) in [Signal::TERM, Signal::QUIT].into_iter().flat_map(|signal| WAITING.map(|way| (signal, way))) {
         let Some(mounted) = fuse::FileSystem::mount() else {
             return eprintln!("skipped: no file system can be mounted here");
         };
-        let root = mounted.point();
-        let text = format!("listen %TCP%; {}", ways(root.to_str().expect("text")));
         // A graceful end waits for clients.
-        let setup = setup(driver, &text).replace("daemon off;", "daemon off; worker_shutdown_timeout 1s;");
-        let mut server = setup.start();
-        let mut client = server.connect();
-        client.send("GET /auto/hangs HTTP/1.1\r\nHost: h\r\n\r\n");
-        mounted.wait_hanging();
+        let mut server = hanging(driver, &mounted, "worker_shutdown_timeout 1s;").start();
+        let _client = ask_for_what_hangs(&server, &mounted, way);
         let (address, worker) = (server.directory.address(1), server.worker());
         server.signal(signal);
         assert!(server.wait_exited().success(), "{server}");
@@ -458,8 +458,92 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
             "{server}"
         );
         // Nobody listens any more, so another server can.
-        drop(std::net::TcpListener::bind(address).expect("free"));
+        drop(std::net::TcpListener::bind(address).unwrap_or_else(|error| panic!("{way}: {error}")));
         drop(mounted);
         server.assert_nothing_left();
     }
+}
+
+/// It is dead, and does not end; the kernel closes nothing that it had.
+fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
+    if !has_own_mounts(&format!("{}::nor_do_they_hold_up_what_comes_after_a_worker_that_died", driver.name())) {
+        return;
+    }
+    // One ends with a core dump, in which all threads have to take part. Then the file system ends, or the server does first.
+    let deaths = [
+        (Signal::KILL, "auto", "within a second, ", None),
+        (Signal::KILL, "off", "within a second, ", Some(Signal::TERM)),
+        (Signal::ABORT, "auto", "within a second, it dumps core, ", Some(Signal::QUIT)),
+    ];
+    for (signal, way, how, stop) in deaths {
+        let Some(mounted) = fuse::FileSystem::mount() else {
+            return eprintln!("skipped: no file system can be mounted here");
+        };
+        let mut server = hanging(driver, &mounted, "").start();
+        let _client = ask_for_what_hangs(&server, &mounted, way);
+        let worker = server.worker();
+        rustix::process::kill_process(worker, signal).expect("it runs");
+        let alert = server.wait_logged(&format!("worker process {worker} has died, and not ended "));
+        let (what, threads) = alert.split_once("the kernel holds its thread \"").expect("which");
+        assert!(what.ends_with(how) && threads.ends_with("a file system that does not answer; not waiting any longer"));
+        // Each by itself: of some the kernel tells loops of the dead process.
+        for _ in 0..4 {
+            assert_eq!(server.connect_tcp(1).get("/quick").text(), "quick");
+        }
+        let configuration = server.directory.read("gale.conf");
+        server.reload(&configuration.replace("200 quick", "200 again"));
+        assert_eq!(server.get("/quick").text(), "again");
+        if let Some(stop) = stop {
+            // The end of the server does not wait for it, either, and leaves the address to others.
+            let address = server.directory.address(1);
+            server.signal(stop);
+            assert!(server.wait_exited().success(), "{server}");
+            drop(std::net::TcpListener::bind(address).expect("free"));
+            drop(mounted);
+            server.assert_nothing_left();
+            continue;
+        }
+        drop(mounted);
+        server.wait_logged(&format!("worker process {worker} exited on signal {}", signal.as_raw()));
+        assert_eq!(server.get("/quick").text(), "again");
+        server.end(Signal::TERM);
+    }
+}
+
+/// With `aio off` whoever asks for the file holds up its loop: that is what it is there to show. Not the others.
+fn a_reload_goes_on_without_a_loop_that_waits_for_ever(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_reload_goes_on_without_a_loop_that_waits_for_ever", driver.name())) {
+        return;
+    }
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let mut server = hanging(driver, &mounted, "").start();
+    let mut client = ask_for_what_hangs(&server, &mounted, "off");
+    let configuration = server.directory.read("gale.conf");
+    server.reload(&configuration.replace("200 quick", "200 again"));
+    server.wait_logged("is stuck, going on without it");
+    for _ in 0..4 {
+        assert_eq!(server.get("/quick").text(), "again");
+    }
+    drop(mounted);
+    assert!(client.read_to_end().len() < fuse::SIZE);
+    for _ in 0..4 {
+        assert_eq!(server.get("/quick").text(), "again");
+    }
+    server.end_with_alerts();
+}
+
+/// A server for the files of a broken file system, on two addresses.
+fn hanging(driver: Driver, mounted: &fuse::FileSystem, more: &str) -> Setup {
+    let text = format!("listen %TCP%; {}", ways(mounted.point().to_str().expect("text")));
+    setup(driver, &text).replace("daemon off;", &format!("daemon off; {more}"))
+}
+
+/// A client that waits for ever; its request has reached the file system.
+fn ask_for_what_hangs(server: &Server, mounted: &fuse::FileSystem, way: &str) -> Client {
+    let mut client = server.connect();
+    client.send(format!("GET /{way}/hangs HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
+    mounted.wait_hanging();
+    client
 }

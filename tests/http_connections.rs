@@ -343,7 +343,6 @@ fn a_thousand_idle_connections_do_no_harm(driver: Driver) {
         return;
     }
     let server = one_worker(driver, 2 * COUNT, HELLO).start();
-    let descriptors = support::descriptors_of(server.worker());
     let mut idle: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();
     // Half of them were answered once, half have said nothing yet.
     idle[..COUNT / 2].iter_mut().for_each(assert_hello);
@@ -351,7 +350,8 @@ fn a_thousand_idle_connections_do_no_harm(driver: Driver) {
     let mut other = server.connect();
     (0..10).for_each(|_| assert_hello(&mut other));
     assert!((support::cpu_time(server.worker()) - time).as_millis() < 1000, "idle connections cost nothing");
-    assert!(support::descriptors_of(server.worker()) >= descriptors + COUNT);
+    // All of them are open. (How many descriptors there were before cannot be said: some are closed just after the start.)
+    assert!(support::descriptors_of(server.worker()) > COUNT);
     idle.iter_mut().for_each(assert_hello);
     drop(idle);
     server.stop();

@@ -107,9 +107,11 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
         "location /files/ { alias %DIR%/root/; } location /bare { alias %DIR%/root; } location = /exact { alias %DIR%/root/x; }
          location /slash { alias %DIR%/root/; } location /tried { alias %DIR%/root/; try_files $uri =404; }
          location /told { alias %DIR%/root/; try_files $uri /exact; }
+         location /meant { alias %DIR%/root/a/; try_files /meant/../x /meant../x ../x /exact; }
          location /index { alias %DIR%/root/; index gale.conf; autoindex on; gzip_static always; }
          location /rewritten { root %DIR%/root; rewrite ^/rewritten(.*)$ /$1 break; }",
     );
+    let setup = setup.file("root/a/y", "y");
     let server = setup.file("root/x", "x").file("root-beside/x", "beside").file("rootx", "glued").start();
     let mut client = server.connect();
     assert_eq!((ask(&mut client, "/files/x").text(), ask(&mut client, "/bare/x").text()), ("x", "x"));
@@ -132,6 +134,13 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     // Nor does it tell what is there.
     for target in ["/told../gale.conf", "/told../nothing"] {
         assert_eq!(ask(&mut client, target).text(), "x", "{target}");
+    }
+    // A name that the configuration itself gives leads nowhere, either, and is not what is found.
+    assert_eq!(ask(&mut client, "/meant").text(), "x");
+    for name in ["/../x", "../x"] {
+        server.wait_logged(&format!(
+            "unsafe path \"{name}\" was detected, client: unix:, server: , request: \"GET /meant "
+        ));
     }
     server.wait_logged("unsafe path \"../gale.conf\" was detected");
     server.wait_logged("unsafe path \"/../gale.conf\" was detected");

@@ -34,6 +34,7 @@ with_each_driver!(
     headers_are_added_for_the_usual_statuses_or_always,
     levels_inherit_fields_as_they_are_told,
     expires_says_how_long_answers_may_be_kept,
+    the_time_of_a_page_that_stands_for_another_is_not_told_and_counted_from,
     trailers_follow_the_body,
     hundreds_of_ranges_cost_no_more_than_the_whole,
     charsets_are_named_for_the_types_that_have_them,
@@ -526,9 +527,7 @@ fn headers_are_added_for_the_usual_statuses_or_always(driver: Driver) {
         assert_eq!(response.header("X-Usual"), is_usual.then_some(&*status.to_string()));
         assert_eq!(response.header("X-Always"), Some(&*format!("/{status}")));
         assert_eq!(response.header("ETag"), is_usual.then_some("\"tag\""));
-        // What has no content was not changed at any time, either.
-        let is_dated = is_usual && status != 204;
-        assert_eq!(response.header("Last-Modified"), is_dated.then_some("Sun, 09 Sep 2001 01:46:40 GMT"));
+        assert_eq!(response.header("Last-Modified"), is_usual.then_some("Sun, 09 Sep 2001 01:46:40 GMT"));
         assert_eq!(response.header("X-Empty"), None);
     }
     assert_eq!(server.get("/odd").header("Last-Modified"), Some("soon"));
@@ -592,6 +591,49 @@ fn expires_says_how_long_answers_may_be_kept(driver: Driver) {
     assert_eq!(both("/variable?e=60").1, "max-age=60");
     assert_eq!(both("/variable?e=nonsense"), texts("", ""));
     assert_eq!(both("/error"), texts("", ""));
+    server.stop();
+}
+
+fn the_time_of_a_page_that_stands_for_another_is_not_told_and_counted_from(driver: Driver) {
+    let locations = "root %DIR%/files; expires modified 1000000000;
+        location /201/ { error_page 404 =201 /page; }
+        location /204/ { error_page 404 =204 /page; }
+        location /301/ { error_page 404 =301 /page; }
+        location /304/ { error_page 404 =304 /page; }
+        location /404/ { error_page 404 /page; }
+        location /added/201/ { error_page 404 =201 /set; }
+        location /added/204/ { error_page 404 =204 /set; }
+        location /added/404/ { error_page 404 /set; }
+        location = /odd { alias %DIR%/files/page; add_header Last-Modified 'some day'; }
+        location = /set { alias %DIR%/files/page; add_header Last-Modified 'Mon, 28 Sep 1970 06:00:00 GMT' always;
+            add_header X-Sent [$sent_http_last_modified] always; }";
+    let server = Setup::server(driver, locations).file("files/page", "x").start();
+    let page = fs::File::options().write(true).open(server.directory.path().join("files/page")).unwrap();
+    page.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+    // As nginx answers.
+    let (own, set) = (Some("Sun, 09 Sep 2001 01:46:40 GMT"), Some("Mon, 28 Sep 1970 06:00:00 GMT"));
+    let expires = Some("Wed, 18 May 2033 03:33:20 GMT");
+    let expected = [
+        ("/page", 200, own, expires),
+        ("/201/x", 201, None, expires),
+        ("/204/x", 204, None, expires),
+        ("/301/x", 301, None, expires),
+        ("/304/x", 304, own, expires),
+        ("/404/x", 404, None, None),
+        ("/set", 200, set, expires),
+        ("/added/201/x", 201, set, expires),
+        ("/added/204/x", 204, set, expires),
+        ("/added/404/x", 404, set, None),
+        ("/odd", 200, Some("some day"), expires),
+    ];
+    for (path, status, modified, expires) in expected {
+        let response = server.get(path);
+        assert_eq!((response.status, response.header("Last-Modified")), (status, modified), "{path}");
+        assert_eq!(response.header("Expires"), expires, "{path}");
+        if modified == set {
+            assert_eq!(response.header("X-Sent"), Some("[Mon, 28 Sep 1970 06:00:00 GMT]"), "{path}");
+        }
+    }
     server.stop();
 }
 

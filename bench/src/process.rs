@@ -132,6 +132,11 @@ pub fn threads(processes: &[Process]) -> Threads {
     processes.iter().flat_map(|process| process.threads()).collect()
 }
 
+/// The name of the thread with this number; None when there is none.
+pub fn thread_name(id: u32) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned())
+}
+
 /// CPU time of all children of this program that have ended and been waited for; in ticks of 10 ms.
 pub fn ended_children_cpu_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();

@@ -1,9 +1,10 @@
 //! scaling: one worker against two: what does a request cost more when another worker is there?
 //!
 //! Both run on both cores with two clients, so that nothing differs but the number of workers. Waiting for locks shows as
-//! futex calls and as sleeps; shared cache lines would need counters of the processor, so they can only be suspected
-//! where CPU time grows without either. A second worker takes a share of the load, so that each waits more often and finds
-//! less when it wakes: nginx, whose workers share nothing, says how much of the growth is that.
+//! futex calls and as sleeps; the watchdog's, 200 a second in which it waits for the time, are not among the former. Shared
+//! cache lines would need counters of the processor, so they can only be suspected where CPU time grows without either. A
+//! second worker takes a share of the load, so that each waits more often and finds less when it wakes: nginx, whose
+//! workers share nothing, says how much of the growth is that.
 
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::client::ClientKind;
 use crate::options::Options;
 use crate::report::{self, Document, Spread, percent};
 use crate::servers::{Kind, Program};
-use crate::syscalls;
+use crate::syscalls::{self, Whose};
 
 const WORKERS: usize = 2;
 
@@ -24,7 +25,7 @@ struct Pair {
     two: Row,
     /// CPU time per request with two, divided by that with one, round by round.
     ratio: Spread,
-    /// Of two workers, in 1,000 requests; None where perf could not count.
+    /// Of two workers and not the watchdog, in 1,000 requests; None where perf could not count.
     futex_calls: Option<f64>,
 }
 
@@ -53,8 +54,8 @@ pub fn measure(options: &Options) -> Measured {
 
 const NOTES: &str = "\
 Server µs: CPU time per request, median (least – greatest); ratio: two workers to one, round by round. Sleeps: how often \
-a thread of the server waited, preempted: how often it was made to, futex: calls, each in 1,000 requests. Busiest: the \
-share of the busier one of two workers in their CPU time.\n";
+a thread of the server waited, preempted: how often it was made to, futex: calls of all but the watchdog, each in 1,000 \
+requests. Busiest: the share of the busier one of two workers in their CPU time.\n";
 
 fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<Vec<Pair>, String> {
     let (one, two) = (case.clone().on_all_cores(options, 1), case.clone().on_all_cores(options, WORKERS));
@@ -81,7 +82,7 @@ fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<
 
 fn futex_calls(options: &Options, case: &Case, program: &Program) -> Option<f64> {
     let counted = program.start(case.setting()).and_then(|server| {
-        let (calls, sample) = syscalls::count_with_perf(case, &server, &["futex"], options)?;
+        let (calls, sample) = syscalls::count_with_perf(case, &server, &["futex"], Whose::AllButWatchdog, options)?;
         let calls = calls.get("futex").ok_or("perf cannot count them")?;
         Ok(*calls as f64 * 1000.0 / sample.figures.requests as f64)
     });

@@ -18,7 +18,7 @@ use crate::Measured;
 use crate::case::{Case, Sample, WARM_UP_TIME, in_turn, measure_once};
 use crate::client::ClientKind;
 use crate::options::Options;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::report::{self, Document, Spread, percent};
 use crate::servers::{Program, Running, send_signal};
 
@@ -116,7 +116,7 @@ by strace are those of a server that is slowed down, and is seldom saturated.\n"
 fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Round, String> {
     let server = program.start(case.setting())?;
     measure_once(case, &server, WARM_UP_TIME, None)?;
-    let (calls, sample, counted_by) = match count_with_perf(case, &server, NAMES, options) {
+    let (calls, sample, counted_by) = match count_with_perf(case, &server, NAMES, Whose::Server, options) {
         Ok((calls, sample)) => (calls, sample, "perf"),
         Err(error) => {
             eprintln!("note: {}: without perf: {error}", server.label);
@@ -133,12 +133,40 @@ fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Roun
     })
 }
 
-/// The server's calls of these names during one run, and "other". perf counts those of the server's processes as long as
-/// the command that it starts, the client, lasts.
+/// Whose calls are counted.
+#[derive(Debug, Clone, Copy)]
+pub enum Whose {
+    /// Of all threads of the server.
+    Server,
+    /// Of those without the watchdog, which waits for the time and for nobody's lock.
+    AllButWatchdog,
+}
+
+impl Whose {
+    /// The arguments that tell perf.
+    fn arguments(self, server: &Running) -> [String; 2] {
+        let processes = server.root.tree();
+        match self {
+            Whose::Server => ["-p".to_owned(), ids_of(&processes).join(",")],
+            Whose::AllButWatchdog => {
+                let threads = process::threads(&processes).into_keys();
+                let is_wanted = |id: &u32| process::thread_name(*id).is_some_and(|name| name != WATCHDOG);
+                ["-t".to_owned(), threads.filter(is_wanted).map(|id| id.to_string()).collect::<Vec<_>>().join(",")]
+            }
+        }
+    }
+}
+
+/// The name of Gale's thread that looks at the loops.
+const WATCHDOG: &str = "watchdog";
+
+/// Calls of these names during one run, and "other". perf counts them as long as the command that it starts, the client,
+/// lasts.
 pub fn count_with_perf(
     case: &Case,
     server: &Running,
     names: &[&str],
+    whose: Whose,
     options: &Options,
 ) -> Result<(Calls, Sample), String> {
     let counts = scratch_file("perf");
@@ -146,7 +174,7 @@ pub fn count_with_perf(
     events.extend(names.iter().filter(|name| is_known(name)).map(|name| format!("{EVENT_ONE}{name}")));
     let mut command = Command::new("perf");
     command.args(["stat", "-x,", "-e", &events.join(","), "-o"]).arg(&counts);
-    command.args(["-p", &ids_of(&server.root.tree()).join(",")]);
+    command.args(whose.arguments(server));
     let sample = measure_once(case, server, options.run_time, Some(command));
     let text = fs::read_to_string(&counts).unwrap_or_default();
     let _ = fs::remove_file(&counts);

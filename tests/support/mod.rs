@@ -34,7 +34,7 @@ pub use directory::{Directory, Watch};
 pub use gate::{Gate, Task};
 pub use mounts::has_own_mounts;
 pub use processes::{
-    children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, proportional_memory, resident_memory,
+    anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, resident_memory,
     wait_ended,
 };
 

@@ -110,10 +110,10 @@ pub fn forget_peak_memory(pid: Pid) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("ours");
 }
 
-/// Memory of a process in bytes, its share of what others use too counted in part (PSS).
-pub fn proportional_memory(pid: Pid) -> u64 {
+/// What a process has allocated and written to, in bytes: without what it maps of files, which comes as it is looked at.
+pub fn anonymous_memory(pid: Pid) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
-    kib_of(&rollup, "Pss:") * 1024
+    kib_of(&rollup, "Anonymous:") * 1024
 }
 
 fn kib_of(text: &str, name: &str) -> u64 {

@@ -132,6 +132,10 @@ impl Program for Server {
         Ok(serving)
     }
 
+    fn look_for_connections(&self) {
+        gale_runtime::look_for_connections();
+    }
+
     fn finish(&self) {
         // Before the logs, in which the last tasks may have something to say.
         gale_runtime::stop_pools(POOLS_STOP_TIMEOUT);

@@ -40,6 +40,7 @@ impl Moment {
 impl Add<Duration> for Moment {
     type Output = Moment;
 
+    #[inline]
     fn add(self, duration: Duration) -> Moment {
         Moment(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }

@@ -127,7 +127,7 @@ pub(crate) fn watch<T>(call: impl FnOnce() -> T) -> (T, Verdict) {
     let before = (begun < SUSPICIOUS_UNTIL.get()).then(voluntary_switches);
     let result = call();
     let ended = system_now();
-    if ended - begun <= LONG_CALL {
+    if ended <= begun + LONG_CALL {
         return (result, Verdict::Quick);
     }
     SUSPICIOUS_UNTIL.set(ended + SUSPICION_TIME);

@@ -6,7 +6,7 @@
 //! One reader, one writer, and one waiter for the peer's leaving at a time per socket; the last to poll is woken.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -158,6 +158,9 @@ pub(crate) trait Driver {
 
     /// Gives the socket back, unregistered; `None` when the key is stale.
     fn detach(&self, key: Key) -> Option<OwnedFd>;
+
+    /// The socket's descriptor, which is the driver's.
+    fn descriptor(&self, key: Key) -> RawFd;
 
     /// As `detach`, with what has been received ahead of the reader, for an owner who goes on. Errors: when that cannot be
     /// told, or a send is under way; then the socket stays, to be closed.

@@ -9,6 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
@@ -31,7 +32,20 @@ pub(crate) const FOREIGN: u64 = (LOOPS_MAX as u64) << (64 - LOOP_BITS);
 
 /// Names a task: loop, slot and generation, the word of its waker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TaskId(u64);
+pub struct TaskId(
+    /// The complement of the word, because 0 is one: so that no task takes no room in a list.
+    NonZeroU64,
+);
+
+impl TaskId {
+    fn of(word: u64) -> TaskId {
+        TaskId(NonZeroU64::new(!word).expect("the last loop does not exist"))
+    }
+
+    fn word(self) -> u64 {
+        !self.0.get()
+    }
+}
 
 /// Starts `future` as a task of its own on the current loop.
 ///
@@ -152,11 +166,11 @@ impl Executor {
     fn spawn(&self, future: BoxedFuture) -> TaskId {
         if self.closed.get() {
             // The loop is being torn down: the future is dropped and its name finds nothing.
-            return TaskId(self.word(Key { index: INDEX_MASK, generation: 0 }));
+            return TaskId::of(self.word(Key { index: INDEX_MASK, generation: 0 }));
         }
         let key = self.insert(Some(future));
         self.wake(key);
-        TaskId(self.word(key))
+        TaskId::of(self.word(key))
     }
 
     fn insert(&self, future: Option<BoxedFuture>) -> Key {
@@ -166,8 +180,8 @@ impl Executor {
     }
 
     pub fn abort(&self, task: TaskId) {
-        if loop_of(task.0) == self.loop_index {
-            self.remove(key_of(task.0));
+        if loop_of(task.word()) == self.loop_index {
+            self.remove(key_of(task.word()));
         }
     }
 

@@ -597,13 +597,16 @@ impl File {
                 if let Some(age) = age.filter(|&age| age <= BELIEVED_TICKS) {
                     oldest = oldest.max(age);
                 } else {
-                    // Where memory is short, either half of a part may have gone; so may others when it was read.
+                    // A byte at either end. The kernel brings in a part as runs of pages, as far as whoever read it wanted,
+                    // and evicts them as runs; so where a part is not there as a whole, one of its ends most often is not.
+                    // What neither tells of, a hole between them, is a wait that `watched` notices.
                     let is_there = !device.is_crowded(now) && self.probe(at)? && self.probe(part_end - 1)?;
                     count_event(if is_there { Event::Hit } else { Event::Miss });
                     if !is_there {
                         return Ok(false);
                     }
-                    // Nothing was learned of what the piece leaves of a part.
+                    // The ends are those of what the piece has of the part: of the rest nothing was learned, so only a
+                    // whole part is noted.
                     if self.is_whole_part(granule, &pages_of(at, part_end - at)) {
                         knowledge.residency.note(self.shared.hash, granule, now);
                     }
@@ -647,12 +650,16 @@ impl File {
 
     /// A piece has been sent, and that was so quick that it must have been in memory.
     pub fn note_sent(&self, offset: u64, length: usize) {
-        self.with_knowledge(|knowledge| self.note_resident(knowledge, offset, length));
+        if let Some((pages, now)) = self.not_noted(offset, length) {
+            self.with_knowledge(|knowledge| self.note_resident(knowledge, pages, now));
+        }
     }
 
     /// So many bytes of those that were asked for were found in memory; the part where the rest begins is not.
     pub(crate) fn note_found(&self, knowledge: &Knowledge, offset: u64, asked: usize, found: usize) {
-        self.note_resident(knowledge, offset, found);
+        if let Some((pages, now)) = self.not_noted(offset, found) {
+            self.note_resident(knowledge, pages, now);
+        }
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
             self.forget(knowledge, end);
@@ -665,18 +672,22 @@ impl File {
         self.shared.seen.forget();
     }
 
-    fn note_resident(&self, knowledge: &Knowledge, offset: u64, length: usize) {
-        if length > 0 {
-            let (now, pages) = (now_anywhere(), pages_of(offset, length as u64));
-            // In this very tick that was done already.
-            if !self.shared.seen.covers(&pages, now, 0) {
-                let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
-                // With what was sent before, a part may be whole.
-                let seen = self.shared.seen.note(pages, 0, now);
-                for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
-                    knowledge.residency.note(self.shared.hash, granule, now);
-                }
-            }
+    /// The pages of a piece that was found in memory, and the time, unless that was noted in this very tick.
+    #[inline]
+    fn not_noted(&self, offset: u64, length: usize) -> Option<(Range<u64>, Moment)> {
+        if length == 0 {
+            return None;
+        }
+        let (pages, now) = (pages_of(offset, length as u64), now_anywhere());
+        (!self.shared.seen.covers(&pages, now, 0)).then_some((pages, now))
+    }
+
+    fn note_resident(&self, knowledge: &Knowledge, pages: Range<u64>, now: Moment) {
+        let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
+        // With what was sent before, a part may be whole.
+        let seen = self.shared.seen.note(pages, 0, now);
+        for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
+            knowledge.residency.note(self.shared.hash, granule, now);
         }
     }
 

@@ -88,7 +88,7 @@ pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
 pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
 pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
 pub use inbox::{Call, Remote, RemoteError};
-pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH};
+pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use memory::share_leases;
 pub use output::Output;
 pub use panics::{Panic, panic_count, set_panic_reporter};

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use crate::address::SocketAddress;
 use crate::driver::Fresh;
 use crate::environment::Environment;
+use crate::inbox;
 use crate::slots::Key;
 use crate::stream::Stream;
 use crate::watchdog::has_connection;
@@ -115,6 +116,12 @@ impl Listener {
     pub fn local_address(&self) -> io::Result<SocketAddress> {
         self.environment.driver.listener_address(&self.socket)
     }
+}
+
+/// Has every loop of this process look whether connections wait at sockets that it shares with others, of which the kernel may
+/// have told somebody who does not take them.
+pub fn look_for_connections() {
+    inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
 }
 
 /// Where a socket listens, if only this loop accepts from it.

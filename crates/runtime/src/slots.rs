@@ -67,6 +67,10 @@ enum Content<T> {
 }
 
 impl<T> Slots<T> {
+    /// What a value takes, for who counts bytes.
+    #[cfg(test)]
+    pub const BYTES: usize = size_of::<Entry<T>>();
+
     pub const fn new() -> Self {
         Slots { chunks: Vec::new(), open: Vec::new(), allocated: 0, occupied: 0 }
     }

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -24,9 +24,8 @@ use crate::slots::Key;
 /// A connected socket. Closed when dropped.
 pub struct Stream {
     environment: Rc<Environment>,
+    /// Of the driver's slot, which owns the socket for as long as this stream exists.
     key: Key,
-    /// Owned by the driver's slot, for as long as this stream exists.
-    descriptor: RawFd,
     /// What an earlier loop had received; comes before all else.
     ahead: Cell<Option<Box<Ahead>>>,
 }
@@ -69,9 +68,8 @@ impl Detached {
 
 impl Stream {
     pub(crate) fn attach(environment: Rc<Environment>, socket: OwnedFd, fresh: Fresh) -> Self {
-        let descriptor = socket.as_raw_fd();
         let key = environment.driver.attach(socket, fresh);
-        Stream { environment, key, descriptor, ahead: Cell::new(None) }
+        Stream { environment, key, ahead: Cell::new(None) }
     }
 
     /// Takes a connected stream socket, which is set non-blocking. Errors: the descriptor's. Panics outside of a loop.
@@ -271,7 +269,7 @@ impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the driver's slot owns the descriptor until this stream is dropped or consumed by `detach`, and the
         // result borrows the stream.
-        unsafe { BorrowedFd::borrow_raw(self.descriptor) }
+        unsafe { BorrowedFd::borrow_raw(self.environment.driver.descriptor(self.key)) }
     }
 }
 
@@ -284,6 +282,6 @@ impl Drop for Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream(descriptor {})", self.descriptor)
+        write!(f, "Stream({:?})", self.key)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Nothing here fires early. A deadline that moves later, as that of an active connection does with every request, only
 //! updates a field: the wheel looks at the field when the old time comes and links the node anew. Nodes are linked by
-//! index within one table, so arming allocates nothing once the table has grown.
+//! index within one table, so arming allocates nothing once the table has grown. An idle connection has a timer that is
+//! waited for, so both are small: 16 bytes of the timer, 40 of the table.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -26,15 +27,20 @@ const NONE: u32 = u32::MAX;
 
 /// A deadline that a task may wait for. Unlinked when dropped.
 pub struct Timer {
-    deadline: Moment,
-    /// Once it has been waited for: its node, and whose wheel that belongs to.
-    node: Option<(Rc<Environment>, Key)>,
+    state: State,
+}
+
+enum State {
+    /// Never waited for yet: only the deadline.
+    Apart(Moment),
+    /// Its node, which knows the deadline, and whose wheel that belongs to.
+    OnWheel(Rc<Environment>, Key),
 }
 
 impl Timer {
     /// A timer without a deadline; costs nothing until it is waited for.
     pub const fn new() -> Self {
-        Timer { deadline: Moment::NEVER, node: None }
+        Timer { state: State::Apart(Moment::NEVER) }
     }
 
     /// A timer that expires `duration` from now.
@@ -47,9 +53,9 @@ impl Timer {
     /// Sets or moves the deadline.
     #[inline]
     pub fn set(&mut self, deadline: Moment) {
-        self.deadline = deadline;
-        if let Some((environment, key)) = &self.node {
-            environment.wheel.borrow_mut().set(*key, deadline);
+        match &mut self.state {
+            State::Apart(moment) => *moment = deadline,
+            State::OnWheel(environment, key) => environment.wheel.borrow_mut().set(*key, deadline),
         }
     }
 
@@ -65,29 +71,48 @@ impl Timer {
 
     /// The deadline, `None` without one.
     pub fn deadline(&self) -> Option<Moment> {
-        (self.deadline != Moment::NEVER).then_some(self.deadline)
+        let deadline = self.moment();
+        (deadline != Moment::NEVER).then_some(deadline)
+    }
+
+    fn moment(&self) -> Moment {
+        match &self.state {
+            State::Apart(deadline) => *deadline,
+            State::OnWheel(environment, key) => environment.wheel.borrow_mut().node(*key).deadline,
+        }
     }
 
     /// Ready once the deadline has come, and from then on until it is set anew or cleared.
     pub fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if crate::now() >= self.deadline {
+        let deadline = self.moment();
+        if crate::now() >= deadline {
             return Poll::Ready(());
         }
-        let (environment, key) = self.node.get_or_insert_with(|| {
-            let environment = Environment::current();
-            let key = environment.wheel.borrow_mut().insert();
-            (environment, key)
-        });
-        let displaced = environment.wheel.borrow_mut().arm(*key, self.deadline, cx.waker());
-        drop(displaced);
+        self.arm(deadline, cx);
         Poll::Pending
     }
 
     /// Sets the deadline to `duration` from now and waits for it: `set_after` and `poll_expired` in one.
     pub fn poll_after(&mut self, duration: Duration, cx: &mut Context<'_>) -> Poll<()> {
-        // The wheel learns of it with the waker.
-        self.deadline = crate::now() + duration;
-        self.poll_expired(cx)
+        let now = crate::now();
+        let deadline = now + duration;
+        if now >= deadline {
+            self.set(deadline);
+            return Poll::Ready(());
+        }
+        self.arm(deadline, cx);
+        Poll::Pending
+    }
+
+    fn arm(&mut self, deadline: Moment, cx: &mut Context<'_>) {
+        if let State::Apart(_) = self.state {
+            let environment = Environment::current();
+            let key = environment.wheel.borrow_mut().insert();
+            self.state = State::OnWheel(environment, key);
+        }
+        let State::OnWheel(environment, key) = &self.state else { unreachable!("it was just put there") };
+        let displaced = environment.wheel.borrow_mut().arm(*key, deadline, cx.waker());
+        drop(displaced);
     }
 
     /// Waits for the deadline.
@@ -104,8 +129,8 @@ impl Default for Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        if let Some((environment, key)) = self.node.take() {
-            let waker = environment.wheel.borrow_mut().remove(key);
+        if let State::OnWheel(environment, key) = &self.state {
+            let waker = environment.wheel.borrow_mut().remove(*key);
             drop(waker);
         }
     }
@@ -153,17 +178,16 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
 }
 
 struct Node {
-    /// When to fire, in ticks; `u64::MAX` = not at all.
-    due: u64,
-    /// The tick at which the wheel will look at it, at or before `due`.
-    look: u64,
-    /// Where it is linked: `level * SLOTS + slot`.
-    place: u16,
-    is_linked: bool,
+    /// When to fire.
+    deadline: Moment,
+    /// Where it is linked: `level * SLOTS + slot`. The wheel looks at it when that slot begins, at or before the deadline.
+    place: Option<Place>,
     previous: u32,
     next: u32,
     waker: Parked,
 }
+
+type Place = u16;
 
 /// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in which
 /// its tick differs from the present one, so everything in level n comes before everything in level n+1.
@@ -188,26 +212,28 @@ impl Wheel {
 
     fn insert(&mut self) -> Key {
         self.nodes.insert(Node {
-            due: u64::MAX,
-            look: 0,
-            place: 0,
-            is_linked: false,
+            deadline: Moment::NEVER,
+            place: None,
             previous: NONE,
             next: NONE,
             waker: Parked::new(),
         })
     }
 
+    fn node(&mut self, key: Key) -> &mut Node {
+        self.nodes.get_mut(key).expect("a timer owns its node")
+    }
+
     fn set(&mut self, key: Key, deadline: Moment) {
-        let due = due_tick(deadline);
-        let node = self.nodes.get_mut(key).expect("a timer owns its node");
-        node.due = due;
+        let elapsed = self.elapsed;
+        let node = self.node(key);
+        let is_earlier = deadline < std::mem::replace(&mut node.deadline, deadline);
         // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not linked:
         // the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its task will
         // poll again.
-        match node.is_linked {
-            false if due != u64::MAX && node.waker.is_some() => self.link(key.index),
-            true if due < node.look => {
+        match node.place {
+            None if deadline != Moment::NEVER && node.waker.is_some() => self.link(key.index),
+            Some(place) if is_earlier && due_tick(deadline) < begin_of(place, elapsed) => {
                 self.unlink(key.index);
                 self.link(key.index);
             }
@@ -218,17 +244,16 @@ impl Wheel {
     /// Links the node and has `waker` woken when it is due; returns a displaced waker, to be dropped outside of the borrow.
     fn arm(&mut self, key: Key, deadline: Moment, waker: &Waker) -> Option<Waker> {
         self.set(key, deadline);
-        let node = self.nodes.get_mut(key).expect("a timer owns its node");
-        let unlinked = !node.is_linked && node.due != u64::MAX;
+        let node = self.node(key);
         let displaced = node.waker.park(waker);
-        if unlinked {
+        if node.place.is_none() && deadline != Moment::NEVER {
             self.link(key.index);
         }
         displaced
     }
 
     fn remove(&mut self, key: Key) -> Option<Waker> {
-        if self.nodes.get_mut(key)?.is_linked {
+        if self.nodes.get_mut(key)?.place.is_some() {
             self.unlink(key.index);
         }
         self.nodes.remove(key)?.waker.take()
@@ -237,7 +262,7 @@ impl Wheel {
     fn link(&mut self, index: u32) {
         let elapsed = self.elapsed;
         let node = self.nodes.at(index);
-        let look = node.due.clamp(elapsed + 1, elapsed + HORIZON_TICKS - 1);
+        let look = due_tick(node.deadline).clamp(elapsed + 1, elapsed + HORIZON_TICKS - 1);
         let digit = (63 - (elapsed ^ look).leading_zeros()) / LEVEL_BITS;
         // Beyond the top level's present turn (once in 139 years of uptime): look at it when that turn ends.
         let (level, look) = match digit as usize {
@@ -247,9 +272,7 @@ impl Wheel {
         let slot = (look >> (LEVEL_BITS * level as u32)) as usize & (SLOTS - 1);
         let place = level * SLOTS + slot;
         let next = self.heads[place];
-        node.place = place as u16;
-        node.is_linked = true;
-        node.look = look;
+        node.place = Some(place as Place);
         node.previous = NONE;
         node.next = next;
         if next != NONE {
@@ -262,8 +285,8 @@ impl Wheel {
 
     fn unlink(&mut self, index: u32) {
         let node = self.nodes.at(index);
-        let (place, previous, next) = (node.place as usize, node.previous, node.next);
-        node.is_linked = false;
+        let Some(place) = node.place.take().map(usize::from) else { return };
+        let (previous, next) = (node.previous, node.next);
         if next != NONE {
             self.nodes.at(next).previous = previous;
         }
@@ -283,11 +306,8 @@ impl Wheel {
             return None;
         }
         let level = self.occupied.iter().position(|&slots| slots != 0)?;
-        let slot = self.occupied[level].trailing_zeros();
-        let shift = LEVEL_BITS * level as u32;
-        let turn_mask = (1u64 << (shift + LEVEL_BITS)) - 1;
-        let begin = (self.elapsed & !turn_mask) + (u64::from(slot) << shift);
-        Some((level * SLOTS + slot as usize, begin))
+        let place = level * SLOTS + self.occupied[level].trailing_zeros() as usize;
+        Some((place, begin_of(place as Place, self.elapsed)))
     }
 
     /// When the wheel has to be looked at next, in nanoseconds of the clock. Never late; early at most once per level.
@@ -304,9 +324,9 @@ impl Wheel {
                 let index = self.heads[place];
                 self.unlink(index);
                 let node = self.nodes.at(index);
-                if node.due <= now_tick {
+                if due_tick(node.deadline) <= now_tick {
                     woken.extend(node.waker.take());
-                } else if node.due != u64::MAX {
+                } else if node.deadline != Moment::NEVER {
                     self.link(index);
                 }
             }
@@ -315,6 +335,15 @@ impl Wheel {
     }
 }
 
+/// The tick at which the slot at a place begins. Whatever is linked there lies in the present turn of its level.
+fn begin_of(place: Place, elapsed: u64) -> u64 {
+    let (level, slot) = (usize::from(place) / SLOTS, usize::from(place) % SLOTS);
+    let shift = LEVEL_BITS * level as u32;
+    let turn_mask = (1u64 << (shift + LEVEL_BITS)) - 1;
+    (elapsed & !turn_mask) + ((slot as u64) << shift)
+}
+
+/// The tick at which to fire; `u64::MAX` = not at all.
 fn due_tick(deadline: Moment) -> u64 {
     match deadline {
         Moment::NEVER => u64::MAX,
@@ -428,5 +457,25 @@ mod tests {
         assert_eq!((woken.len(), wheel.next_look()), (0, None));
         wheel.remove(key);
         assert_eq!(wheel.nodes.len(), 0);
+    }
+
+    #[test]
+    fn a_deadline_that_moves_within_the_slot_of_a_higher_level_stays_linked_and_fires_in_time() {
+        let mut wheel = Wheel::new(ticks(0));
+        let key = wheel.insert();
+        wheel.arm(key, ticks(5000), Waker::noop());
+        // Earlier, and yet after the wheel looks at it.
+        wheel.set(key, ticks(4200));
+        assert_eq!(wheel.next_look(), Some(4096 * TICK_NANOS));
+        let mut woken = Vec::new();
+        wheel.advance(ticks(4199), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (0, Some(4200 * TICK_NANOS)));
+        wheel.advance(ticks(4200), &mut woken);
+        assert_eq!((woken.len(), wheel.next_look()), (1, None));
+    }
+
+    #[test]
+    fn a_timer_and_its_node_are_small() {
+        assert_eq!((size_of::<Timer>(), Slots::<Node>::BYTES), (16, 40));
     }
 }

@@ -88,6 +88,23 @@ async fn read_all(peer: &mut UnixStream) -> Vec<u8> {
     panic!("no end after {} bytes", bytes.len());
 }
 
+/// What the peer can read in one call, where there is something.
+fn read_piece(peer: &mut UnixStream, max: usize, read: &mut Vec<u8>) {
+    let mut piece = vec![0; max];
+    if let Ok(count) = peer.read(&mut piece) {
+        read.extend_from_slice(&piece[..count]);
+    }
+}
+
+/// Sends all that waits, to a peer that makes room for it.
+async fn send_to_reader(stream: &Stream, out: &mut Output, peer: &mut UnixStream, read: &mut Vec<u8>) {
+    let mut sending = Box::pin(stream.send_all(out));
+    while poll_once(&mut sending).await.is_pending() {
+        read_piece(peer, 9000, read);
+        yield_now().await;
+    }
+}
+
 /// Whether a connection that took the place of another works as a fresh one.
 async fn assert_fresh(stream: Stream, mut peer: UnixStream) {
     peer.write_all(b"mine alone").unwrap();
@@ -186,25 +203,14 @@ async fn dropped_send(length: usize, before: u32, after: u32, then: Then) {
         let mut sending = Box::pin(stream.send(&mut out));
         let _ = poll_once(&mut sending).await;
         turns(before).await;
-        let mut piece = [0; 700];
-        if let Ok(count) = peer.read(&mut piece) {
-            read.extend_from_slice(&piece[..count]);
-        }
+        read_piece(&mut peer, 700, &mut read);
         turns(after).await;
     }
     let sent = pattern(length);
     match then {
         Then::GoOn => {
             out.push_static(b"tail");
-            let mut sending = Box::pin(stream.send_all(&mut out));
-            while poll_once(&mut sending).await.is_pending() {
-                let mut piece = [0; 9000];
-                if let Ok(count) = peer.read(&mut piece) {
-                    read.extend_from_slice(&piece[..count]);
-                }
-                yield_now().await;
-            }
-            drop(sending);
+            send_to_reader(&stream, &mut out, &mut peer, &mut read).await;
             assert!(out.is_empty());
             drop(stream);
             read.extend(read_all(&mut peer).await);
@@ -272,24 +278,15 @@ async fn left_post(room: Room, before: u32, after: u32, then: Then) {
         }
     }
     turns(before).await;
-    let mut read = vec![0; 700];
-    let count = peer.read(&mut read).unwrap_or(0);
-    read.truncate(count);
+    let mut read = Vec::new();
+    read_piece(&mut peer, 700, &mut read);
     turns(after).await;
     match then {
         Then::GoOn => {
             let mut out = Output::new();
             out.push_static(b"tail");
             sent.extend_from_slice(b"tail");
-            let mut sending = Box::pin(stream.send_all(&mut out));
-            while poll_once(&mut sending).await.is_pending() {
-                let mut piece = [0; 9000];
-                if let Ok(count) = peer.read(&mut piece) {
-                    read.extend_from_slice(&piece[..count]);
-                }
-                yield_now().await;
-            }
-            drop(sending);
+            send_to_reader(&stream, &mut out, &mut peer, &mut read).await;
             drop(stream);
         }
         // What has not left cannot come along, and then the connection is closed.
@@ -357,10 +354,7 @@ fn a_sendfile_dropped_in_any_state_keeps_its_place() {
             let mut sending = Box::pin(stream.sendfile(&file, &mut offset, 60_000));
             let _ = poll_once(&mut sending).await;
             turns(before).await;
-            let mut piece = [0; 3000];
-            if let Ok(count) = peer.read(&mut piece) {
-                read.extend_from_slice(&piece[..count]);
-            }
+            read_piece(&mut peer, 3000, &mut read);
             turns(after).await;
         }
         match then {

@@ -10,8 +10,9 @@
 //! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
 //!
 //! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left; so
-//! a stream is read ahead of its client. A client that is slow holds one piece and a half: 96 KiB, unless `output_buffers`
-//! says more. One that has waited for the disk until now holds 256 KiB and half a piece, once.
+//! a stream is read ahead of its client. A client that is slow holds one piece and a half at most: 96 KiB, unless
+//! `output_buffers` says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds that and
+//! half a piece.
 //!
 //! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all but
 //! `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
@@ -41,8 +42,10 @@ const BLOCKING_SENDFILE_MAX: u64 = 2 << 20;
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
 pub const READ_PIECE: u64 = 64 * 1024;
 
-/// How much is read at once for a client that waits for the disk rather than the disk for it. Larger reads do not make a disk
-/// faster, and take memory.
+/// How much is read at once for a client that waits for the disk rather than the disk for it: it comes to that by doubling from
+/// wait to wait. To have waited once says little: everybody does at the beginning of a response, and a client that is slow when
+/// the disk is much slower for a moment, and would take seconds for what it is given. Larger reads do not make a disk faster,
+/// and take memory.
 const COLD_PIECE_MAX: u64 = 256 * 1024;
 
 /// Near the hard limit of leases less and less is read at once, but not less than this: the response that is under way comes
@@ -236,7 +239,7 @@ impl Delivery {
     }
 
     /// The bytes that are being read; the piece is the one that they are of. `starves` says that there is nothing else to
-    /// send: then the disk is what the client waits for, and more is read at once from now on. Errors: as of
+    /// send: then the disk is what the client waits for, and if that goes on, more is read at once. Errors: as of
     /// [`Delivery::next`], and the pool's.
     pub fn poll_read(
         &mut self,
@@ -247,7 +250,7 @@ impl Delivery {
         let reading = self.reading.as_mut().expect("a read is under way");
         let Poll::Ready(result) = Pin::new(reading).poll(context) else { return Poll::Pending };
         self.reading = None;
-        self.cold_piece = if starves { COLD_PIECE_MAX } else { READ_PIECE };
+        self.cold_piece = if starves { (2 * self.cold_piece).clamp(READ_PIECE, COLD_PIECE_MAX) } else { READ_PIECE };
         Poll::Ready(result.and_then(|lease| piece.advance(lease.len() as u64).map(|()| lease)))
     }
 
@@ -364,6 +367,11 @@ fn to_usize(length: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
+    use gale_runtime::simulation::{Faults, Simulation, each_seed};
+    use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files};
+
     use super::*;
 
     #[test]
@@ -402,5 +410,36 @@ mod tests {
         for errno in [libc::EINVAL, libc::ENOSYS] {
             assert!(matches!(fault(errno), Poll::Ready(Ok(0))), "{errno}");
         }
+    }
+
+    #[test]
+    fn reads_grow_for_who_waits_for_the_disk_time_after_time_and_for_nobody_else() {
+        each_seed(3, |simulation: &Simulation| {
+            simulation.add_file("/file", &vec![b'x'; 2 << 20]).unwrap();
+            simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                let mut piece = FilePiece { file, offset: 0, length: 2 << 20 };
+                let mut delivery = Delivery::default();
+                // Whether it waited for the read, and how many KiB the next one brings: to the next boundary of its size.
+                let waits = [
+                    (true, 64),
+                    (true, 128),
+                    (true, 256),
+                    (true, 256),
+                    (false, 64),
+                    (false, 64),
+                    (true, 128),
+                    (true, 256),
+                ];
+                let mut expected = 64;
+                for (starves, next) in waits {
+                    assert!(matches!(delivery.next(&mut piece), Ok(Next::Reading)));
+                    let lease = poll_fn(|context| delivery.poll_read(&mut piece, starves, context)).await.unwrap();
+                    assert_eq!(lease.len(), expected << 10);
+                    expected = next;
+                }
+            });
+        });
     }
 }

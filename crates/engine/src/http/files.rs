@@ -38,21 +38,25 @@ pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
         request.log(Level::Alert, message);
         return Err(500);
     };
-    if leads_upwards(tail, |_| true) {
-        refuse_path(request, tail);
-        return Err(404);
-    }
-    if directory_of(request, out) && append_tail(request, tail, out) { Ok(()) } else { Err(404) }
+    if append_path(request, tail, out) { Ok(()) } else { Err(404) }
 }
 
-/// Appends what follows a directory. `false`, with nothing appended, when a dot at the end of the one and a dot at the
-/// beginning of the other become a way out.
-fn append_tail(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
+/// Appends the directory and what follows it there. `false`, with nothing appended, when that leads out of the directory: by a
+/// `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at the beginning of the other become one.
+fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
+    if leads_upwards(tail, |_| true) {
+        refuse_path(request, tail);
+        return false;
+    }
+    let start = out.len();
+    if !directory_of(request, out) {
+        return false;
+    }
     let joint = out.len();
     out.extend_from_slice(tail);
     if tail.first() == Some(&b'.') && out[..joint].ends_with(b".") && leads_upwards(out, |place| place + 1 == joint) {
         refuse_path(request, out);
-        out.truncate(joint);
+        out.truncate(start);
         return false;
     }
     true
@@ -65,13 +69,7 @@ fn append_tail(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
 pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let tail = tail(root, name).filter(|_| root.alias != Some(Alias::Whole)).unwrap_or(name);
-    // What was cut off may have left a segment that was none before: `/files../x` behind `/files`.
-    let cut = name.len() - tail.len();
-    if cut > 0 && name[cut - 1] != b'/' && tail.split(|&byte| byte == b'/').next() == Some(b"..") {
-        refuse_path(request, tail);
-        return false;
-    }
-    directory_of(request, out) && append_tail(request, tail, out)
+    append_path(request, tail, out)
 }
 
 /// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables in it

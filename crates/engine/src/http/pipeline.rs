@@ -327,10 +327,6 @@ fn answer(request: &mut Request, mut body: Body) -> Option<Step> {
     if let Some(status) = request.status_override.take() {
         request.response.status = status;
     }
-    // When what was asked for has changed: of a page about an error that says nothing, whatever file it is.
-    if !matches!(request.response.status, 200 | 204 | 206 | 304) {
-        request.response.last_modified = None;
-    }
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     for bound in &scope.filters {
@@ -539,7 +535,6 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
         if status == 204 {
             // An `error_page` has made it out of something with a body.
             request.response.content_type.clear();
-            request.response.last_modified = None;
         }
         return BodyLength::NoBody;
     }

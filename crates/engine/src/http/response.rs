@@ -27,7 +27,7 @@ pub struct ResponseHead {
     pub content_type: ShortText,
     /// `Content-Length` where it is known and shall be sent.
     pub content_length: Option<u64>,
-    /// `Last-Modified`, in seconds since 1970.
+    /// When what is sent was changed, in seconds since 1970; see [`ResponseHead::last_modified_text`].
     pub last_modified: Option<u64>,
     /// `ETag` with its quotes, empty for none.
     pub etag: ShortText,
@@ -122,9 +122,15 @@ impl ResponseHead {
         self.etag.push(b'"');
     }
 
-    /// `Last-Modified` as text.
+    /// Whether `Last-Modified` is sent if it is known: what was asked for has changed then. Of a page in its place (about an
+    /// error, say) that tells nothing, whatever file it is, though `expires modified` counts from there.
+    pub fn tells_last_modified(&self) -> bool {
+        self.last_modified.is_some() && matches!(self.status, 200 | 206 | 304)
+    }
+
+    /// `Last-Modified` as text, if it is sent.
     pub fn last_modified_text(&self) -> Option<[u8; 29]> {
-        self.last_modified.map(http_date::format)
+        self.last_modified.filter(|_| self.tells_last_modified()).map(http_date::format)
     }
 }
 

@@ -1,20 +1,21 @@
-//! Room for texts that are in memory as a whole for as long as somebody sends them, which is as long as the slowest client
-//! takes: a bound on the bytes of all of one kind together. Shared by all workers; the bytes count until the last copy goes.
+//! Room for what a process must not have too much of: a bound on all of one kind together, shared by all workers. Of texts that
+//! are in memory as a whole for as long as somebody sends them, which is as long as the slowest client takes, the bytes are
+//! counted, until the last copy goes; of descriptors that are held, each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-/// So many bytes at most.
+/// So much at most.
 pub struct Room {
-    bytes_max: usize,
+    most: usize,
     taken: AtomicUsize,
 }
 
 /// A part of a room, given back when it is dropped.
 pub struct Taken {
     room: &'static Room,
-    bytes: usize,
+    size: usize,
 }
 
 /// A text and the room that it takes.
@@ -24,29 +25,29 @@ struct Held {
 }
 
 impl Room {
-    /// Room for so many bytes.
-    pub const fn new(bytes_max: usize) -> Room {
-        Room { bytes_max, taken: AtomicUsize::new(0) }
+    /// Room for so much.
+    pub const fn new(most: usize) -> Room {
+        Room { most, taken: AtomicUsize::new(0) }
     }
 
-    /// Takes room for so many bytes, if there is as much. Where nobody has any, there is room for one text of any length.
-    pub fn take(&'static self, bytes: usize) -> Option<Taken> {
-        let with = |before: usize| match before.checked_add(bytes) {
-            Some(after) if before == 0 || after <= self.bytes_max => Some(after),
+    /// Takes room, if there is as much. Where nobody has any, there is room for one text of any length.
+    pub fn take(&'static self, size: usize) -> Option<Taken> {
+        let with = |before: usize| match before.checked_add(size) {
+            Some(after) if before == 0 || after <= self.most => Some(after),
             _ => None,
         };
         let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
-        taken.is_ok().then(|| Taken { room: self, bytes })
+        taken.is_ok().then(|| Taken { room: self, size })
     }
 
-    /// How many bytes are taken.
-    pub fn taken_bytes(&self) -> usize {
+    /// How much is taken.
+    pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
 
     /// Whether all of it is taken.
     pub fn is_full(&self) -> bool {
-        self.taken_bytes() >= self.bytes_max
+        self.taken() >= self.most
     }
 }
 
@@ -65,7 +66,7 @@ impl AsRef<[u8]> for Held {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.room.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.room.taken.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
@@ -80,11 +81,11 @@ mod tests {
         let part = text.slice(2..4);
         assert!(ROOM.take(5).is_none());
         drop(ROOM.take(4).expect("there is just as much"));
-        assert_eq!(ROOM.taken_bytes(), 6, "what is refused or dropped takes none");
+        assert_eq!(ROOM.taken(), 6, "what is refused or dropped takes none");
         drop(text);
-        assert_eq!((&*part, ROOM.taken_bytes()), (&b"cd"[..], 6));
+        assert_eq!((&*part, ROOM.taken()), (&b"cd"[..], 6));
         drop(part);
-        assert_eq!(ROOM.taken_bytes(), 0);
+        assert_eq!(ROOM.taken(), 0);
     }
 
     #[test]

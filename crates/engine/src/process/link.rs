@@ -52,10 +52,12 @@ pub(super) enum Message {
     Build { request: BuildRequest },
     /// To the helper: the bundle has arrived.
     Taken,
-    /// To the worker: drain and exit.
-    Quit,
+    /// To the worker: drain and exit. With `is_last` nobody else uses the listening sockets.
+    Quit { is_last: bool },
     /// To the worker: exit.
     Terminate,
+    /// To the worker: connections may wait of which it was not told.
+    Look,
     /// To the worker: these logs are now these files, which come with this.
     Reopen { paths: Vec<LogPath> },
     /// From the worker: serving.

@@ -277,6 +277,15 @@ pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<Owned
     result
 }
 
+/// Ends listening on the sockets for all processes that have them. A thread that the kernel holds keeps them open, and who
+/// connects to them would wait for ever, and nobody else could listen on the address.
+pub(super) fn shut_down(listener: &Listener) {
+    for socket in &listener.sockets {
+        // One that does not listen any more, or that takes datagrams, has nothing to end.
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
+}
+
 /// What `detach` puts in the place of a socket.
 pub(super) fn open_null() -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};

@@ -103,6 +103,10 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
     fn start(&self, seat: Seat, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
 
+    /// Has every event loop look whether connections wait at sockets that it shares with others: the kernel may have told of
+    /// them a process that can do nothing any more. Called about once a second then.
+    fn look_for_connections(&self) {}
+
     /// Last call before the process exits: flush logs. To take about a second at most; a worker process does not wait longer.
     fn finish(&self) {}
 }

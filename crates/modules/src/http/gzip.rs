@@ -360,7 +360,7 @@ fn is_for_proxies(request: &Request, when: u32) -> bool {
             || says(when::NO_STORE, b"no-store")
             || says(when::PRIVATE, b"private");
     }
-    !(asks(when::NO_LAST_MODIFIED) && head.last_modified.is_some() || asks(when::NO_ETAG) && !head.etag.is_empty())
+    !(asks(when::NO_LAST_MODIFIED) && head.tells_last_modified() || asks(when::NO_ETAG) && !head.etag.is_empty())
 }
 
 fn cache_control_has(head: &ResponseHead, word: &[u8]) -> bool {

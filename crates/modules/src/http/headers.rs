@@ -217,9 +217,10 @@ fn add_fields(request: &mut Request, conf: &Conf) {
 fn add_field(request: &mut Request, name: &[u8], value: &[u8]) {
     let response = &mut request.response;
     if name.eq_ignore_ascii_case(b"last-modified") {
-        // The field is the file's own: it is replaced, and what depends on it follows.
+        // The field is the file's own: it is replaced, and what depends on it follows. Where that is not told, it is a field
+        // like any other.
         response.last_modified = http_date::parse(value);
-        if response.last_modified.is_some() {
+        if response.tells_last_modified() {
             return;
         }
     } else if name.eq_ignore_ascii_case(b"etag") {

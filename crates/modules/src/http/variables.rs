@@ -120,6 +120,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     Variable::named("sent_http_last_modified", |request, _, out| {
         request.response.last_modified_text().is_some_and(|text| append(out, &text))
+            || append_sent(request, b"last_modified", out)
     }),
     Variable::named("sent_http_location", |request, _, out| {
         append_present(out, &request.response.location) || append_sent(request, b"location", out)

@@ -15,7 +15,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -210,6 +210,11 @@ impl Driver for Epoll {
             let _ = epoll::delete(&self.epoll, &connection.socket);
         }
         Some(connection.socket)
+    }
+
+    fn descriptor(&self, key: Key) -> RawFd {
+        let mut connections = self.connections.borrow_mut();
+        connections.get_mut(key).expect("an open stream owns its slot").socket.as_raw_fd()
     }
 
     fn close(&self, key: Key) {

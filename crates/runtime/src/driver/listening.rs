@@ -15,9 +15,7 @@ use rustix::net::{self, SocketFlags};
 
 use super::direct::Share;
 use crate::address::SocketAddress;
-use crate::environment::Environment;
-use crate::inbox;
-use crate::listener::{AcceptOptions, own_address};
+use crate::listener::{AcceptOptions, look_for_connections, own_address};
 use crate::parked::Parked;
 use crate::watchdog::has_connection;
 
@@ -142,7 +140,7 @@ impl<R> Listening<R> {
     /// Of what waits the kernel may have told this loop alone, which does not listen any more: the others look.
     pub fn pass_on(&self) {
         if self.options.exclusive && has_connection(&self.socket) {
-            inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
+            look_for_connections();
         }
     }
 }

@@ -10,7 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -348,6 +348,10 @@ impl Driver for Simulated {
 
     fn detach(&self, key: Key) -> Option<OwnedFd> {
         self.release(key).ok().map(|released| released.socket)
+    }
+
+    fn descriptor(&self, key: Key) -> RawFd {
+        self.with(key, |socket| socket.descriptor.as_raw_fd())
     }
 
     fn release(&self, key: Key) -> io::Result<Released> {

@@ -205,7 +205,7 @@ impl Http1 {
     /// connection, `keepalive_timeout` between requests. `None` closes.
     fn first_wait(&self) -> Option<Duration> {
         if self.info.requests.get() > 0 {
-            return Some(Duration::from_nanos(self.idle_max_nanos.get()));
+            return Some(Duration::from_millis(self.idle_max_ms.get().into()));
         }
         // Accepted in the turn in which the worker began to end: nobody will close it later.
         if self.worker.is_draining() {

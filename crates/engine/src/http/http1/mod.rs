@@ -57,8 +57,8 @@ pub struct Http1 {
     first_configuration: Cell<Option<Rc<Configured>>>,
     /// Since when it waits for a request of which nothing has come; never while it does not.
     idle_since: Cell<Moment>,
-    /// How long it may be idle after the last response, in nanoseconds.
-    idle_max_nanos: Cell<u64>,
+    /// How long it may be idle after the last response, in milliseconds, 49 days at most.
+    idle_max_ms: Cell<u32>,
     nodelay_is_set: Cell<bool>,
     /// Whether it began with the PROXY protocol; `None` while nobody knows.
     had_proxy_header: Cell<Option<bool>>,
@@ -132,7 +132,7 @@ impl Http1 {
             state: RefCell::new(State { timer: Timer::new(), transfer: None }),
             first_configuration: Cell::new(first),
             idle_since: Cell::new(Moment::NEVER),
-            idle_max_nanos: Cell::new(0),
+            idle_max_ms: Cell::new(0),
             nodelay_is_set: Cell::new(false),
             had_proxy_header: Cell::new(None),
             listed: Cell::new(None),
@@ -253,16 +253,14 @@ impl Http1 {
         self.worker.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
-            if let Some(rest) = self.answer_at_once(in_flight.request())
-                && !rest.await
-            {
+            if !in_flight.connection.answer(in_flight.request()).await {
                 return Afterwards::Close;
             }
-            let sent = poll_fn(|context| self.poll_sent(context)).await;
-            match self.afterwards(in_flight.request(), sent) {
+            let sent = poll_fn(|context| in_flight.connection.poll_sent(context)).await;
+            match in_flight.connection.afterwards(in_flight.request(), sent) {
                 // The body that nobody wanted is read first.
-                None => Box::pin(self.drain_and_settle(in_flight.request())).await,
-                Some(afterwards) => self.settle(in_flight.request(), afterwards),
+                None => Box::pin(in_flight.connection.drain_and_settle(in_flight.request())).await,
+                Some(afterwards) => in_flight.connection.settle(in_flight.request(), afterwards),
             }
         }
     }
@@ -281,6 +279,15 @@ impl Http1 {
             self.set_nodelay(&request.scope().core);
         }
         afterwards
+    }
+
+    /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
+    fn answer<'r>(&self, request: &'r mut Request) -> impl Future<Output = bool> + use<'r> {
+        let mut rest = self.answer_at_once(request);
+        poll_fn(move |context| match &mut rest {
+            Some(rest) => rest.as_mut().poll(context),
+            None => Poll::Ready(true),
+        })
     }
 
     /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its own,
@@ -416,7 +423,7 @@ impl Http1 {
 
     /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
     fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
-        self.idle_max_nanos.set(u64::try_from(options.keep_alive_idle.as_nanos()).unwrap_or(u64::MAX));
+        self.idle_max_ms.set(u32::try_from(options.keep_alive_idle.as_millis()).unwrap_or(u32::MAX));
         let may_keep = options.keep_alive
             && body.may_be_followed()
             && !self.worker.is_draining()

@@ -1,8 +1,8 @@
 //! One path and what was found there, with what is known about its being so still.
 
 use std::io;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use bytes::Bytes;
 use gale_runtime::watch::{PathWatch, Target};
@@ -10,7 +10,7 @@ use gale_runtime::{File, FileMetadata};
 use rustix::process::{Resource, getrlimit};
 
 use super::table::Keyed;
-use crate::http::room::Room;
+use crate::http::room::{Room, Taken};
 
 /// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from here on
 /// what a copy costs more than `sendfile` outweighs the call that it saves.
@@ -27,8 +27,11 @@ const HELD_MAX: u64 = 256;
 /// The share of the process's descriptors that they may be: the others are for connections.
 const HELD_SHARE: u64 = 16;
 
-/// Those that are held.
-static HELD: AtomicUsize = AtomicUsize::new(0);
+/// Room for as many of them as may be held.
+pub(super) static DESCRIPTORS: LazyLock<Room> = LazyLock::new(|| {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    Room::new((limit / HELD_SHARE).min(HELD_MAX) as usize)
+});
 
 /// What a path leads to. It never changes: where something else is found, there is another entry.
 pub(super) struct Entry {
@@ -64,11 +67,8 @@ pub(super) struct Kept {
     /// The whole file.
     pub body: Option<Body>,
     /// Its descriptor is one of the few that are held without being told to.
-    pub _held: Option<Held>,
+    pub _held: Option<Taken>,
 }
-
-/// One of the descriptors that may be held.
-pub(super) struct Held(());
 
 /// A file's content, counted among all.
 pub(super) struct Body(Bytes);
@@ -166,32 +166,6 @@ impl Body {
     }
 }
 
-impl Held {
-    /// Whether there is room for one more.
-    pub fn has_room() -> bool {
-        static MAX: OnceLock<usize> = OnceLock::new();
-        let max = MAX.get_or_init(|| {
-            let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-            (limit / HELD_SHARE).min(HELD_MAX) as usize
-        });
-        HELD.load(Ordering::Relaxed) < *max
-    }
-
-    /// Several that ask at the same moment may get one too many each: the bound is a share, not a limit of the kernel's.
-    pub fn take() -> Option<Held> {
-        Held::has_room().then(|| {
-            HELD.fetch_add(1, Ordering::Relaxed);
-            Held(())
-        })
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        HELD.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// What a path that leads to this file leads to.
 pub(super) fn target_of(metadata: &FileMetadata) -> Option<Target> {
     Some(Target { device: metadata.device, inode: metadata.inode })
@@ -213,8 +187,8 @@ mod tests {
         let body = Body::read(&file, &metadata).unwrap().expect("there is room");
         let sent = body.bytes().clone();
         drop(body);
-        assert_eq!((sent.len(), BODIES.taken_bytes()), (1000, 1000));
+        assert_eq!((sent.len(), BODIES.taken()), (1000, 1000));
         drop(sent);
-        assert_eq!(BODIES.taken_bytes(), 0);
+        assert_eq!(BODIES.taken(), 0);
     }
 }

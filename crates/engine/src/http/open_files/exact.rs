@@ -2,10 +2,12 @@
 //! descriptors, exactly as they are on disk.
 //!
 //! An entry is used only while the kernel has told of no change to anything on its path, and the kernel is asked whether it
-//! has told everything at each use: one call instead of open, fstat, read and close. A descriptor keeps a file system busy,
-//! and a deleted file's blocks, so few are held, of no very large files, and those for a second at most after the file has
-//! changed and for [`BELIEVED`] after the last request. What cannot be watched is not kept. (Changes of which the kernel does
-//! not tell, writes through a mapping that stays, show after [`BELIEVED`] at the latest.)
+//! has told everything at each use. For a body in memory that is one short call (how much is unread of what it tells) instead
+//! of open, fstat, read and close. A descriptor is looked at as well before anything is sent from it, so it saves opening and
+//! closing; and since it keeps a file system busy, and a deleted file's blocks, few are held, of no very large files, and those
+//! for a second at most after the file has changed and for [`BELIEVED`] after the last request. What cannot be watched is not
+//! kept. (Changes of which the kernel does not tell, writes through a mapping that stays, show in a body after [`BELIEVED`] at
+//! the latest, and in what is sent from a descriptor at once.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +16,7 @@ use std::time::Duration;
 use gale_runtime::watch::{self, PathWatch};
 use gale_runtime::{Device, File, FileMetadata, OpenFlags, default_pool, files};
 
-use super::entry::{BODY_MAX, Body, Entry, Found, Held, Kept, target_of};
+use super::entry::{BODY_MAX, Body, DESCRIPTORS, Entry, Found, Kept, target_of};
 use super::table::{Keyed, Table};
 use super::{Contents, Opened, as_path, note_work};
 
@@ -69,7 +71,7 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
 /// Notes that a file was opened. When that happens often, it is kept from then on.
 pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
     let metadata = file.metadata();
-    let has_room = metadata.size <= BODY_MAX || metadata.size <= HELD_SIZE_MAX && Held::has_room();
+    let has_room = metadata.size <= BODY_MAX || metadata.size <= HELD_SIZE_MAX && !DESCRIPTORS.is_full();
     let may_be_kept = metadata.is_regular() && has_room && !file.waits_for_others();
     if !may_be_kept || !watch::is_possible() || !RECENT.note(hash, now) {
         return;
@@ -96,7 +98,7 @@ fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
         let Some(body) = read(&file, &metadata) else { return };
         (None, Some(body), None)
     } else {
-        let Some(held) = Held::take().filter(|_| metadata.size <= HELD_SIZE_MAX) else { return };
+        let Some(held) = DESCRIPTORS.take(1).filter(|_| metadata.size <= HELD_SIZE_MAX) else { return };
         (Some(file), None, Some(held))
     };
     let entry = Entry::new(path, hash, Found::File { file, metadata }, 0, now);

@@ -9,6 +9,7 @@
 //!               └ deadlines    of whatever has one, in mod.rs
 //!
 //!   workers.rs   worker processes: started, ready, dead, started again
+//!   ending.rs    worker processes that have died and do not end: the kernel holds them
 //!   reload.rs    a new configuration: built by a helper, taken over by the worker process
 //!   logs.rs      log files, opened again
 //!   stop.rs      worker processes leave, and the master ends
@@ -17,6 +18,7 @@
 //! It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid file, log files on USR1)
 //! is local and small.
 
+mod ending;
 mod links;
 mod logs;
 mod reload;
@@ -68,6 +70,9 @@ pub(super) struct Master<P: Program> {
     /// Number of the newest bundle.
     generation: u64,
     workers: Vec<WorkerProcess>,
+    /// Worker processes that the kernel holds and nobody waits for. No more than it took to die one after the other.
+    held: Vec<Pid>,
+    next_look: Instant,
     reload: Option<Reload>,
     reload_wanted: bool,
     respawn: Respawn,
@@ -98,6 +103,8 @@ impl<P: Program> Master<P> {
             pid_path: start.bundle.settings.pid_path.clone(),
             bundle: Box::new(start.bundle),
             workers: Vec::new(),
+            held: Vec::new(),
+            next_look: Instant::now(),
             reload: None,
             reload_wanted: false,
             respawn: Respawn { at: None, pause: Duration::ZERO },
@@ -157,14 +164,17 @@ impl<P: Program> Master<P> {
             Some(Stop::Fast { kill_at }) => *kill_at,
             _ => None,
         };
-        let workers = self.workers.iter().flat_map(|worker| [worker.replace_at, worker.kill_at, worker.gone_at]);
+        let workers = self
+            .workers
+            .iter()
+            .flat_map(|worker| [worker.replace_at, worker.kill_at, worker.ending.map(|ending| ending.gone_at)]);
         let helper = match &self.reload {
             Some(Reload::Helping { link, .. }) => link.as_ref(),
             _ => None,
         };
         let links = self.workers.iter().filter_map(|worker| worker.link.as_ref()).chain(helper);
         let retries = links.map(|link| link.retry_at());
-        [reload, kill, self.respawn.at].into_iter().chain(workers).chain(retries).flatten().min()
+        [reload, kill, self.respawn.at, self.look_at()].into_iter().chain(workers).chain(retries).flatten().min()
     }
 
     fn handle_time(&mut self, now: Instant) {

@@ -11,7 +11,7 @@ use super::workers::WorkerPhase;
 use crate::process::errors::Level;
 use crate::process::link::Message;
 use crate::process::program::Program;
-use crate::process::{pid_file, system};
+use crate::process::{listen, pid_file, system};
 
 /// A fast stop turns to SIGKILL after this long; nginx's own delays add up to about the same.
 const KILL_AFTER: Duration = Duration::from_secs(2);
@@ -29,8 +29,12 @@ impl<P: Program> Master<P> {
         self.notifier.stopping();
         self.stop = Some(Stop::Graceful);
         self.drop_reload();
-        self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
-        self.close_listeners();
+        let is_last = !self.upgrade_is_running();
+        self.tell_to_leave(&Message::Quit { is_last }, rustix::process::Signal::QUIT);
+        // Those that a dead process has as well, which closes nothing, are dealt with at the end.
+        if self.held.is_empty() {
+            self.close_listeners();
+        }
     }
 
     pub(super) fn begin_fast_stop(&mut self) {
@@ -55,7 +59,7 @@ impl<P: Program> Master<P> {
         self.resting = true;
         self.respawn.at = None;
         self.drop_reload();
-        self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
+        self.tell_to_leave(&Message::Quit { is_last: false }, rustix::process::Signal::QUIT);
     }
 
     /// Tells every worker process that is not leaving already; by signal when the link is gone.
@@ -76,7 +80,7 @@ impl<P: Program> Master<P> {
         let mut unreachable = Vec::new();
         for worker in self.workers.iter_mut().filter(|worker| worker.pid != pid) {
             worker.phase = WorkerPhase::Leaving;
-            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit).is_err()) {
+            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit { is_last: false }).is_err()) {
                 unreachable.push(worker.pid);
             }
         }
@@ -91,6 +95,9 @@ impl<P: Program> Master<P> {
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (!listener.inherited && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
+                if !self.held.is_empty() {
+                    listen::shut_down(&listener);
+                }
             }
         }
     }

@@ -7,10 +7,6 @@
 //! ```
 //!
 //! As long as one is wanted there is one. Only while none has ever been ready the master gives up instead.
-//!
-//! A process is gone when the kernel says so. That it cannot do while one of its threads waits for a file system that has
-//! taken a request and never answers: not even SIGKILL ends that. So who has said its last word, or was killed, and is still
-//! there after a while, is counted as gone, with an alert.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
 use super::Master;
+use super::ending::Ending;
 use super::reload::Reload;
 use crate::process::bundle::Bundle;
 use crate::process::errors::{Level, Report, errno_text, say};
@@ -32,10 +29,6 @@ const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Longest time that a worker process may take to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest time that the end of a process takes, when nothing in the kernel holds it: freeing its memory.
-const END_TIMEOUT: Duration = Duration::from_secs(3);
-/// So many threads that hold a process up are named.
-const HELD_NAMED_MAX: usize = 4;
 /// A worker process that lived so long was healthy.
 const RESPAWN_HEALTHY: Duration = Duration::from_secs(60);
 
@@ -48,8 +41,7 @@ pub(super) struct WorkerProcess {
     pub replace_at: Option<Instant>,
     /// Until when it has to be ready.
     pub kill_at: Option<Instant>,
-    /// It ends: from then on it counts as gone even if the kernel has not said so.
-    pub gone_at: Option<Instant>,
+    pub ending: Option<Ending>,
     pub phase: WorkerPhase,
     pub since: Instant,
 }
@@ -67,13 +59,6 @@ pub(super) enum WorkerPhase {
 pub(super) struct Respawn {
     pub at: Option<Instant>,
     pub pause: Duration,
-}
-
-impl WorkerProcess {
-    /// It has said that it ends, or was killed.
-    pub fn expect_gone(&mut self, now: Instant) {
-        self.gone_at.get_or_insert(now + END_TIMEOUT);
-    }
 }
 
 impl<P: Program> Master<P> {
@@ -106,7 +91,7 @@ impl<P: Program> Master<P> {
         let link = sent.is_ok().then_some(link);
         let since = Instant::now();
         let kill_at = Some(since + START_TIMEOUT);
-        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, gone_at: None, phase: WorkerPhase::Starting, since })
+        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, phase: WorkerPhase::Starting, since })
     }
 
     pub(super) fn serving_worker(&self) -> Option<&WorkerProcess> {
@@ -173,37 +158,6 @@ impl<P: Program> Master<P> {
         self.succeed();
     }
 
-    pub(super) fn handle_ending(&mut self, pid: Pid) {
-        if let Some(worker) = self.worker_mut(pid) {
-            worker.expect_gone(Instant::now());
-        }
-    }
-
-    /// Gives up those that should have ended long ago.
-    pub(super) fn check_ending(&mut self, now: Instant) {
-        // First those whose end is only not taken notice of yet.
-        if self.workers.iter().any(|worker| worker.gone_at.is_some_and(|at| at <= now)) {
-            self.reap();
-        }
-        while let Some(position) = self.workers.iter().position(|worker| worker.gone_at.is_some_and(|at| at <= now)) {
-            let worker = self.workers.remove(position);
-            let (pid, seconds) = (worker.pid, END_TIMEOUT.as_secs());
-            // If it is not the kernel that holds it, that ends it. It was not reaped: the number is still its own.
-            self.kill(pid, rustix::process::Signal::KILL);
-            let held = match held_threads(pid) {
-                names if names.is_empty() => String::new(),
-                names => format!(
-                    ", the kernel holds its {}, as it does for a file system that does not answer",
-                    names.join(", ")
-                ),
-            };
-            let text =
-                format!("worker process {pid} has not ended within {seconds} seconds{held}; not waiting any longer");
-            self.log.write(Level::Alert, &text);
-            self.handle_worker_exit(&worker);
-        }
-    }
-
     pub(super) fn reap(&mut self) {
         // All of them: as process 1 of a container we inherit strangers too.
         while let Ok(Some((pid, status))) = rustix::process::waitpid(None, WaitOptions::NOHANG) {
@@ -220,18 +174,10 @@ impl<P: Program> Master<P> {
             (Some(_), _, _) => "worker process",
             (None, true, _) => "reload helper",
             (None, false, true) => "new binary process",
-            // A helper that has done its work, or a stranger.
-            (None, false, false) => return,
+            // Or a helper that has done its work, or a stranger.
+            (None, false, false) => return self.take_leave_of_held(pid, status),
         };
-        match (status.terminating_signal(), status.exit_status()) {
-            (Some(signal), _) => {
-                let core = if libc::WCOREDUMP(status.as_raw()) { " (core dumped)" } else { "" };
-                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}"));
-            }
-            (None, code) => {
-                self.log.write(Level::Notice, &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)));
-            }
-        }
+        self.log_exit(name, pid, status);
         if is_helper {
             self.reject(Report::new(
                 Level::Emerg,
@@ -250,7 +196,19 @@ impl<P: Program> Master<P> {
         }
     }
 
-    fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
+    pub(super) fn log_exit(&self, name: &str, pid: Pid, status: WaitStatus) {
+        match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => {
+                let core = if libc::WCOREDUMP(status.as_raw()) { " (core dumped)" } else { "" };
+                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}"));
+            }
+            (None, code) => {
+                self.log.write(Level::Notice, &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)));
+            }
+        }
+    }
+
+    pub(super) fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
         self.end_reload_of(worker.pid, "the worker process died before it was ready for the new configuration");
         if worker.phase == WorkerPhase::Leaving {
             return;
@@ -322,16 +280,4 @@ impl<P: Program> Master<P> {
             self.log.write(Level::Alert, &text);
         }
     }
-}
-
-/// The threads of a process that wait for something which no signal interrupts (state D), by name.
-fn held_threads(pid: Pid) -> Vec<String> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
-    let name = |stat: String| {
-        // "number (name) state …", and the name may hold anything.
-        let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
-        rest.starts_with('D').then(|| format!("thread \"{name}\""))
-    };
-    stats.filter_map(name).take(HELD_NAMED_MAX).collect()
 }

@@ -101,6 +101,8 @@ struct Control<P: Program> {
     ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
     stop: Option<Stop>,
+    /// Nobody uses the listening sockets after this process.
+    is_last: bool,
     exit_code: u8,
 }
 
@@ -135,6 +137,7 @@ impl<P: Program> Control<P> {
             ask_for_logs_at: None,
             retired: Vec::new(),
             stop: None,
+            is_last: false,
             exit_code: 0,
         })
     }
@@ -167,7 +170,11 @@ impl<P: Program> Control<P> {
         if let Origin::Single(_) = self.origin {
             self.leave_single();
         }
-        // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take.
+        // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take. What a loop has told the
+        // kernel to watch stays open even so.
+        if self.is_last && !self.loops.is_empty() {
+            self.bundle.record.listeners.iter().for_each(|listener| listen::shut_down(listener));
+        }
         self.detach_all();
         self.tell_master(&Message::Ending);
         // Not a return from main: a stuck thread must not be waited for, nor run against destructors of statics.

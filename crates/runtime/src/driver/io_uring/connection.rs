@@ -14,6 +14,8 @@
 //! ```
 //!
 //! While a receive is in flight nobody receives directly: the kernel may have bytes in a buffer already.
+//!
+//! Most connections are idle, so what they then have is small: 48 bytes in the table. All else is in a [`Transit`].
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::task::Waker;
@@ -68,15 +70,23 @@ pub(super) struct Connection {
     /// What the receive in flight is; without one it says nothing.
     pub receive: Receive,
     /// When the receive in flight was armed or last got something; see `idle.rs`.
-    pub period: u32,
+    pub period: u8,
     pub reads: Share,
     pub writes: Share,
+    pub reader: Parked,
+    /// None of an idle connection.
+    pub transit: Option<Box<Transit>>,
+}
+
+/// What a connection has only while something is on its way. It stays for as long as a receive is in flight, so that no
+/// request allocates one, and so goes when the connection has been idle for some seconds.
+#[derive(Default)]
+pub(super) struct Transit {
     /// What the ring has received, until the reader takes it.
     pub received: Buffer,
     /// Comes after `received`.
     pub receive_error: Option<Errno>,
     pub sending: Option<Box<Sending>>,
-    pub reader: Parked,
     pub writer: Parked,
     pub closed_waiter: Parked,
 }
@@ -108,7 +118,7 @@ pub(super) struct Terms {
     pub multishot: Multishot,
     pub buffer_bytes: usize,
     /// The present period, see `idle.rs`.
-    pub period: u32,
+    pub period: u8,
 }
 
 /// The ticket of what the driver itself has to send.
@@ -143,17 +153,36 @@ impl Connection {
             period: 0,
             reads: Share::default(),
             writes: Share::default(),
-            received: Buffer::new(),
-            receive_error: None,
-            sending: None,
             reader: Parked::new(),
-            writer: Parked::new(),
-            closed_waiter: Parked::new(),
+            transit: None,
         }
     }
 
     pub fn socket(&self) -> &OwnedFd {
         self.socket.as_ref().expect("an open stream has its socket")
+    }
+
+    /// The place for what is on its way.
+    pub fn transit(&mut self) -> &mut Transit {
+        self.transit.get_or_insert_default()
+    }
+
+    /// Drops the place for what is on its way if nothing is.
+    pub fn drop_empty_transit(&mut self) {
+        self.transit.take_if(|transit| transit.is_empty());
+    }
+
+    pub fn sending(&mut self) -> Option<&mut Sending> {
+        self.transit.as_mut()?.sending.as_deref_mut()
+    }
+
+    pub fn take_sending(&mut self) -> Option<Box<Sending>> {
+        self.transit.as_mut()?.sending.take()
+    }
+
+    /// Takes a send that was not submitted yet or has completed: it is nobody's memory but ours.
+    pub fn take_sending_of_ours(&mut self) -> Option<Box<Sending>> {
+        if self.in_flight.has(Op::Send) { None } else { self.take_sending() }
     }
 
     /// Submits what is wanted and not in flight already.
@@ -179,7 +208,7 @@ impl Connection {
                     self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
                     receive_entry(descriptor, self.receive, terms)
                 }
-                Op::Send => match &mut self.sending {
+                Op::Send => match self.transit.as_mut().and_then(|transit| transit.sending.as_mut()) {
                     Some(sending) => sending.entry(descriptor.0),
                     None => continue,
                 },
@@ -232,7 +261,7 @@ impl Connection {
                 self.handle_received(result, bytes, goes_on, may_have_more);
             }
             Op::Send => {
-                if let Some(sending) = &mut self.sending {
+                if let Some(sending) = self.sending() {
                     sending.result = Some(match result {
                         // Nothing is wrong with the socket: it is tried directly.
                         Err(errno) if is_temporary(errno) => Ok(0),
@@ -251,7 +280,7 @@ impl Connection {
             Op::EndRecv => {}
         }
         let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
-        if self.closed_waiter.is_some() && !is_watched {
+        if !is_watched && self.transit.as_ref().is_some_and(|transit| transit.closed_waiter.is_some()) {
             self.wanted.add(Op::HungUp);
         }
     }
@@ -264,8 +293,9 @@ impl Connection {
                 (self.is_on_ring, self.has_received) = (true, true);
                 // What comes next is the kernel's to receive as long as this goes on.
                 self.readable = !goes_on && may_have_more;
-                self.received.append_past_limit(bytes);
-                if self.received.len() > UNREAD_MAX {
+                let received = &mut self.transit().received;
+                received.append_past_limit(bytes);
+                if received.len() > UNREAD_MAX {
                     self.end_receive(Receive::Ending);
                 }
             }
@@ -277,19 +307,22 @@ impl Connection {
             Err(errno) if is_temporary(errno) || self.receive != Receive::Single && errno == Errno::INVAL => {
                 self.readable = true;
             }
-            Err(errno) => (self.receive_error, self.readable, self.hung_up) = (Some(errno), true, true),
+            Err(errno) => {
+                self.transit().receive_error = Some(errno);
+                (self.readable, self.hung_up) = (true, true);
+            }
         }
     }
 
     /// Nothing can be sent any more: whoever reads next is told, after what has been received.
     pub fn break_off(&mut self, errno: Errno) {
-        self.receive_error.get_or_insert(errno);
+        self.transit().receive_error.get_or_insert(errno);
         (self.readable, self.writable, self.hung_up) = (true, true, true);
     }
 
     /// What the driver has sent for itself, or has failed to. Goes on with what was sent in part.
     pub fn take_owned(&mut self) -> Option<Box<Sending>> {
-        let sending = self.sending.as_mut().filter(|sending| sending.is_owned())?;
+        let sending = self.sending().filter(|sending| sending.is_owned())?;
         let result = sending.result?;
         sending.output.consume(result.unwrap_or(0));
         if result.is_ok() && !sending.output.is_empty() {
@@ -297,12 +330,14 @@ impl Connection {
             self.wanted.add(Op::Send);
             return None;
         }
-        self.sending.take()
+        self.take_sending()
     }
 
     /// All who wait, when nobody is to wait any more.
     pub fn take_all_wakers(&mut self) -> [Option<Waker>; 3] {
-        [self.reader.take(), self.writer.take(), self.closed_waiter.take()]
+        let reader = self.reader.take();
+        let Some(transit) = &mut self.transit else { return [reader, None, None] };
+        [reader, transit.writer.take(), transit.closed_waiter.take()]
     }
 
     /// Those who have to look after a completion of `op`.
@@ -312,13 +347,21 @@ impl Connection {
         let is_read =
             !is_replaced && matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
         let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
+        let reader = is_read.then(|| self.reader.take()).flatten();
+        let Some(transit) = &mut self.transit else { return [reader, None, None] };
+        let is_sent = transit.sending.as_ref().is_none_or(|sending| sending.result.is_some());
         [
-            is_read.then(|| self.reader.take()).flatten(),
-            (is_write && self.sending.as_ref().is_none_or(|sending| sending.result.is_some()))
-                .then(|| self.writer.take())
-                .flatten(),
-            self.hung_up.then(|| self.closed_waiter.take()).flatten(),
+            reader,
+            (is_write && is_sent).then(|| transit.writer.take()).flatten(),
+            self.hung_up.then(|| transit.closed_waiter.take()).flatten(),
         ]
+    }
+}
+
+impl Transit {
+    fn is_empty(&self) -> bool {
+        let is_waited_for = self.writer.is_some() || self.closed_waiter.is_some();
+        self.received.is_empty() && self.receive_error.is_none() && self.sending.is_none() && !is_waited_for
     }
 }
 
@@ -347,13 +390,15 @@ pub(super) fn is_temporary(errno: Errno) -> bool {
     matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
 }
 
-impl Sending {
-    pub fn new() -> Box<Self> {
+impl Default for Sending {
+    fn default() -> Self {
         // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
         let header = unsafe { std::mem::zeroed() };
-        Box::new(Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header })
+        Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header }
     }
+}
 
+impl Sending {
     pub fn is_owned(&self) -> bool {
         self.ticket == OWNED
     }
@@ -375,5 +420,34 @@ impl Sending {
         self.header.msg_iov = self.slices.as_mut_ptr();
         self.header.msg_iovlen = self.slices.len() as _;
         opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(libc::MSG_NOSIGNAL as u32).build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slots::Slots;
+
+    const TERMS: Terms = Terms { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
+
+    fn completion(result: i32, goes_on: bool) -> Completion {
+        // `IORING_CQE_F_MORE`.
+        Completion { user_data: 0, result, flags: if goes_on { 2 } else { 0 } }
+    }
+
+    #[test]
+    fn an_idle_connection_is_as_small_as_with_epoll() {
+        assert_eq!(Slots::<Connection>::BYTES, 48);
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut connection = Connection::new(near.into(), Fresh::Accepted);
+        connection.receive = Receive::Multishot;
+        connection.in_flight.add(Op::Recv);
+        connection.handle(Op::Recv, &completion(5, true), b"hello", TERMS);
+        connection.drop_empty_transit();
+        assert_eq!(std::mem::take(&mut connection.transit().received).readable(), b"hello");
+        assert!(connection.end_receive(Receive::EndingIdle));
+        connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", TERMS);
+        connection.drop_empty_transit();
+        assert!(connection.transit.is_none() && connection.in_flight.is_empty());
     }
 }

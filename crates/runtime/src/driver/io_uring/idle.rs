@@ -2,7 +2,8 @@
 //!
 //! An armed receive costs the kernel about 870 bytes, a poll 270. There is no timer per connection: time is counted in
 //! periods, a receive remembers the one in which it was armed or got something, and when a new period begins all slots are
-//! looked at, so many per turn. Without armed receives nothing is looked at and nobody is woken for it.
+//! looked at, so many per turn. Without armed receives nothing is looked at and nobody is woken for it. Periods are
+//! counted in a byte: who is looked at in each need not remember more.
 //!
 //! The poll also tells of an end that the receive has missed: from Linux 6.17 on, until that was mended, of a Unix socket's
 //! that comes right behind data (<https://github.com/axboe/liburing/issues/1549>).
@@ -27,7 +28,7 @@ const DONE: u32 = u32::MAX;
 pub(super) struct Sweep {
     /// In nanoseconds; 0 = connections never count as idle.
     period_length: u64,
-    period: Cell<u32>,
+    period: Cell<u8>,
     /// In nanoseconds of the loop's clock.
     period_ends: Cell<u64>,
     /// The slot to go on with.
@@ -51,7 +52,7 @@ impl Sweep {
         }
     }
 
-    pub fn period(&self) -> u32 {
+    pub fn period(&self) -> u8 {
         self.period.get()
     }
 
@@ -70,7 +71,7 @@ impl Sweep {
             Environment::try_with(|environment| (environment.clock.now().as_nanos(), environment.clock.is_virtual()))?;
         if now >= self.period_ends.get() {
             let period = now / self.period_length;
-            self.period.set(period as u32);
+            self.period.set(period as u8);
             self.period_ends.set((period + 1).saturating_mul(self.period_length));
             self.cursor.set(0);
         }

@@ -12,8 +12,9 @@
 //! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll of
 //! the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so nothing is
 //! ever submitted for a descriptor that has been closed or given to another. User data is operation + generation + slot.
-//! The slot of a closed connection stays until its last operation has completed, and with it the memory of a send; a
-//! completion whose slot has gone is stale and finds nothing.
+//! The slot of a closed connection stays until its last operation has completed: it holds the memory of a send, repeats a
+//! cancellation that found nothing, and is what the end of a loop waits for. That no completion reaches the next owner of a
+//! slot does not depend on this: the generation sees to it. A completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
 //! and read with the next call; a multishot operation that the kernel ends is armed again.
@@ -26,11 +27,13 @@ mod listeners;
 mod operation;
 mod posts;
 mod ring;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -41,7 +44,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::buffers::Buffers;
-use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms};
+use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms, Transit};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::listeners::Listeners;
@@ -274,7 +277,8 @@ impl IoUring {
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
         }
         self.request(key, connection, op);
-        let displaced = if is_read { connection.reader.park(cx.waker()) } else { connection.writer.park(cx.waker()) };
+        let waiter = if is_read { &mut connection.reader } else { &mut connection.transit().writer };
+        let displaced = waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -284,10 +288,10 @@ impl IoUring {
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let received = &mut connection.received;
+        let Transit { received, receive_error, .. } = &mut **connection.transit.as_mut()?;
         let count = received.len().min(max);
         if count == 0 {
-            return connection.receive_error.take().map(|errno| Err(errno.into()));
+            return receive_error.take().map(|errno| Err(errno.into()));
         }
         if count == received.len() && into.is_empty() {
             *into = std::mem::take(received);
@@ -304,17 +308,17 @@ impl IoUring {
     fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let Some(sending) = &mut connection.sending else {
+        let Some(sending) = connection.sending() else {
             out.forget_loan();
             return None;
         };
         let Some(result) = sending.result.take() else {
-            let displaced = connection.writer.park(cx.waker());
+            let displaced = connection.transit().writer.park(cx.waker());
             drop(connections);
             drop(displaced);
             return Some(Poll::Pending);
         };
-        let mut sending = connection.sending.take().expect("looked at above");
+        let mut sending = connection.take_sending().expect("looked at above");
         let sent = result.unwrap_or(0);
         sending.output.consume(sent);
         // A short send has filled the socket.
@@ -343,13 +347,14 @@ impl IoUring {
         }
         let ticket = self.tickets.get().wrapping_add(1).max(OWNED + 1);
         self.tickets.set(ticket);
-        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
         sending.ticket = ticket;
         sending.offered = out.len_bytes();
         sending.output = out.lend(ticket);
-        connection.sending = Some(sending);
+        let transit = connection.transit();
+        transit.sending = Some(sending);
+        let displaced = transit.writer.park(cx.waker());
         self.request(key, connection, Op::Send);
-        let displaced = connection.writer.park(cx.waker());
         drop(connections);
         drop(displaced);
         true
@@ -477,12 +482,12 @@ impl IoUring {
         let Some(connection) = connections.get_mut(key) else {
             return;
         };
-        if connection.is_closing && connection.socket.is_some() && connection.sending.is_none() {
+        if connection.is_closing && connection.socket.is_some() && connection.sending().is_none() {
             drop(connections);
             return self.close(key);
         }
         if connection.socket.is_none() {
-            let sending = connection.sending.take_if(|_| !connection.in_flight.has(Op::Send));
+            let sending = connection.take_sending_of_ours();
             let removed = connection.in_flight.is_empty().then(|| connections.remove(key));
             drop(connections);
             drop((sending, removed));
@@ -491,6 +496,9 @@ impl IoUring {
         let wakers = if is_broken_off { connection.take_all_wakers() } else { connection.take_wakers(op) };
         if !connection.wanted.is_empty() {
             self.request_wanted(key, connection);
+        }
+        if !cqueue::more(completion.flags) {
+            connection.drop_empty_transit();
         }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
@@ -517,7 +525,7 @@ impl IoUring {
                     && !connection.in_flight.has(Op::Recv)
                     && !connection.in_flight.has(Op::Send)
                 {
-                    return match &connection.sending {
+                    return match connection.sending() {
                         Some(sending) if sending.result != Some(Ok(sending.offered)) => Err(send_under_way()),
                         _ => Ok(()),
                     };
@@ -570,10 +578,9 @@ impl IoUring {
         connection.wanted = Ops::default();
         let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
         let wakers = connection.take_all_wakers();
-        let received = std::mem::take(&mut connection.received);
+        let received = connection.transit.as_mut().map(|transit| std::mem::take(&mut transit.received));
+        let sending = connection.take_sending_of_ours();
         let in_flight = connection.in_flight;
-        // One that was not submitted yet, or has completed, is nobody's memory but ours.
-        let sending = connection.sending.take_if(|_| !in_flight.has(Op::Send));
         let removed = in_flight.is_empty().then(|| connections.remove(key));
         drop(connections);
         drop((wakers, received, sending, removed));
@@ -627,6 +634,11 @@ impl Driver for IoUring {
         self.release(key).ok().map(|released| released.socket)
     }
 
+    fn descriptor(&self, key: Key) -> RawFd {
+        let mut connections = self.connections.borrow_mut();
+        connections.get_mut(key).expect("an open stream owns its slot").socket().as_raw_fd()
+    }
+
     fn release(&self, key: Key) -> io::Result<Released> {
         if let Some(connection) = self.connections.borrow_mut().get_mut(key) {
             self.send_posted(key, connection, false);
@@ -635,7 +647,9 @@ impl Driver for IoUring {
         let (received, error) = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
-            (std::mem::take(&mut connection.received), connection.receive_error.take())
+            let received =
+                |transit: &mut Box<Transit>| (std::mem::take(&mut transit.received), transit.receive_error.take());
+            connection.transit.as_mut().map(received).unwrap_or_default()
         };
         let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
         self.cancel(key, in_flight);
@@ -746,7 +760,7 @@ impl Driver for IoUring {
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if connection.sending.is_some() || !connection.writable {
+        if connection.sending().is_some() || !connection.writable {
             return Ok(0);
         }
         if connection.is_on_ring {
@@ -794,7 +808,7 @@ impl Driver for IoUring {
         if !connection.in_flight.has(Op::HungUp) {
             self.request(key, connection, Op::HungUp);
         }
-        let displaced = connection.closed_waiter.park(cx.waker());
+        let displaced = connection.transit().closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -956,7 +970,7 @@ impl Drop for IoUring {
         }
         if !is_over {
             // The kernel may still read what is being sent, and fill buffers.
-            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.sending.take()));
+            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.take_sending()));
             std::mem::forget(self.buffers.borrow_mut().take());
         }
     }

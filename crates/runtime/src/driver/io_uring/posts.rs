@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
 use super::IoUring;
-use super::connection::{Connection, OWNED, Sending, is_temporary};
+use super::connection::{Connection, OWNED, is_temporary};
 use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
@@ -164,17 +164,17 @@ impl IoUring {
         // The bytes count as sent already, so they are kept even where the worker's memory for buffers is exhausted.
         let mut kept = Buffer::new();
         kept.append_past_limit(rest);
-        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_else(Sending::new);
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
         sending.ticket = OWNED;
         sending.offered = rest.len();
         sending.output.push_lease(kept.take_lease().expect("there is a rest"));
-        connection.sending = Some(sending);
+        connection.transit().sending = Some(sending);
         self.request(key, connection, Op::Send);
     }
 
     /// Whether a connection that is closed has to stay for what the driver still has to send.
     pub(super) fn must_stay(&self, connection: &mut Connection) -> bool {
-        let is_owing = connection.sending.as_ref().is_some_and(|sending| sending.is_owned());
+        let is_owing = connection.sending().is_some_and(|sending| sending.is_owned());
         if !is_owing || connection.is_reset || connection.is_closing {
             return false;
         }
@@ -293,7 +293,7 @@ impl IoUring {
         completions.iter().for_each(|completion| self.handle_completion(completion));
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(near).expect("attached by the caller");
-        let rest = connection.sending.take_if(|sending| sending.is_owned()).map(|sending| sending.offered);
+        let rest = connection.take_sending().map(|sending| sending.offered);
         connection.wanted = Ops::default();
         match rest {
             Some(_) => self.posts.borrow_mut().clear(),

@@ -1,0 +1,142 @@
+//! What a slot holds on to after its connection was closed, and for how long: what nobody outside can see.
+//!
+//! That no completion reaches the next owner of a slot is the generation's doing. The slot stays for the memory that the
+//! kernel reads, for cancellations that have to be made again, and so that the end of a loop knows what to wait for.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+/// `IORING_CQE_F_MORE`.
+const MORE: u32 = 2;
+
+/// Waits of `CLOSE_PAUSE`, one completion each: only a test that fails needs so many.
+const WAITS_MAX: u32 = 1000;
+
+/// A driver that takes completions one by one; `None` where the kernel has none.
+fn driver(options: &RingOptions) -> Option<IoUring> {
+    let inbox = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let driver = IoUring::new(options, false, 1, inbox.as_fd());
+    driver.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+}
+
+/// A connection on the ring, and its peer.
+fn attach(driver: &IoUring) -> (Key, UnixStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    near.set_nonblocking(true).unwrap();
+    far.set_nonblocking(true).unwrap();
+    let key = driver.attach(near.into(), Fresh::Connected);
+    with(driver, key, |connection| connection.is_on_ring = true);
+    (key, far)
+}
+
+fn with<T>(driver: &IoUring, key: Key, look: impl FnOnce(&mut Connection) -> T) -> T {
+    look(driver.connections.borrow_mut().get_mut(key).expect("the slot is there"))
+}
+
+fn wait_until_free(driver: &IoUring, key: Key) {
+    for _ in 0..WAITS_MAX {
+        if driver.connections.borrow_mut().get_mut(key).is_none() {
+            return;
+        }
+        driver.wait(Some(CLOSE_PAUSE)).unwrap();
+    }
+    panic!("the slot is not free");
+}
+
+/// Has a send wait for room in the kernel: a queued one, or what is left of a post.
+fn send_into_full_socket(driver: &IoUring, key: Key, is_posted: bool) {
+    with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7; 1000]).is_ok() {});
+    with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7]).is_ok() {});
+    if !is_posted || driver.try_send(key, &[1; 900], false).unwrap() == 0 {
+        let mut out = Output::new();
+        out.push_bytes(vec![1; 900].into());
+        assert!(driver.poll_send(key, &mut Context::from_waker(Waker::noop()), &mut out).is_pending());
+    }
+    // One that is posted fails first.
+    for _ in 0..2 {
+        driver.wait(Some(Duration::ZERO)).unwrap();
+    }
+    assert!(with(driver, key, |connection| connection.in_flight.has(Op::Send)), "the kernel waits for room");
+}
+
+#[test]
+fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
+    let Some(driver) = driver(&RingOptions::default()) else { return };
+    for is_posted in [false, true] {
+        let (key, peer) = attach(&driver);
+        assert!(driver.poll_peer_closed(key, &mut Context::from_waker(Waker::noop())).is_pending());
+        send_into_full_socket(&driver, key, is_posted);
+        // What is left of a post would keep the connection otherwise.
+        driver.control(key, Control::LingerReset).unwrap();
+        driver.close(key);
+        // Until the kernel hears of the end, the poll for the peer's leaving is all that can complete.
+        let cancellations = std::mem::take(&mut *driver.requests.borrow_mut());
+        peer.shutdown(std::net::Shutdown::Write).unwrap();
+        while with(&driver, key, |connection| connection.in_flight.has(Op::HungUp)) {
+            assert!(with(&driver, key, |connection| connection.sending.is_some()), "it is in flight");
+            driver.wait(None).unwrap();
+        }
+        assert!(with(&driver, key, |connection| connection.sending.is_some()), "it is still in flight");
+        driver.requests.borrow_mut().extend(cancellations);
+        wait_until_free(&driver, key);
+    }
+}
+
+#[test]
+fn a_cancellation_that_found_nothing_is_made_again_although_the_connection_is_closed() {
+    let Some(driver) = driver(&RingOptions::default()) else { return };
+    let (key, mut peer) = attach(&driver);
+    assert!(driver.poll_peer_closed(key, &mut Context::from_waker(Waker::noop())).is_pending());
+    driver.wait(Some(Duration::ZERO)).unwrap();
+    driver.close(key);
+    // As if the kernel had just been between two attempts.
+    driver.requests.borrow_mut().clear();
+    let operation = user_data(KIND_CANCEL_OP, key);
+    driver.handle_completion(&Completion { user_data: operation, result: -libc::ENOENT, flags: 0 });
+    wait_until_free(&driver, key);
+    assert_eq!(peer.read(&mut [0]).expect("nothing holds the connection any more"), 0);
+}
+
+#[test]
+fn a_loop_that_ends_waits_for_what_closed_connections_have_in_flight() {
+    let Some(driver) = driver(&RingOptions::default()) else { return };
+    let (key, mut peer) = attach(&driver);
+    send_into_full_socket(&driver, key, false);
+    driver.close(key);
+    // As kernels have it that cannot cancel everything at once.
+    assert!(driver.finish_closed());
+    peer.read_to_end(&mut Vec::new()).expect("what had been sent, and the end");
+}
+
+#[test]
+fn no_completion_reaches_the_next_owner_of_a_slot() {
+    let Some(driver) = driver(&RingOptions::default()) else { return };
+    let (old, _old_peer) = attach(&driver);
+    driver.close(old);
+    let (new, _new_peer) = attach(&driver);
+    assert_eq!(old.index, new.index);
+    with(&driver, new, |connection| Op::ALL.into_iter().for_each(|op| connection.in_flight.add(op)));
+    let state = || {
+        let requests = driver.requests.borrow().len();
+        with(&driver, new, |connection| {
+            let Connection { readable, writable, hung_up, has_received, receive_error, .. } = *connection;
+            let in_flight = Op::ALL.map(|op| connection.in_flight.has(op));
+            (readable, writable, hung_up, has_received, receive_error, in_flight, requests)
+        })
+    };
+    let before = state();
+    for op in Op::ALL {
+        // The driver counts receives that have ended.
+        let flags = if op == Op::Recv { MORE } else { 0 };
+        for result in [-libc::ECANCELED, -libc::ECONNRESET, 0, libc::EPOLLRDHUP, i32::from(libc::POLLHUP)] {
+            driver.handle_completion(&Completion { user_data: user_data(op as u64, old), result, flags });
+        }
+    }
+    let cancelled = user_data(KIND_CANCEL_OP, old);
+    driver.handle_completion(&Completion { user_data: cancelled, result: -libc::ENOENT, flags: 0 });
+    assert_eq!(state(), before);
+    with(&driver, new, |connection| connection.in_flight = Ops::default());
+    driver.close(new);
+}
