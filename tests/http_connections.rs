@@ -21,6 +21,7 @@ with_each_driver!(
     slow_clients_beside_fast_ones,
     a_flood_of_requests_does_not_hold_others_up,
     idle_connections_make_room_for_new_ones,
+    a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones,
     busy_connections_make_new_ones_wait,
     a_thousand_idle_connections_do_no_harm,
     descriptors_that_run_out_come_back,
@@ -257,10 +258,56 @@ fn idle_connections_make_room_for_new_ones(driver: Driver) {
     // The second answer belongs to a later turn of the loop: the end of those that made room has been told by then.
     (0..2).for_each(|_| assert_hello(&mut newcomer));
     server.wait_logged("40 worker_connections are not enough");
-    // Those that were idle are gone, as a client has to expect of any idle connection.
-    let closed = kept.iter().filter(|client| client.is_closed()).count();
-    assert!((1..40).contains(&closed), "{closed}");
+    // An eighth of them is gone, those that were idle longest, as a client has to expect of any idle connection.
+    let closed: Vec<usize> = (0..40).filter(|&number| kept[number].is_closed()).collect();
+    assert_eq!(closed, [0, 1, 2, 3, 4]);
+    kept[5..].iter_mut().for_each(assert_hello);
     server.stop();
+}
+
+fn a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones(driver: Driver) {
+    const COUNT: usize = 600;
+    if !may_open(COUNT) {
+        return;
+    }
+    let server = one_worker(driver, COUNT, HELLO).start();
+    let mut busy: Vec<Client> = (0..COUNT / 3).map(|_| server.connect()).collect();
+    for client in &mut busy {
+        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
+    }
+    let mut kept: Vec<Client> = (busy.len()..COUNT).map(|_| server.connect()).collect();
+    kept.iter_mut().for_each(assert_hello);
+    let mut newcomers: Vec<Client> = Vec::new();
+    for _ in 0..kept.len() {
+        let mut client = server.connect();
+        assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
+        newcomers.push(client);
+    }
+    kept.iter_mut().for_each(|client| client.assert_closed());
+    // Now nobody is idle.
+    let mut waiting = server.connect();
+    waiting.send(format!("{HALF}\r\n"));
+    for client in busy.iter_mut().chain(&mut newcomers) {
+        client.send("\r\n");
+        assert_eq!(client.response().text(), "hello");
+    }
+    assert_eq!(waiting.response().text(), "hello");
+    server.stop();
+}
+
+/// A request without its end.
+const HALF: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+
+/// Whether this process and a server may have so many connections, once it is allowed all that it may be.
+fn may_open(count: usize) -> bool {
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    if limit.maximum.is_some_and(|maximum| maximum < 4 * count as u64) {
+        return false;
+    }
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(Resource::Nofile, limit).expect("up to the maximum");
+    true
 }
 
 fn busy_connections_make_new_ones_wait(driver: Driver) {
@@ -292,12 +339,9 @@ fn busy_connections_make_new_ones_wait(driver: Driver) {
 
 fn a_thousand_idle_connections_do_no_harm(driver: Driver) {
     const COUNT: usize = 1000;
-    let mut limit = rustix::process::getrlimit(Resource::Nofile);
-    if limit.maximum.is_some_and(|maximum| maximum < 4 * COUNT as u64) {
+    if !may_open(COUNT) {
         return;
     }
-    limit.current = limit.maximum;
-    rustix::process::setrlimit(Resource::Nofile, limit).expect("up to the maximum");
     let server = one_worker(driver, 2 * COUNT, HELLO).start();
     let mut idle: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();
     // Half of them were answered once, half have said nothing yet.

@@ -359,7 +359,7 @@ fn ask(server: &Running, asked: &Asked<'_>, batches: u32) -> Result<usize, Strin
 }
 
 /// The line `totals: N` or, of older versions, `summary: N`; one number, since one kind of event is counted.
-fn parse(text: &str) -> Option<u64> {
+pub fn parse(text: &str) -> Option<u64> {
     let of = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     of("totals:").or_else(|| of("summary:"))
 }

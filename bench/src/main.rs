@@ -7,6 +7,7 @@
 
 mod accept;
 mod case;
+mod check;
 mod client;
 mod cpu;
 mod floor;
@@ -63,6 +64,7 @@ const MEASUREMENTS: &[Entry] = &[
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
     ("lookups", lookups::measure, false),
+    ("check", check::measure, false),
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
     // They write gigabytes.

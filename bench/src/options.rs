@@ -20,6 +20,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   scaling       one against two workers: CPU time, task switches, futex calls
   instructions  user-space instructions per request, files with `aio auto` and `off` (callgrind)
   lookups       the same among ten and among thousands of locations, values of a map, networks of a geo (callgrind)
+  check         instructions to read and check large configurations, as a start and a reload begin (callgrind)
   profile       where the user-space time goes (perf record)
   reload        many reloads in a row under load, every answer checked; memory before and after
   respawn       the worker process killed under load; time until served again
@@ -27,7 +28,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
-  all           everything except instructions, lookups, profile, files and the three that need a large disk
+  all           everything except instructions, lookups, check, profile, files and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
@@ -48,7 +49,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --rounds N             5; idle: 3
   --seconds S            one run (default: 4)
   --requests N           instructions, lookups: 5000
-  --callgrind-gale PATH  instructions, lookups: a Gale built for valgrind; else one is built
+  --callgrind-gale PATH  instructions, lookups, check: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
                          where server and client are pinned (default: 0 and 1)
   --reloads N            default: 1000

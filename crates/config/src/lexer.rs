@@ -151,7 +151,10 @@ impl<'t> Lexer<'t> {
 
     fn plain_word(&mut self) -> Result<Token, LexError> {
         let start = self.at;
-        let mut at = start;
+        let rest = &self.text[start..self.text.len().min(start + self.word_bytes_max)];
+        // What is neither the end nor special needs no look of its own.
+        let is_special = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | b';' | b'{' | b'\\' | b'$');
+        let mut at = start + rest.iter().position(is_special).unwrap_or(rest.len());
         let mut after_dollar = false;
         loop {
             // At the very end of a text nothing ends the word, and nothing could follow that makes it complete.

@@ -140,7 +140,7 @@ impl<'p> Parser<'p> {
                     words = Vec::new();
                 }
                 Token::Semicolon(_) => {
-                    let head = Head::new(std::mem::take(&mut words));
+                    let head = Head::new(&mut words);
                     self.simple_statement(head, out);
                 }
                 Token::BlockStart(span) if words.is_empty() => {
@@ -148,7 +148,7 @@ impl<'p> Parser<'p> {
                     return Err(self.stop(out, words, |_| unexpected("{", span).hint(hint)));
                 }
                 Token::BlockStart(span) => {
-                    self.block_statement(lexer, text, Head::new(std::mem::take(&mut words)), span, out)?;
+                    self.block_statement(lexer, text, Head::new(&mut words), span, out)?;
                 }
                 Token::BlockEnd(span) if !words.is_empty() => {
                     return Err(self.stop(out, words, |words| {
@@ -287,11 +287,11 @@ impl<'p> Parser<'p> {
     }
 
     /// Records an error, in the tree where it happened and in the list.
-    fn broken(&mut self, out: &mut Vec<Statement>, words: Vec<Word>, error: Diagnostic) {
+    fn broken(&mut self, out: &mut Vec<Statement>, mut words: Vec<Word>, error: Diagnostic) {
         self.errors.report(error.clone());
         let mut statement = match words.is_empty() {
             true => Statement::synthetic("", Vec::new()),
-            false => Head::new(words).into_statement(),
+            false => Head::new(&mut words).into_statement(),
         };
         if let Some(span) = error.span
             && statement.name.text.is_empty()
@@ -312,10 +312,11 @@ struct Head {
 }
 
 impl Head {
-    /// From at least one word.
-    fn new(mut words: Vec<Word>) -> Head {
-        let name = words.remove(0);
-        Head { name, args: words }
+    /// Takes the words, of which there is at least one; the list keeps its memory for the next statement.
+    fn new(words: &mut Vec<Word>) -> Head {
+        let mut words = words.drain(..);
+        let name = words.next().expect("a statement has a name");
+        Head { name, args: words.collect() }
     }
 
     fn into_words(self) -> Vec<Word> {

@@ -6,6 +6,7 @@
 //! type of its own of which every scope (http, server, location) has one value.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use gale_config::Diagnostic;
 
@@ -20,6 +21,9 @@ pub type Directive = gale_config::Directive<Builder>;
 /// The settings of one module in one scope, behind a type that the engine does
 /// not know.
 pub type Conf = Box<dyn Any + Send + Sync>;
+
+/// Settings that are complete. Scopes that would have the same ones share them.
+pub type SharedConf = Arc<dyn Any + Send + Sync>;
 
 /// A module: everything that the engine needs to know of it.
 pub struct Module {
@@ -53,8 +57,9 @@ pub type Merge = fn(&mut dyn Any, Option<&dyn Any>, &mut Builder) -> Result<(), 
 pub struct ConfType {
     /// Makes settings in which nothing is set.
     pub make: fn() -> Conf,
-    /// Called once per scope, parents first, after the directive table's own
-    /// inheritance: for settings that no single row describes.
+    /// Called parents first, after the directive table's own inheritance, for settings
+    /// that no single row describes: once per scope that says something, and once for
+    /// all others in the same scope, which share the result.
     pub merge: Merge,
     /// Called once for the settings of the main level, when all of it was read.
     pub complete_main: fn(&mut dyn Any, &mut Builder) -> Result<(), Diagnostic>,

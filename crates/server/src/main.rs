@@ -88,6 +88,8 @@ fn test(arguments: &Arguments, prints_texts: bool) -> ExitCode {
             if prints_texts {
                 print_texts(&server);
             }
+            // The process ends now, and the memory of thousands of locations with it.
+            std::mem::forget(built);
             ExitCode::SUCCESS
         }
         Err(report) => {

@@ -5,6 +5,7 @@
 //! is opened before the whole text has been understood.
 
 use std::any::TypeId;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -81,7 +82,9 @@ pub struct Builder {
 
     tables: Rc<Tables<Builder>>,
     main_confs: Vec<Option<Conf>>,
+    /// In the order in which they are opened.
     logs: Vec<LogRequest>,
+    logs_by_path: HashMap<PathBuf, DeferredLog>,
     syslogs: Vec<(Span, DeferredSyslog)>,
     needed_pools: Vec<(String, Span)>,
     pub(super) zones: Zones,
@@ -120,6 +123,7 @@ impl Builder {
             tables: Rc::new(tables(order)),
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
+            logs_by_path: HashMap::new(),
             syslogs: Vec::new(),
             needed_pools: Vec::new(),
             zones: Zones::default(),
@@ -135,6 +139,11 @@ impl Builder {
     /// Empty settings for every module.
     pub fn fresh_confs(&self) -> Vec<Option<Conf>> {
         make_confs(self.order.modules)
+    }
+
+    /// A place for the settings of every module, made when a directive has something to write there.
+    pub fn no_confs(&self) -> Vec<Option<Conf>> {
+        self.order.modules.iter().map(|_| None).collect()
     }
 
     /// The tables of all modules.
@@ -156,7 +165,8 @@ impl Builder {
                 }
                 // The settings leave the builder while they are written, so that
                 // the row may use the builder, too.
-                let mut conf = self.confs(level)[found.owner].take().expect("a module with such rows has settings");
+                let conf = self.confs(level)[found.owner].take();
+                let mut conf = conf.unwrap_or_else(|| self.make_conf(found.owner));
                 let applied = store.apply(conf.as_mut(), self, statement);
                 self.confs(level)[found.owner] = Some(conf);
                 applied
@@ -167,6 +177,10 @@ impl Builder {
         }
         self.level = outer;
         self.place = outer_place;
+    }
+
+    fn make_conf(&self, owner: usize) -> Conf {
+        (self.order.modules[owner].conf.expect("a module with such rows has settings").make)()
     }
 
     fn confs(&mut self, level: Level) -> &mut Vec<Option<Conf>> {
@@ -195,10 +209,11 @@ impl Builder {
     /// Asks for a log file, which is opened later.
     pub fn log_file(&mut self, path: &[u8], span: Option<Span>) -> DeferredLog {
         let path = self.full_path(path);
-        if let Some(known) = self.logs.iter().find(|request| request.log.path() == path) {
-            return known.log.clone();
+        if let Some(known) = self.logs_by_path.get(&path) {
+            return known.clone();
         }
-        let log = DeferredLog::new(path);
+        let log = DeferredLog::new(path.clone());
+        self.logs_by_path.insert(path, log.clone());
         self.logs.push(LogRequest { span, log: log.clone() });
         log
     }

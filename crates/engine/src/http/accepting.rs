@@ -18,7 +18,8 @@ use std::time::Duration;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, Stream, TaskId, Timer, TurnEnd};
 
-use super::worker::{Configured, HttpWorker};
+use super::reuse::{Places, Round, Search};
+use super::worker::{Configured, Entry, HttpWorker};
 use crate::process::{Level, ListenAddress};
 
 /// How long accepting pauses when the process is out of descriptors, as in nginx.
@@ -39,8 +40,12 @@ pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How long accepting pauses when the worker's memory for buffers is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
-/// How many idle connections are closed at most to make room for one, as in nginx.
-const REUSED_AT_ONCE: usize = 32;
+/// How many connections there may be above the limit: those for which an idle one was to make room that was busy when they
+/// had come. From then on one is closed before somebody comes.
+const ABOVE_LIMIT_MAX: usize = 32;
+
+/// How long those who wait for room until an idle connection may be closed sleep at least: all connections are looked at then.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whose turn it is among the loops of this process.
 static ACCEPT_MUTEX: AcceptMutex = AcceptMutex::new();
@@ -129,20 +134,51 @@ impl HttpWorker {
     /// Whether a connection may be accepted now: there is memory, and there is room, or it can be made once somebody has
     /// come. Before that no idle connection is closed for it.
     fn is_welcome(&self) -> bool {
-        !gale_runtime::leases_exhausted() && (self.has_room() || self.has_idle())
+        !gale_runtime::leases_exhausted() && self.look_for_room(&mut self.new_round()) == Search::Found
     }
 
     /// Waits until a connection may be accepted.
     async fn welcome(self: &Rc<Self>, listener: &Listener) {
-        while !self.is_welcome() {
+        let mut round = self.new_round();
+        loop {
             if gale_runtime::leases_exhausted() {
                 self.complain("the memory for buffers is exhausted, accepting pauses");
                 self.pause(listener);
                 gale_runtime::sleep(MEMORY_PAUSE).await;
-            } else {
-                self.room(listener).await;
+                continue;
+            }
+            match self.look_for_room(&mut round) {
+                Search::Found => return,
+                Search::GoesOn => gale_runtime::yield_now().await,
+                Search::InVain => {
+                    self.room(listener, round.later).await;
+                    if !self.hand.has_noted_one() {
+                        round = self.new_round();
+                    }
+                }
             }
         }
+    }
+
+    fn new_round(&self) -> Round {
+        Round::over(self.connections.borrow().capacity())
+    }
+
+    /// Looks for room in a bounded time: there is some, or an idle connection can be closed for a new one.
+    fn look_for_room(&self, round: &mut Round) -> Search {
+        if self.has_room() {
+            return Search::Found;
+        }
+        let search = self.with_places(|places| self.hand.find(round, places));
+        if search == Search::Found && self.connections_above_limit() >= ABOVE_LIMIT_MAX {
+            self.close_longest_idle();
+            return Search::GoesOn;
+        }
+        search
+    }
+
+    fn connections_above_limit(&self) -> usize {
+        self.connection_count().saturating_sub(self.connections_max.get())
     }
 
     /// Closes idle connections if there is no room for the one that was just accepted.
@@ -154,35 +190,37 @@ impl HttpWorker {
     }
 
     /// Waits until somebody says that there may be room.
-    async fn room(self: &Rc<Self>, listener: &Listener) {
+    async fn room(self: &Rc<Self>, listener: &Listener, later: Option<Moment>) {
         let mut has_waited = false;
         poll_fn(|context| {
             if std::mem::replace(&mut has_waited, true) {
                 return Poll::Ready(());
             }
-            self.wait_for_room(context, listener);
+            self.wait_for_room(context, listener, later);
             Poll::Pending
         })
         .await;
     }
 
-    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener) {
+    fn wait_for_room(self: &Rc<Self>, context: &mut Context<'_>, listener: &Listener, later: Option<Moment>) {
         self.complain_of_connections();
         self.pause(listener);
         self.waiting_for_room.borrow_mut().push(context.waker().clone());
-        self.wake_when_one_may_close();
+        if let Some(later) = later {
+            self.wake_when_one_may_close(later);
+        }
     }
 
     /// An idle connection may be protected for a while (`keepalive_min_timeout`): whoever
     /// waits for room looks again when that is over.
-    fn wake_when_one_may_close(self: &Rc<Self>) {
-        let Some(next) = self.next_close() else { return };
+    fn wake_when_one_may_close(self: &Rc<Self>, time: Moment) {
         if self.has_room_alarm.replace(true) {
             return;
         }
+        let time = time.max(gale_runtime::now() + LOOK_PAUSE);
         let worker = Rc::downgrade(self);
         gale_runtime::spawn(async move {
-            gale_runtime::sleep_until(next).await;
+            gale_runtime::sleep_until(time).await;
             if let Some(worker) = worker.upgrade() {
                 worker.has_room_alarm.set(false);
                 worker.wake_waiting_for_room();
@@ -190,26 +228,26 @@ impl HttpWorker {
         });
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.connection_count() < self.connections_max.get()
     }
 
-    fn has_idle(&self) -> bool {
-        let now = gale_runtime::now();
-        self.connections.borrow().iter().any(|(_, entry)| entry.idle_since(now).is_some())
+    /// Closes connections that have been idle longest, of those that are looked at for it.
+    fn close_longest_idle(&self) {
+        let wanted = self.connections_above_limit() + 1;
+        let places = self.with_places(|places| self.hand.longest_idle(places, wanted));
+        let tasks: Vec<TaskId> = {
+            let connections = self.connections.borrow();
+            places.into_iter().filter_map(|place| connections.get(place)?.task).collect()
+        };
+        tasks.into_iter().for_each(gale_runtime::abort);
     }
 
-    /// Closes connections that have been idle longest: an eighth of them, as nginx does.
-    fn close_longest_idle(&self) {
-        let now = gale_runtime::now();
-        let mut idle: Vec<(Moment, TaskId)> = {
-            let connections = self.connections.borrow();
-            connections.iter().filter_map(|(_, entry)| Some((entry.idle_since(now)?, entry.task?))).collect()
-        };
-        idle.sort_unstable_by_key(|&(since, _)| since);
-        for &(_, task) in idle.iter().take((idle.len() / 8).clamp(1, REUSED_AT_ONCE)) {
-            gale_runtime::abort(task);
-        }
+    /// Calls `act` with a view of the connections.
+    fn with_places<T>(&self, act: impl FnOnce(&Places<'_>) -> T) -> T {
+        let connections = self.connections.borrow();
+        let may_close_at = |place: usize| connections.get(place).and_then(Entry::may_close_at);
+        act(&Places { count: connections.capacity(), now: gale_runtime::now(), may_close_at: &may_close_at })
     }
 
     fn complain_of_connections(&self) {

@@ -4,7 +4,8 @@
 //! is known, every scope is completed from its parent, and what the workers
 //! need is put together. Then, at the very end, the sockets are opened.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,8 +18,9 @@ use super::configuration::{
     BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeId, ScopeKind, Server, ServerId,
     VirtualServers,
 };
+use super::filters::Filter;
 use super::location::{Locations, Pattern};
-use super::phases::Phase;
+use super::phases::{Handler, Phase};
 use super::regex::Regex;
 use super::server_name::{ServerName, ServerNames};
 use super::settings::{Alias, CoreSettings};
@@ -26,7 +28,7 @@ use super::template::Template;
 use super::variables::{VariableId, VariableTable};
 use crate::configuration::{Builder, Level};
 use crate::log::ErrorLog;
-use crate::module::{Conf, Module};
+use crate::module::{Conf, ConfType, Directive, Module, SharedConf};
 use crate::process::{Account, ListenAddress, ListenSpec, Resources};
 
 /// The http block while it is being read.
@@ -36,6 +38,8 @@ pub struct HttpBuilder {
     pub variables: VariableTable,
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
+    /// The regular expressions so far, by text and whether case matters not: many servers have the same ones.
+    regexes: HashMap<(Box<[u8]>, bool), Regex>,
 }
 
 struct ScopeDraft {
@@ -45,14 +49,17 @@ struct ScopeDraft {
     /// The location as written, for messages; empty for the others.
     name: BString,
     shape: LocationShape,
+    /// The settings of the modules that are mentioned, until all are complete.
     confs: Vec<Option<Conf>>,
     /// Locations nested here, in order.
     locations: Vec<(Pattern, ScopeId)>,
+    /// Their patterns, but for regular expressions: each may be there once.
+    patterns: HashSet<(LocationShape, Box<[u8]>)>,
     limit_except: Option<LimitExcept>,
 }
 
 /// What kind of location a scope is: decides what may be nested in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum LocationShape {
     None,
     Exact,
@@ -113,7 +120,13 @@ impl HttpBuilder {
 
     /// Compiles a regular expression whose named groups become variables.
     pub fn regex(&mut self, word: &Word, expression: &[u8], caseless: bool) -> Result<Regex, Diagnostic> {
-        let mut regex = Regex::compile(expression, caseless).map_err(|error| Diagnostic::emerg(error).at(word.span))?;
+        let mut regex = match self.regexes.entry((expression.into(), caseless)) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(place) => {
+                let compiled = Regex::compile(expression, caseless);
+                place.insert(compiled.map_err(|error| Diagnostic::emerg(error).at(word.span))?).clone()
+            }
+        };
         regex.bind(|name| self.variables.stored(name, Some(word.span)));
         Ok(regex)
     }
@@ -133,6 +146,7 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
         shape: LocationShape::None,
         confs: builder.fresh_confs(),
         locations: Vec::new(),
+        patterns: HashSet::new(),
         limit_except: None,
     });
     builder.http = Some(http);
@@ -142,7 +156,7 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
 
 /// `server { }`
 pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let confs = builder.fresh_confs();
+    let confs = builder.no_confs();
     let parent = current_scope(builder);
     let http = builder.http_mut();
     let server = ServerId(u32::try_from(http.servers.len()).expect("fewer servers than 2^32"));
@@ -154,6 +168,7 @@ pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), 
         shape: LocationShape::None,
         confs,
         locations: Vec::new(),
+        patterns: HashSet::new(),
         limit_except: None,
     });
     http.servers.push(ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() });
@@ -163,7 +178,7 @@ pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), 
 
 /// `location [=|~|~*|^~] URI { }` and `location @NAME { }`
 pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let confs = builder.fresh_confs();
+    let confs = builder.no_confs();
     let parent = current_scope(builder);
     let http = builder.http_mut();
     let (pattern, shape) = location_pattern(http, statement)?;
@@ -178,14 +193,17 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
         shape,
         confs,
         locations: Vec::new(),
+        patterns: HashSet::new(),
         limit_except: None,
     });
-    let siblings = &mut http.scopes[parent.0 as usize].locations;
-    if siblings.iter().any(|(sibling, _)| is_same_pattern(sibling, &pattern)) {
+    let parent = &mut http.scopes[parent.0 as usize];
+    if let Pattern::Exact(text) | Pattern::Prefix { prefix: text, .. } | Pattern::Named(text) = &pattern
+        && !parent.patterns.insert((shape, text.clone()))
+    {
         let message = format!("duplicate location \"{}\"", stored_name(&pattern, &name));
         return Err(statement.error(message));
     }
-    siblings.push((pattern, scope));
+    parent.locations.push((pattern, scope));
     builder.walk(statement.body(), Place::LOCATION, Level::Scope(scope));
     Ok(())
 }
@@ -221,7 +239,7 @@ fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
 /// It has all settings of the block around it but those that are for a location alone, and the content of the
 /// location stays what it is unless the block has content of its own.
 pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Place) -> ScopeId {
-    let confs = builder.fresh_confs();
+    let confs = builder.no_confs();
     let parent = current_scope(builder);
     let http = builder.http_mut();
     let outer = http.scope(parent);
@@ -233,6 +251,7 @@ pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Place
         shape: outer.shape,
         confs,
         locations: Vec::new(),
+        patterns: HashSet::new(),
         limit_except: None,
     };
     let scope = http.add_scope(draft);
@@ -353,15 +372,6 @@ fn check_nesting(parent: &ScopeDraft, name: &BString, shape: LocationShape) -> R
     Ok(())
 }
 
-fn is_same_pattern(one: &Pattern, other: &Pattern) -> bool {
-    match (one, other) {
-        (Pattern::Exact(one), Pattern::Exact(other)) => one == other,
-        (Pattern::Prefix { prefix: one, .. }, Pattern::Prefix { prefix: other, .. }) => one == other,
-        (Pattern::Named(one), Pattern::Named(other)) => one == other,
-        _ => false,
-    }
-}
-
 /// The http block, complete but for its sockets.
 pub struct HttpDraft {
     configuration: HttpConfiguration,
@@ -373,14 +383,14 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
     // The variables stay with the builder: defaults may mention some.
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
     let mut servers = std::mem::take(&mut builder.http_mut().servers);
-    complete_scopes(&mut scopes, builder)?;
+    let confs = complete_scopes(&mut scopes, builder)?;
     let addresses = gather_addresses(&mut servers, builder, resources)?;
     let mut variables = std::mem::take(&mut builder.http_mut().variables);
     let definitions = builder.order.modules.iter().flat_map(|module| module.variables);
     variables.resolve(definitions).map_err(|error| Diagnostic::emerg(error.message).at_opt(error.span))?;
     variables.keep_definitions(builder.order.modules.iter().flat_map(|module| module.variables));
     let servers = finish_servers(&mut scopes, servers);
-    let scopes = finish_scopes(scopes, builder);
+    let scopes = finish_scopes(scopes, confs, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, generation };
@@ -454,30 +464,87 @@ fn prepare_temp_paths(
     Ok(())
 }
 
+/// The settings of every module in one scope.
+type Confs = Vec<Option<SharedConf>>;
+
 /// Parents first: what a scope did not say it takes from its parent, and the
 /// http block from the defaults.
-fn complete_scopes(scopes: &mut [ScopeDraft], builder: &mut Builder) -> Result<(), Diagnostic> {
-    let tables = builder.tables();
-    let rows: Vec<_> =
-        tables.iter().filter(|row| row.directive.place.overlaps(Place::ANYWHERE.or(Place::IF_IN_LOCATION))).collect();
-    for index in 0..scopes.len() {
-        let (before, from) = scopes.split_at_mut(index);
-        let draft = &mut from[0];
-        let parent = draft.parent.map(|parent| &before[parent.0 as usize]);
-        for row in &rows {
-            let Some(conf) = &mut draft.confs[row.owner] else { continue };
-            if let Some(parent) = parent.and_then(|parent| parent.confs[row.owner].as_ref()) {
-                row.directive.store.inherit(conf.as_mut(), parent.as_ref());
-            }
-            row.directive.store.finish(conf.as_mut(), builder, row.directive.name, row.directive.default);
-        }
-        for (owner, module) in builder.order.modules.iter().enumerate() {
-            let (Some(conf), Some(conf_type)) = (&mut draft.confs[owner], &module.conf) else { continue };
-            let parent = parent.and_then(|parent| parent.confs[owner].as_deref());
-            (conf_type.merge)(conf.as_mut(), parent.map(|conf| conf as &dyn std::any::Any), builder)?;
+fn complete_scopes(drafts: &mut [ScopeDraft], builder: &mut Builder) -> Result<Vec<Confs>, Diagnostic> {
+    let mut rows: Vec<Vec<&'static Directive>> = vec![Vec::new(); builder.order.modules.len()];
+    for row in builder.tables().iter() {
+        if row.directive.place.overlaps(Place::ANYWHERE.or(Place::IF_IN_LOCATION)) {
+            rows[row.owner].push(row.directive);
         }
     }
-    Ok(())
+    let scopes = Vec::with_capacity(drafts.len());
+    let mut completion = Completion { builder, rows, scopes, of_silent: vec![Confs::new(); drafts.len()] };
+    for draft in drafts {
+        completion.complete_scope(std::mem::take(&mut draft.confs), draft.parent)?;
+    }
+    Ok(completion.scopes)
+}
+
+/// Completes scope after scope.
+struct Completion<'b> {
+    builder: &'b mut Builder,
+    /// Of each module, the directives that a scope may say.
+    rows: Vec<Vec<&'static Directive>>,
+    /// The scopes that are complete.
+    scopes: Vec<Confs>,
+    /// By parent, what those of its children share that say nothing of a module: it follows from the parent alone.
+    of_silent: Vec<Confs>,
+}
+
+impl Completion<'_> {
+    fn complete_scope(&mut self, own: Vec<Option<Conf>>, parent: Option<ScopeId>) -> Result<(), Diagnostic> {
+        let modules = self.builder.order.modules;
+        let mut confs = Confs::with_capacity(modules.len());
+        for ((owner, own), module) in own.into_iter().enumerate().zip(modules) {
+            let conf = module.conf.as_ref().map(|conf_type| match (own, parent) {
+                (None, Some(parent)) => self.conf_of_silent(owner, conf_type, parent),
+                (own, parent) => self.complete_conf(own.unwrap_or_else(conf_type.make), owner, conf_type, parent),
+            });
+            confs.push(conf.transpose()?);
+        }
+        self.scopes.push(confs);
+        Ok(())
+    }
+
+    /// The settings of a module in a child of `parent` that says nothing of it.
+    fn conf_of_silent(
+        &mut self,
+        owner: usize,
+        conf_type: &ConfType,
+        parent: ScopeId,
+    ) -> Result<SharedConf, Diagnostic> {
+        let place = parent.0 as usize;
+        if let Some(Some(known)) = self.of_silent[place].get(owner) {
+            return Ok(Arc::clone(known));
+        }
+        let conf = self.complete_conf((conf_type.make)(), owner, conf_type, Some(parent))?;
+        self.of_silent[place].resize(self.rows.len(), None);
+        self.of_silent[place][owner] = Some(Arc::clone(&conf));
+        Ok(conf)
+    }
+
+    fn complete_conf(
+        &mut self,
+        mut conf: Conf,
+        owner: usize,
+        conf_type: &ConfType,
+        parent: Option<ScopeId>,
+    ) -> Result<SharedConf, Diagnostic> {
+        let outer = parent.and_then(|parent| self.scopes[parent.0 as usize][owner].as_deref());
+        let outer = outer.map(|conf| conf as &dyn std::any::Any);
+        for row in &self.rows[owner] {
+            if let Some(outer) = outer {
+                row.store.inherit(conf.as_mut(), outer);
+            }
+            row.store.finish(conf.as_mut(), self.builder, row.name, row.default);
+        }
+        (conf_type.merge)(conf.as_mut(), outer, self.builder)?;
+        Ok(conf.into())
+    }
 }
 
 fn gather_addresses(
@@ -584,14 +651,8 @@ fn names_of(draft: &AddressDraft, servers: &mut [ServerDraft], builder: &mut Bui
             let message = format!("conflicting server name \"\" on {}, ignored", draft.spec.address);
             builder.note([Diagnostic::warn(message).at(servers[id.0 as usize].span)]);
         }
-        for (word, _) in &servers[id.0 as usize].names {
-            // Parsed before without an error; a regular expression is compiled per
-            // address, because expressions are not shared.
-            let Ok(mut name) = ServerName::parse(&word.text) else { continue };
-            if let ServerName::Regex(regex) = &mut name {
-                regex.bind(|group| builder.http_mut().variables.stored(group, Some(word.span)));
-            }
-            if names.insert(name, id).is_err() {
+        for (word, name) in &servers[id.0 as usize].names {
+            if names.insert(name.clone(), id).is_err() {
                 let message = format!("conflicting server name \"{}\" on {}, ignored", word.text, draft.spec.address);
                 builder.note([Diagnostic::warn(message).at(word.span)]);
             }
@@ -626,11 +687,12 @@ fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap
     locations
 }
 
-fn finish_scopes(drafts: Vec<ScopeDraft>, builder: &Builder) -> Vec<Scope> {
+fn finish_scopes(drafts: Vec<ScopeDraft>, confs: Vec<Confs>, builder: &Builder) -> Vec<Scope> {
+    let parts = parts_in_order(builder);
     let mut scopes: Vec<Scope> = Vec::with_capacity(drafts.len());
-    for draft in drafts {
+    for (draft, confs) in drafts.into_iter().zip(confs) {
         let location = draft.parent.filter(|_| draft.kind == ScopeKind::Nameless);
-        let mut scope = finish_scope(draft, builder);
+        let mut scope = finish_scope(draft, confs, &parts);
         if let Some(location) = location {
             keep_content(&mut scope, &scopes[location.0 as usize], location);
         }
@@ -654,40 +716,57 @@ fn keep_content(block: &mut Scope, location: &Scope, id: ScopeId) {
     block.handlers[CONTENT] = outer.iter().map(keep).collect();
 }
 
-fn finish_scope(mut draft: ScopeDraft, builder: &Builder) -> Scope {
+/// What modules do to requests and to responses, in order.
+struct Parts {
+    handlers: Vec<(Phase, BoundHandler)>,
+    filters: Vec<BoundFilter>,
+}
+
+fn parts_in_order(builder: &Builder) -> Parts {
     let modules = builder.order.modules;
     let index_of = |module: &'static Module| {
         let found = modules.iter().position(|candidate| std::ptr::eq(*candidate, module));
         found.expect("the order names only modules of its list")
     };
-    let conf_of = |index: usize| draft.confs[index].as_deref().map_or(&() as &dyn std::any::Any, |conf| conf);
-    let mut handlers: [Vec<BoundHandler>; super::phases::PHASES] = Default::default();
+    let mut parts = Parts { handlers: Vec::new(), filters: Vec::new() };
     for (phase, order) in builder.order.phases {
         for module in *order {
-            let index = index_of(module);
             let of_phase = module.handlers.iter().filter(|(own, _)| own == phase);
-            for (_, handler) in of_phase.filter(|(_, handler)| handler.applies(conf_of(index))) {
-                handlers[*phase as usize].push(BoundHandler { handler: *handler, module: index, kept_from: None });
-            }
+            let bind = |(_, handler): &(Phase, &'static dyn Handler)| BoundHandler {
+                handler: *handler,
+                module: index_of(module),
+                kept_from: None,
+            };
+            parts.handlers.extend(of_phase.map(|row| (*phase, bind(row))));
         }
     }
-    let mut filters = Vec::new();
     for module in builder.order.filters {
-        let index = index_of(module);
-        for filter in module.filters.iter().filter(|filter| filter.applies(conf_of(index))) {
-            filters.push(BoundFilter { filter: *filter, module: index });
+        let bind = |filter: &&'static dyn Filter| BoundFilter { filter: *filter, module: index_of(module) };
+        parts.filters.extend(module.filters.iter().map(bind));
+    }
+    parts
+}
+
+fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts) -> Scope {
+    let conf_of = |index: usize| confs[index].as_deref().map_or(&() as &dyn std::any::Any, |conf| conf);
+    let mut handlers: [Vec<BoundHandler>; super::phases::PHASES] = Default::default();
+    for (phase, bound) in &parts.handlers {
+        if bound.handler.applies(conf_of(bound.module)) {
+            handlers[*phase as usize].push(*bound);
         }
     }
-    let core = draft.confs.iter_mut().find(|conf| conf.as_ref().is_some_and(|conf| conf.is::<CoreSettings>()));
-    let core = core.and_then(Option::take).and_then(|conf| conf.downcast::<CoreSettings>().ok());
-    let core = *core.expect("the http core module is among the modules");
+    let applies = |bound: &&BoundFilter| bound.filter.applies(conf_of(bound.module));
+    let filters = parts.filters.iter().filter(applies).copied().collect();
+    let core = confs.iter().flatten().find(|conf| conf.is::<CoreSettings>());
+    let core = core.and_then(|conf| Arc::clone(conf).downcast::<CoreSettings>().ok());
+    let core = core.expect("the http core module is among the modules");
     Scope {
         kind: draft.kind,
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),
         core,
         limit_except: draft.limit_except,
-        confs: draft.confs,
+        confs: confs.into(),
         handlers,
         filters,
     }

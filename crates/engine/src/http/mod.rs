@@ -28,6 +28,7 @@ pub mod regex;
 pub mod request;
 pub mod request_body;
 pub mod response;
+mod reuse;
 pub mod room;
 pub mod server_name;
 pub mod settings;

@@ -662,7 +662,7 @@ mod tests {
         EventLoop::new(LoopOptions::default()).unwrap().run(async {
             let scope = mock::scope(mock::settings());
             let filters = vec![BoundFilter { filter, module: 0 }];
-            let scope = Scope { filters, confs: vec![None], ..scope };
+            let scope = Scope { filters, confs: [None].into(), ..scope };
             let mut request = mock::request_in(&MockExchange::new(), scope);
             let step = advance(&mut request);
             let seen = request.response.field(b"X-Seen").map(<[u8]>::to_vec);

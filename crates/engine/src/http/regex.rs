@@ -7,7 +7,7 @@
 //! A search is bounded: an expression that explodes on a text that a client chose
 //! ends with PCRE2's error, after some milliseconds at most.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use bstr::BStr;
 use pcre2::bytes::{CaptureLocations, Regex as Pcre, RegexBuilder};
@@ -25,16 +25,21 @@ const STEPS_MAX: &str = "(*LIMIT_MATCH=500000)";
 /// PCRE2's number for a search that found the stack of compiled code, 32 KiB, too small.
 const JIT_STACK_LIMIT: i32 = -46;
 
-/// A compiled regular expression.
-#[derive(Debug)]
+/// A compiled regular expression. Clones share the code, which takes kilobytes.
+#[derive(Clone, Debug)]
 pub struct Regex {
+    code: Arc<Code>,
+    variables: Vec<(usize, VariableId)>,
+}
+
+#[derive(Debug)]
+struct Code {
     compiled: Pcre,
     /// The same without JIT, which needs no stack: made when a search needs it.
     interpreted: OnceLock<Pcre>,
     is_caseless: bool,
     /// Whether it has groups beside the whole.
     has_groups: bool,
-    variables: Vec<(usize, VariableId)>,
 }
 
 /// A successful search: the expression and where its groups stand.
@@ -83,19 +88,19 @@ impl Regex {
             format!("pcre2_compile() failed: the expression is not valid UTF-8 in \"{}\"", BStr::new(pattern))
         })?;
         build(pattern, caseless, true)
-            .map(|compiled| Regex {
+            .map(|compiled| Code {
                 has_groups: compiled.captures_len() > 1,
                 compiled,
                 interpreted: OnceLock::new(),
                 is_caseless: caseless,
-                variables: Vec::new(),
             })
+            .map(|code| Regex { code: Arc::new(code), variables: Vec::new() })
             .map_err(|error| compilation_failed(pattern, &error))
     }
 
     /// Gives every named group its variable; `variable` finds one by its name.
     pub fn bind(&mut self, mut variable: impl FnMut(&[u8]) -> VariableId) {
-        let names = self.compiled.capture_names().iter().enumerate();
+        let names = self.code.compiled.capture_names().iter().enumerate();
         let named = names.filter_map(|(number, name)| Some((number, name.as_deref()?)));
         self.variables = named.map(|(number, name)| (number, variable(name.as_bytes()))).collect();
     }
@@ -107,13 +112,13 @@ impl Regex {
 
     /// The groups that have names, by their numbers.
     pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
-        let names = self.compiled.capture_names().iter().enumerate();
+        let names = self.code.compiled.capture_names().iter().enumerate();
         names.filter_map(|(number, name)| Some((number, name.as_deref()?)))
     }
 
     /// The expression as it was written.
     pub fn pattern(&self) -> &str {
-        self.compiled.as_str().strip_prefix(STEPS_MAX).unwrap_or_default()
+        self.code.compiled.as_str().strip_prefix(STEPS_MAX).unwrap_or_default()
     }
 
     /// Whether `text` matches. The error is that of [`Regex::find`].
@@ -128,7 +133,7 @@ impl Regex {
     }
 
     fn run<T>(&self, text: &[u8], search: impl Fn(&Pcre) -> Result<T, pcre2::Error>) -> Result<T, String> {
-        let found = match search(&self.compiled) {
+        let found = match search(&self.code.compiled) {
             Err(error) if error.code() == JIT_STACK_LIMIT => search(self.interpreted()),
             found => found,
         };
@@ -142,7 +147,7 @@ impl Regex {
     /// for groups.
     fn search(&self, compiled: &Pcre, text: &[u8]) -> Result<Option<Match<'_>>, pcre2::Error> {
         let place = |(start, end): (usize, usize)| Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?));
-        let groups = if !self.has_groups {
+        let groups = if !self.code.has_groups {
             let Some(found) = compiled.find(text)? else { return Ok(None) };
             [place((found.start(), found.end()))].into_iter().collect()
         } else {
@@ -157,8 +162,8 @@ impl Regex {
     }
 
     fn interpreted(&self) -> &Pcre {
-        self.interpreted.get_or_init(|| {
-            build(self.pattern(), self.is_caseless, false).expect("an expression that was compiled before")
+        self.code.interpreted.get_or_init(|| {
+            build(self.pattern(), self.code.is_caseless, false).expect("an expression that was compiled before")
         })
     }
 }
@@ -180,7 +185,10 @@ fn compilation_failed(pattern: &str, error: &pcre2::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gale_config::Statement;
+
     use super::*;
+    use crate::http::builder::HttpBuilder;
 
     #[test]
     fn groups_are_found_by_number_and_name() {
@@ -225,6 +233,16 @@ mod tests {
         let text = vec![b'b'; 8000];
         let found = regex.find(&text).unwrap().unwrap();
         assert_eq!(found.captures.text(&text, 1), Some(&b"b"[..]));
-        assert!(regex.interpreted.get().is_some());
+        assert!(regex.code.interpreted.get().is_some());
+    }
+
+    #[test]
+    fn the_same_expression_is_compiled_once_for_a_configuration() {
+        let mut http = HttpBuilder::default();
+        let word = Statement::synthetic(r"\.php$", Vec::new()).name;
+        let mut regex = |caseless| http.regex(&word, &word.text, caseless).unwrap();
+        let (one, same, other) = (regex(false), regex(false), regex(true));
+        assert!(Arc::ptr_eq(&one.code, &same.code));
+        assert!(!one.is_match(b"/A.PHP").unwrap() && other.is_match(b"/A.PHP").unwrap());
     }
 }

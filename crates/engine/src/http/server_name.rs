@@ -11,7 +11,7 @@ use super::configuration::ServerId;
 use super::regex::{Match, Regex};
 
 /// A name as written in `server_name`, parsed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum ServerName {
     /// `example.com`, and the empty name for requests without a host.
     Exact(Box<[u8]>),

@@ -30,6 +30,9 @@ impl Template {
     /// Compiles `text`; `variable` gives the index for a name. The error is
     /// nginx's message.
     pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template, String> {
+        if memchr::memchr(b'$', text).is_none() {
+            return Ok(Template::constant(text));
+        }
         let mut segments = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {

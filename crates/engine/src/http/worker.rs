@@ -22,6 +22,7 @@ use super::counters::OwnCounters;
 use super::http1::{Http1, Transfer};
 use super::notes::Notes;
 use super::request::Request;
+use super::reuse::Hand;
 use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::process::{Level, ListenAddress};
@@ -77,6 +78,8 @@ pub struct HttpWorker {
     #[expect(clippy::vec_box, reason = "as the requests")]
     spare_transfers: RefCell<Vec<Box<Transfer>>>,
     pub(super) waiting_for_room: RefCell<Vec<Waker>>,
+    /// Finds idle connections to close when there is no room.
+    pub(super) hand: Hand,
     waiting_for_end: RefCell<Vec<Waker>>,
     background: RefCell<Slab<Background>>,
     /// The second that the line was made for, and the line.
@@ -104,10 +107,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Since when the connection could have been closed to make room; none while it is
-    /// busy.
-    pub(super) fn idle_since(&self, now: Moment) -> Option<Moment> {
-        self.connection.upgrade()?.may_close_at().filter(|&time| time <= now)
+    /// From when on the connection may be closed to make room; none while it is busy.
+    pub(super) fn may_close_at(&self) -> Option<Moment> {
+        self.connection.upgrade()?.may_close_at()
     }
 }
 
@@ -128,6 +130,7 @@ impl HttpWorker {
             spare_requests: RefCell::default(),
             spare_transfers: RefCell::default(),
             waiting_for_room: RefCell::default(),
+            hand: Hand::default(),
             waiting_for_end: RefCell::default(),
             background: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
@@ -187,10 +190,8 @@ impl HttpWorker {
     }
 
     /// When the next idle connection may be closed.
-    pub(super) fn next_close(&self) -> Option<Moment> {
-        let connections = self.connections.borrow();
-        let times = connections.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at());
-        times.min()
+    fn next_close(&self) -> Option<Moment> {
+        self.connections.borrow().iter().filter_map(|(_, entry)| entry.may_close_at()).min()
     }
 
     /// Ready when no connection is open any more, and nothing is done in the background.
@@ -240,9 +241,12 @@ impl HttpWorker {
         }
     }
 
-    /// A connection has become idle: one that waits for room may take its place.
-    pub(crate) fn note_idle(&self) {
-        self.wake_waiting_for_room();
+    /// The connection of this number has become idle: one that waits for room may take its place.
+    pub(crate) fn note_idle(&self, number: usize) {
+        if !self.has_room() {
+            self.hand.note(number);
+            self.wake_waiting_for_room();
+        }
     }
 
     /// At most once a second, as nginx does.

@@ -29,6 +29,12 @@ use crate::process::LogHandle;
 /// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
+/// What a queue and the thread keep of the memory that a burst of lines has taken, once it is over.
+const KEPT_BYTES_MAX: usize = 256 * 1024;
+
+/// How long it takes until a burst counts as over: nothing is allocated anew for batches that are large again and again.
+const BURST_PAUSE: Duration = Duration::from_secs(1);
+
 /// A failing log is reported at most this often.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -59,6 +65,8 @@ enum Output {
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
+    /// When the last batch was taken that needed more memory than is kept.
+    last_large: Option<Instant>,
     /// How many batches have been taken and how many are done with.
     batches_taken: u64,
     batches_done: u64,
@@ -148,6 +156,9 @@ impl LogWriter {
                 }
                 std::mem::swap(&mut queue.bytes, spare);
                 queue.batches_taken += 1;
+                if spare.len() > KEPT_BYTES_MAX {
+                    queue.last_large = Some(Instant::now());
+                }
             }
             match self.write(spare) {
                 Err(error) => self.report(&format!("failed {}", OsErrorText(&error))),
@@ -155,6 +166,23 @@ impl LogWriter {
                 Ok(()) => {}
             }
         }
+    }
+
+    /// Whether its queue has been large since it was last shrunk, or has been given the memory of one that was.
+    fn is_swollen(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.last_large.is_some() || queue.bytes.capacity() > 2 * KEPT_BYTES_MAX
+    }
+
+    /// Gives back what a burst has left, if it is over; says whether one is not.
+    fn shrink(&self, now: Instant) -> bool {
+        let mut queue = self.queue.lock();
+        if queue.last_large.is_some_and(|last| now.duration_since(last) < BURST_PAUSE) {
+            return true;
+        }
+        queue.last_large = None;
+        queue.bytes.shrink_to(KEPT_BYTES_MAX);
+        false
     }
 
     /// Writes a batch; what is lost is counted.
@@ -331,19 +359,37 @@ impl WriterThread {
 
     fn run(&self) {
         let mut spare = Vec::new();
+        // Those that were large lately. Each is there once, and none that nobody else holds any more.
+        let mut swollen: Vec<Weak<LogWriter>> = Vec::new();
         loop {
             let writers = {
                 let mut dirty = self.dirty.lock();
                 dirty.is_writing = false;
                 self.changed.notify_all();
+                let until = (!swollen.is_empty()).then(|| Instant::now() + BURST_PAUSE);
                 while dirty.writers.is_empty() {
-                    self.changed.wait(&mut dirty);
+                    match until {
+                        None => self.changed.wait(&mut dirty),
+                        Some(until) if self.changed.wait_until(&mut dirty, until).timed_out() => break,
+                        Some(_) => {}
+                    }
                 }
-                dirty.is_writing = true;
+                dirty.is_writing = !dirty.writers.is_empty();
                 std::mem::take(&mut dirty.writers)
             };
-            for writer in writers {
+            for writer in &writers {
                 writer.write_batch(&mut spare);
+                if writer.is_swollen() && !swollen.iter().any(|known| known.as_ptr() == Arc::as_ptr(writer)) {
+                    swollen.push(Arc::downgrade(writer));
+                }
+            }
+            drop(writers);
+            if !swollen.is_empty() {
+                let now = Instant::now();
+                swollen.retain(|writer| writer.upgrade().is_some_and(|writer| writer.shrink(now)));
+                if swollen.is_empty() {
+                    spare = Vec::new();
+                }
             }
         }
     }
@@ -358,5 +404,49 @@ pub(super) fn finish(deadline: Instant) {
                 break;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::process::LogFile;
+
+    #[test]
+    fn the_memory_of_a_burst_goes_back_when_it_is_over() {
+        let writer = Arc::new(LogWriter::new(Output::File(Arc::new(LogFile::open(Path::new("/dev/null")).unwrap()))));
+        let line = [b'x'; 1000];
+        let burst = |bytes: usize| {
+            let mut queue = writer.queue.lock();
+            // As if the thread had been told already: it stays out of this.
+            queue.is_scheduled = true;
+            (0..bytes / line.len()).for_each(|_| queue.bytes.extend_from_slice(&line));
+        };
+        let capacity = || writer.queue.lock().bytes.capacity();
+        let mut spare = Vec::new();
+
+        // What is usual is kept, and never looked after.
+        burst(KEPT_BYTES_MAX);
+        writer.write_batch(&mut spare);
+        assert!(!writer.is_swollen());
+
+        burst(QUEUE_BYTES_MAX);
+        burst(1000);
+        writer.write_batch(&mut spare);
+        burst(QUEUE_BYTES_MAX);
+        writer.write_batch(&mut spare);
+        assert!(writer.is_swollen() && capacity() >= QUEUE_BYTES_MAX, "{}", capacity());
+
+        // While it goes on nothing is given back that would have to be taken again.
+        let now = Instant::now();
+        assert!(writer.shrink(now));
+        assert!(capacity() >= QUEUE_BYTES_MAX);
+        burst(2000);
+        writer.write_batch(&mut spare);
+        assert!(!writer.shrink(now + BURST_PAUSE));
+        assert!(capacity() <= KEPT_BYTES_MAX && !writer.is_swollen(), "{}", capacity());
+        assert_eq!(writer.lost_lines(), 0);
     }
 }

@@ -49,6 +49,13 @@ pub(super) struct Record {
     pub logs: Vec<LogHandle>,
 }
 
+impl Record {
+    /// The log file of this path, written as it was when it was opened: thousands are compared quickly byte by byte.
+    pub fn log(&self, path: &Path) -> Option<&LogHandle> {
+        self.logs.iter().find(|log| log.path().as_os_str() == path.as_os_str())
+    }
+}
+
 /// One look-up of `Resources::account`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct AccountEntry {
@@ -85,14 +92,15 @@ impl Bundle {
 
     /// The main error log's destinations, with their files.
     pub fn error_log_targets(&self) -> Vec<ErrorLogTarget> {
-        let find = |path: &Path| self.record.logs.iter().find(|log| log.path() == path);
         self.settings
             .error_log
             .iter()
             .filter_map(|setting| match &setting.destination {
                 ErrorLogDestination::Stderr => Some(ErrorLogTarget::Stderr(setting.level)),
                 ErrorLogDestination::Syslog(text) => Some(ErrorLogTarget::Syslog(setting.level, text.clone())),
-                ErrorLogDestination::File(path) => Some(ErrorLogTarget::File(setting.level, Arc::clone(find(path)?))),
+                ErrorLogDestination::File(path) => {
+                    Some(ErrorLogTarget::File(setting.level, Arc::clone(self.record.log(path)?)))
+                }
             })
             .collect()
     }
@@ -242,7 +250,7 @@ impl Resources for BundleResources<'_> {
     }
 
     fn log_file(&mut self, path: &Path) -> Result<LogHandle, ResourceError> {
-        let known = self.record.logs.iter().find(|log| log.path() == path);
+        let known = self.record.log(path);
         known.cloned().ok_or_else(|| missing(&format!("log \"{}\"", path.display())))
     }
 

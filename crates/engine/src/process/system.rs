@@ -205,7 +205,7 @@ impl Resources for SystemResources {
     }
 
     fn log_file(&mut self, path: &Path) -> Result<LogHandle, ResourceError> {
-        if let Some(open) = self.record.logs.iter().find(|log| log.path() == path) {
+        if let Some(open) = self.record.log(path) {
             return Ok(Arc::clone(open));
         }
         let file = LogFile::open(path).map_err(|error| {

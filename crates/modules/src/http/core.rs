@@ -936,9 +936,8 @@ fn alias(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
 
 fn directory(builder: &mut Builder, statement: &Statement, alias: Option<Alias>) -> Result<Root, Diagnostic> {
     let word = &statement.args[0];
-    for refused in ["document_root", "realpath_root"] {
-        let (plain, braced) = (format!("${refused}"), format!("${{{refused}}}"));
-        if word.text.contains_str(&plain) || word.text.contains_str(&braced) {
+    for (refused, braced) in [("document_root", "{document_root}"), ("realpath_root", "{realpath_root}")] {
+        if word.text.split_str("$").skip(1).any(|rest| rest.starts_with_str(refused) || rest.starts_with_str(braced)) {
             let name = &statement.name.text;
             let message = format!("the ${refused} variable cannot be used in the \"{name}\" directive");
             return Err(Diagnostic::emerg(message).at(word.span));

@@ -178,11 +178,11 @@ struct Draft<'s> {
     is_volatile: bool,
 }
 
-/// Networks by their first address and their length.
+/// Networks by their first address and their length: in order, the outer ones before those within them.
 #[derive(Default)]
 struct Networks {
-    v4: HashMap<(u32, u8), u32>,
-    v6: HashMap<(u128, u8), u32>,
+    v4: BTreeMap<(u32, u8), u32>,
+    v6: BTreeMap<(u128, u8), u32>,
     is_begun: bool,
 }
 
@@ -321,27 +321,21 @@ impl Networks {
         }
     }
 
-    fn ranges_of_v4(&self) -> Vec<Range> {
+    fn ranges_of_v4(&self) -> impl Iterator<Item = Range> {
         let range = |(&(start, length), &value): (&(u32, u8), &u32)| {
             let host_bits = u32::MAX.checked_shr(length.into()).unwrap_or(0);
             Range { start: start.into(), end: (start | host_bits).into(), value }
         };
-        sorted(self.v4.iter().map(range).collect())
+        self.v4.iter().map(range)
     }
 
-    fn ranges_of_v6(&self) -> Vec<Range> {
+    fn ranges_of_v6(&self) -> impl Iterator<Item = Range> {
         let range = |(&(start, length), &value): (&(u128, u8), &u32)| {
             let host_bits = u128::MAX.checked_shr(length.into()).unwrap_or(0);
             Range { start, end: start | host_bits, value }
         };
-        sorted(self.v6.iter().map(range).collect())
+        self.v6.iter().map(range)
     }
-}
-
-/// Outer ranges before those within them.
-fn sorted(mut ranges: Vec<Range>) -> Vec<Range> {
-    ranges.sort_unstable_by_key(|range| (range.start, std::cmp::Reverse(range.end)));
-    ranges
 }
 
 /// Ranges of IPv4 by their first address, none of which overlaps another one. As in nginx a range is kept in pieces, of

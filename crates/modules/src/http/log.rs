@@ -13,6 +13,7 @@
 //! before the logs that use it, as in nginx.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -102,7 +103,7 @@ struct Conf {
 struct Shared {
     formats: Vec<(BString, Arc<Format>)>,
     /// How lines for a file are gathered: a file has one buffer.
-    holds: Vec<(PathBuf, Gathering)>,
+    holds: HashMap<PathBuf, Gathering>,
 }
 
 /// How the lines for a file are gathered.
@@ -478,10 +479,10 @@ fn shared<'c>(conf: &'c mut Conf, builder: &'c mut Builder) -> &'c mut Shared {
 impl Shared {
     /// Notes how lines for this file are gathered; `false` if it was said otherwise before.
     fn agrees(&mut self, file: &DeferredLog, gathering: Gathering) -> bool {
-        match self.holds.iter().find(|(path, _)| path == file.path()) {
-            Some((_, known)) => *known == gathering,
+        match self.holds.get(file.path()) {
+            Some(known) => *known == gathering,
             None => {
-                self.holds.push((file.path().to_owned(), gathering));
+                self.holds.insert(file.path().to_owned(), gathering);
                 true
             }
         }
@@ -570,8 +571,8 @@ mod tests {
     /// The settings of a scope after `merge` with that of its parent.
     fn merged(builder: &mut Builder, scope: u32, parent: Option<&Conf>) -> Conf {
         let confs = builder.http_mut().confs(ScopeId(scope));
-        let conf = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>()).unwrap();
-        let mut conf = std::mem::take(conf);
+        let conf = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>());
+        let mut conf = conf.map(std::mem::take).unwrap_or_default();
         merge(&mut conf, parent.map(|parent| parent as &dyn Any), builder).unwrap();
         conf
     }

@@ -312,10 +312,10 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
     Scope {
         kind: ScopeKind::Server,
         name: Box::default(),
-        core,
+        core: Arc::new(core),
         limit_except: None,
         error_log: ErrorLog::new(Vec::new()),
-        confs: Vec::new(),
+        confs: Box::default(),
         handlers: Default::default(),
         filters: Vec::new(),
     }

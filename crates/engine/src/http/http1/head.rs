@@ -156,8 +156,7 @@ impl Http1 {
                 Poll::Pending => {
                     let polled = if pending.is_none() && !self.is_idle() {
                         let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
-                        self.idle_since.set(gale_runtime::now());
-                        self.worker.note_idle();
+                        self.note_idle();
                         timer.poll_after(wait, context)
                     } else {
                         timer.poll_expired(context)

@@ -189,6 +189,14 @@ impl Http1 {
         self.idle_since.get() != Moment::NEVER
     }
 
+    /// It waits for a request from now on: it may make room for another connection.
+    fn note_idle(&self) {
+        self.idle_since.set(gale_runtime::now());
+        if let Some(number) = self.listed.get() {
+            self.worker.note_idle(number.get() as usize - 1);
+        }
+    }
+
     /// The generation of the configuration of the exchange under way, if any.
     pub fn exchange_generation(&self) -> Option<u64> {
         self.state.borrow().transfer.as_ref()?.generation.map(NonZeroU64::get)
