@@ -89,9 +89,6 @@ pub(super) struct Transit {
     pub sending: Option<Box<Sending>>,
     pub writer: Parked,
     pub closed_waiter: Parked,
-    /// Into another of the allocator's classes than what idle connections have: among those, what has gone would leave holes
-    /// instead of whole pages, which go back to the system.
-    _apart: u64,
 }
 
 /// A receive in flight.
@@ -441,8 +438,6 @@ mod tests {
     #[test]
     fn an_idle_connection_is_as_small_as_with_epoll() {
         assert_eq!(Slots::<Connection>::BYTES, 48);
-        // The futures of HTTP/1 have up to 64 bytes, and the classes of the allocator are 16 apart.
-        assert!(size_of::<Transit>() > 64);
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut connection = Connection::new(near.into(), Fresh::Accepted);
         connection.receive = Receive::Multishot;
