@@ -75,10 +75,10 @@ fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
         let cancellations = std::mem::take(&mut *driver.requests.borrow_mut());
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         while with(&driver, key, |connection| connection.in_flight.has(Op::HungUp)) {
-            assert!(with(&driver, key, |connection| connection.sending.is_some()), "it is in flight");
+            assert!(with(&driver, key, |connection| connection.sending().is_some()), "it is in flight");
             driver.wait(None).unwrap();
         }
-        assert!(with(&driver, key, |connection| connection.sending.is_some()), "it is still in flight");
+        assert!(with(&driver, key, |connection| connection.sending().is_some()), "it is still in flight");
         driver.requests.borrow_mut().extend(cancellations);
         wait_until_free(&driver, key);
     }
@@ -121,7 +121,8 @@ fn no_completion_reaches_the_next_owner_of_a_slot() {
     let state = || {
         let requests = driver.requests.borrow().len();
         with(&driver, new, |connection| {
-            let Connection { readable, writable, hung_up, has_received, receive_error, .. } = *connection;
+            let Connection { readable, writable, hung_up, has_received, .. } = *connection;
+            let receive_error = connection.transit.as_ref().and_then(|transit| transit.receive_error);
             let in_flight = Op::ALL.map(|op| connection.in_flight.has(op));
             (readable, writable, hung_up, has_received, receive_error, in_flight, requests)
         })
