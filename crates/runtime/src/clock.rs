@@ -91,6 +91,7 @@ pub(crate) struct Clock {
     /// `Some` for virtual time.
     virtual_nanos: Option<Rc<Cell<u64>>>,
     now: Cell<u64>,
+    turn: Cell<u64>,
     /// The wall clock of this turn, in nanoseconds since the epoch; zero = not read yet in this turn.
     wall: Cell<u64>,
 }
@@ -107,7 +108,7 @@ impl Clock {
     }
 
     fn with(virtual_nanos: Option<Rc<Cell<u64>>>) -> Self {
-        let clock = Clock { virtual_nanos, now: Cell::new(0), wall: Cell::new(0) };
+        let clock = Clock { virtual_nanos, now: Cell::new(0), turn: Cell::new(0), wall: Cell::new(0) };
         clock.begin_turn();
         clock
     }
@@ -119,12 +120,18 @@ impl Clock {
     /// Reads the clock for a new turn.
     pub fn begin_turn(&self) {
         self.now.set(self.read());
+        self.turn.set(self.turn.get() + 1);
         self.wall.set(0);
     }
 
     /// The moment of this turn.
     pub fn now(&self) -> Moment {
         Moment(self.now.get())
+    }
+
+    /// The number of this turn.
+    pub fn turn(&self) -> u64 {
+        self.turn.get()
     }
 
     /// The clock itself, in nanoseconds.

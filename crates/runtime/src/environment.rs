@@ -96,6 +96,11 @@ pub fn now() -> Moment {
     Environment::with(|environment| environment.clock.now())
 }
 
+/// The number of this turn of the loop: who has a share of each turn knows by it when a new one begins.
+pub fn turn() -> u64 {
+    Environment::with(|environment| environment.clock.turn())
+}
+
 /// The wall clock of this turn.
 pub fn wall() -> SystemTime {
     Environment::with(|environment| environment.clock.wall_time())

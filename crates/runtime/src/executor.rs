@@ -33,7 +33,7 @@ pub(crate) const FOREIGN: u64 = (LOOPS_MAX as u64) << (64 - LOOP_BITS);
 /// Names a task: loop, slot and generation, the word of its waker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TaskId(
-    /// The complement of the word, because 0 is one: so that no task takes no room in a list.
+    /// The complement of the word: 0 is a valid word and all ones is not, so `Option<TaskId>` is no larger.
     NonZeroU64,
 );
 

@@ -81,7 +81,7 @@ pub use clock::{ClockChoice, Moment};
 pub use datagram::Datagram;
 pub use driver::{RingCounters, RingOptions, TcpInfo};
 pub use environment::{
-    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, wall, wall_seconds, worker,
+    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,
 };
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};

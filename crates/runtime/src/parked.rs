@@ -11,7 +11,7 @@ use crate::executor::{self, FOREIGN};
 /// At most one waker. Dropping it drops the waker.
 #[derive(Default)]
 pub(crate) struct Parked(
-    /// The complement of a waker's word, because 0 is one.
+    /// The complement of a waker's word: 0 is a valid word, all ones is not.
     Option<NonZeroU64>,
 );
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, Stream, TaskId, Timer, TurnEnd};
 
-use super::reuse::{Places, Round, Search};
+use super::reuse::{Places, Search};
 use super::worker::{Configured, Entry, HttpWorker};
 use crate::process::{Level, ListenAddress};
 
@@ -40,12 +40,10 @@ pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How long accepting pauses when the worker's memory for buffers is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
-/// How many connections there may be above the limit: those for which an idle one was to make room that was busy when they
-/// had come. From then on one is closed before somebody comes.
+/// How many connections there may be above the limit, besides one for each socket: an idle connection is closed only when a
+/// new one has been accepted, and by then it may be busy. Once there are so many, idle ones are closed before the next one
+/// is accepted.
 const ABOVE_LIMIT_MAX: usize = 32;
-
-/// How long those who wait for room until an idle connection may be closed sleep at least: all connections are looked at then.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whose turn it is among the loops of this process.
 static ACCEPT_MUTEX: AcceptMutex = AcceptMutex::new();
@@ -134,12 +132,11 @@ impl HttpWorker {
     /// Whether a connection may be accepted now: there is memory, and there is room, or it can be made once somebody has
     /// come. Before that no idle connection is closed for it.
     fn is_welcome(&self) -> bool {
-        !gale_runtime::leases_exhausted() && self.look_for_room(&mut self.new_round()) == Search::Found
+        !gale_runtime::leases_exhausted() && self.look_for_room() == Search::Found
     }
 
     /// Waits until a connection may be accepted.
     async fn welcome(self: &Rc<Self>, listener: &Listener) {
-        let mut round = self.new_round();
         loop {
             if gale_runtime::leases_exhausted() {
                 self.complain("the memory for buffers is exhausted, accepting pauses");
@@ -147,29 +144,20 @@ impl HttpWorker {
                 gale_runtime::sleep(MEMORY_PAUSE).await;
                 continue;
             }
-            match self.look_for_room(&mut round) {
+            match self.look_for_room() {
                 Search::Found => return,
                 Search::GoesOn => gale_runtime::yield_now().await,
-                Search::InVain => {
-                    self.room(listener, round.later).await;
-                    if !self.hand.has_noted_one() {
-                        round = self.new_round();
-                    }
-                }
+                Search::InVain(later) => self.room(listener, later).await,
             }
         }
     }
 
-    fn new_round(&self) -> Round {
-        Round::over(self.connections.borrow().capacity())
-    }
-
-    /// Looks for room in a bounded time: there is some, or an idle connection can be closed for a new one.
-    fn look_for_room(&self, round: &mut Round) -> Search {
+    /// Looks for room, with bounded work: there is some, or an idle connection can be closed for a new one.
+    fn look_for_room(&self) -> Search {
         if self.has_room() {
             return Search::Found;
         }
-        let search = self.with_places(|places| self.hand.find(round, places));
+        let search = self.with_places(|places| self.hand.find(places));
         if search == Search::Found && self.connections_above_limit() >= ABOVE_LIMIT_MAX {
             self.close_longest_idle();
             return Search::GoesOn;
@@ -214,18 +202,20 @@ impl HttpWorker {
     /// An idle connection may be protected for a while (`keepalive_min_timeout`): whoever
     /// waits for room looks again when that is over.
     fn wake_when_one_may_close(self: &Rc<Self>, time: Moment) {
-        if self.has_room_alarm.replace(true) {
-            return;
+        match self.room_alarm.get() {
+            Some((earlier, _)) if earlier <= time => return,
+            Some((_, task)) => gale_runtime::abort(task),
+            None => {}
         }
-        let time = time.max(gale_runtime::now() + LOOK_PAUSE);
         let worker = Rc::downgrade(self);
-        gale_runtime::spawn(async move {
+        let task = gale_runtime::spawn(async move {
             gale_runtime::sleep_until(time).await;
             if let Some(worker) = worker.upgrade() {
-                worker.has_room_alarm.set(false);
+                worker.room_alarm.set(None);
                 worker.wake_waiting_for_room();
             }
         });
+        self.room_alarm.set(Some((time, task)));
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -247,7 +237,8 @@ impl HttpWorker {
     fn with_places<T>(&self, act: impl FnOnce(&Places<'_>) -> T) -> T {
         let connections = self.connections.borrow();
         let may_close_at = |place: usize| connections.get(place).and_then(Entry::may_close_at);
-        act(&Places { count: connections.capacity(), now: gale_runtime::now(), may_close_at: &may_close_at })
+        let (now, turn) = (gale_runtime::now(), gale_runtime::turn());
+        act(&Places { count: connections.capacity(), now, turn, may_close_at: &may_close_at })
     }
 
     fn complain_of_connections(&self) {

@@ -90,8 +90,8 @@ pub struct HttpWorker {
     /// A response head is put together here before it is queued.
     pub(crate) scratch: RefCell<Vec<u8>>,
     last_complaint: Cell<Option<Moment>>,
-    /// A task will wake those that wait for room.
-    pub(super) has_room_alarm: Cell<bool>,
+    /// The task that will wake those that wait for room, and when.
+    pub(super) room_alarm: Cell<Option<(Moment, TaskId)>>,
 }
 
 /// A task that no connection waits for.
@@ -138,7 +138,7 @@ impl HttpWorker {
             notes: RefCell::default(),
             scratch: RefCell::default(),
             last_complaint: Cell::new(None),
-            has_room_alarm: Cell::new(false),
+            room_alarm: Cell::new(None),
         })
     }
 
@@ -159,6 +159,7 @@ impl HttpWorker {
             // One that was just accepted may have sent its request: the old one answers.
             has_no_place && !connection.begin_with(&old)
         });
+        self.hand.begin_again();
         self.wake_waiting_for_room();
     }
 
@@ -243,8 +244,8 @@ impl HttpWorker {
 
     /// The connection of this number has become idle: one that waits for room may take its place.
     pub(crate) fn note_idle(&self, number: usize) {
+        self.hand.note(number);
         if !self.has_room() {
-            self.hand.note(number);
             self.wake_waiting_for_room();
         }
     }
@@ -423,7 +424,7 @@ mod tests {
         // What is allocated for each idle connection: just within the allocator's classes of 64 and 192 bytes.
         assert!(connection <= 64, "the connection's future has {connection} bytes");
         assert!(state + 2 * size_of::<usize>() <= 192, "the connection has {state} bytes");
-        // And its place in the worker's list, where one that is free looks like none.
+        // And its place in the worker's list, where all ones, which no task has, stand for none.
         assert_eq!(size_of::<Option<Entry>>(), 16);
         assert!(exchange <= 512, "the exchange's future has {exchange} bytes");
     }
