@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::clock::{Moment, system_now};
+use crate::clock::{Moment, now_anywhere, system_now};
 use crate::residency::Residency;
 
 /// From so many outstanding reads on a device is crowded. A queue that is worth its name has room for dozens; those of loop
@@ -35,6 +35,11 @@ const SUSPICION_TIME: Duration = Duration::from_secs(10);
 
 /// How long after that a device is distrusted.
 const DISTRUST_TIME: Duration = Duration::from_secs(2);
+
+/// How long after a read from a device, and after a device was first asked about, it is not taken for granted that memory holds
+/// everything that is asked for there. A shortage of memory lasts, and to be careful for longer costs little: what is asked for
+/// again and again is known anyway.
+const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 
 /// How many threads of a pool may look for what is in memory at the same time, before what they look for stands in the
 /// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
@@ -54,6 +59,8 @@ pub(crate) struct DeviceState {
     /// Pieces that are being read because they were not in memory.
     reads: AtomicU32,
     looks: AtomicU32,
+    /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
+    missed_at_nanos: AtomicU64,
     distrusted_until_nanos: AtomicU64,
 }
 
@@ -70,7 +77,9 @@ impl Knowledge {
 
     /// Counts a read of a piece that is not in memory, until the result is dropped.
     pub fn begin_read(self: &Arc<Self>, device: u64) -> Outstanding {
-        self.device(device).reads.fetch_add(1, Relaxed);
+        let state = self.device(device);
+        state.reads.fetch_add(1, Relaxed);
+        state.note_miss(now_anywhere());
         Outstanding { knowledge: Arc::clone(self), device, count: |state| &state.reads }
     }
 
@@ -84,7 +93,12 @@ impl Knowledge {
 
 impl DeviceState {
     const fn new() -> Self {
-        DeviceState { reads: AtomicU32::new(0), looks: AtomicU32::new(0), distrusted_until_nanos: AtomicU64::new(0) }
+        DeviceState {
+            reads: AtomicU32::new(0),
+            looks: AtomicU32::new(0),
+            missed_at_nanos: AtomicU64::new(0),
+            distrusted_until_nanos: AtomicU64::new(0),
+        }
     }
 
     /// Whether a look at something unknown may wait.
@@ -92,6 +106,23 @@ impl DeviceState {
     pub fn is_crowded(&self, now: Moment) -> bool {
         let reads = self.reads.load(Relaxed);
         reads >= CROWDED_FROM || reads >= CROWDED_FROM_DISTRUSTED && self.is_distrusted(now)
+    }
+
+    /// Whether something had to be read lately, so memory is short, or was: then one page that is there tells nothing of those
+    /// beside it.
+    #[inline]
+    pub fn is_memory_short(&self, now: Moment) -> bool {
+        let missed_at = self.missed_at_nanos.load(Relaxed);
+        if missed_at == 0 {
+            self.note_miss(now);
+            return true;
+        }
+        now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME || self.reads.load(Relaxed) > 0
+    }
+
+    /// A piece was not in memory, or a call took so long that it may not have been.
+    pub fn note_miss(&self, now: Moment) {
+        self.missed_at_nanos.store(now.as_nanos(), Relaxed);
     }
 
     /// Whether a call that should not wait did so lately.
@@ -178,6 +209,21 @@ mod tests {
         assert!(!device.is_distrusted(now + DISTRUST_TIME) && !device.is_crowded(now + DISTRUST_TIME));
         drop(reads);
         assert!(!device.is_crowded(now));
+    }
+
+    #[test]
+    fn memory_is_short_for_a_while_after_a_read() {
+        let knowledge = Knowledge::new(Residency::with_slots(16));
+        let device = knowledge.device(5);
+        let begin = now_anywhere();
+        assert!(device.is_memory_short(begin), "nobody knows");
+        assert!(!device.is_memory_short(begin + 2 * SHORTAGE_TIME));
+        let read = knowledge.begin_read(5);
+        let later = now_anywhere() + SHORTAGE_TIME;
+        assert!(device.is_memory_short(later + SHORTAGE_TIME), "it still lasts");
+        drop(read);
+        assert!(device.is_memory_short(now_anywhere()));
+        assert!(!device.is_memory_short(later + Duration::from_nanos(1)));
     }
 
     #[test]

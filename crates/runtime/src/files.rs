@@ -597,10 +597,10 @@ impl File {
                 if let Some(age) = age.filter(|&age| age <= BELIEVED_TICKS) {
                     oldest = oldest.max(age);
                 } else {
-                    // A byte at either end. The kernel brings in a part as runs of pages, as far as whoever read it wanted,
-                    // and evicts them as runs; so where a part is not there as a whole, one of its ends most often is not.
-                    // What neither tells of, a hole between them, is a wait that `watched` notices.
-                    let is_there = !device.is_crowded(now) && self.probe(at)? && self.probe(part_end - 1)?;
+                    // A byte at either end, for as long as memory holds everything: what is asked is whether the part has
+                    // been read at all. When pages have to go, they go in runs of whatever length they were read in, and
+                    // what lies between two that are there may be gone. Then only a read tells, which takes what it finds.
+                    let is_there = !device.is_memory_short(now) && self.probe(at)? && self.probe(part_end - 1)?;
                     count_event(if is_there { Event::Hit } else { Event::Miss });
                     if !is_there {
                         return Ok(false);
@@ -640,6 +640,7 @@ impl File {
         }
         if verdict != Verdict::Quick {
             count_event(Event::LongCall);
+            self.with_knowledge(|knowledge| knowledge.device(self.metadata().device).note_miss(now_anywhere()));
         }
         if verdict == Verdict::Waited {
             count_event(Event::Misprediction);

@@ -250,6 +250,8 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
             return eprintln!("skipped: reads cannot be tried here");
         };
         assert!(!found.is_empty());
+        assert!(!file.is_resident(0, 1 << 20).unwrap(), "what nobody has read is not taken for granted");
+        assert!((1..16).all(|part| matches!(file.look(part << 16, 65_536), Ok(Look::Found(_)))));
         assert!(file.is_resident(0, 1 << 20).unwrap());
         let before = file_counters();
         let again = files::open_blocking(&directory.path("file"), OpenFlags::READ).unwrap();
