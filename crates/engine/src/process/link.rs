@@ -151,6 +151,15 @@ impl Link {
         self.flush()
     }
 
+    /// Sends a message that is of no use later: it is left out while the peer has not read what was sent before, and takes no
+    /// room from what must not be lost.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send_unless_waiting(&mut self, message: &Message) -> io::Result<()> {
+        if self.outbox.is_empty() { self.send(message) } else { Ok(()) }
+    }
+
     /// Sends a line for the log, cut to a bounded length.
     pub fn send_log(&mut self, level: Level, message: &str) -> io::Result<()> {
         let end = message.char_indices().map(|(at, _)| at).take_while(|&at| at <= LOG_LINE_BYTES_MAX).last();
@@ -455,6 +464,27 @@ mod tests {
         assert!(sent >= OUTBOX_MAX, "the outbox is filled before the link is given up");
         drop(theirs);
         assert!(ours.receive().is_err());
+    }
+
+    #[test]
+    fn what_is_of_no_use_later_does_not_fill_the_link_of_a_peer_that_does_not_read() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        while ours.outbox.is_empty() {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        for _ in 0..2 * OUTBOX_MAX {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        assert_eq!(ours.outbox.len(), 1);
+        ours.send(&Message::Terminate).expect("there is room");
+        let mut theirs = Link::new(theirs);
+        loop {
+            match theirs.wait(soon()).expect("arrives") {
+                Received::Message(Message::Look) => ours.flush().expect("the peer lives"),
+                Received::Message(Message::Terminate) => break,
+                _ => panic!("not sent"),
+            }
+        }
     }
 
     #[test]
