@@ -52,8 +52,8 @@ pub(super) enum Message {
     Build { request: BuildRequest },
     /// To the helper: the bundle has arrived.
     Taken,
-    /// To the worker: drain and exit. With `is_last` nobody else uses the listening sockets.
-    Quit { is_last: bool },
+    /// To the worker: drain and exit.
+    Quit,
     /// To the worker: exit.
     Terminate,
     /// To the worker: connections may wait of which it was not told.
@@ -70,8 +70,10 @@ pub(super) enum Message {
     Refused { generation: u64, report: Report },
     /// From the worker: every loop uses it, removed listeners are drained.
     Committed { generation: u64 },
-    /// From the worker: it accepts no more, and ends when its connections have.
+    /// From the worker: it is about to accept no more, and ends when its connections have.
     Leaving,
+    /// From the worker: nothing that it accepted from is open any more.
+    AcceptingEnded,
     /// From the worker: its last word.
     Ending,
     /// From the helper: a line for the master's log.
