@@ -29,7 +29,8 @@ impl FileReader {
     pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Lease>> {
         match self.try_read(piece) {
             Ok(Some(lease)) => Poll::Ready(Ok(lease)),
-            Ok(None) => self.delivery.poll_read(piece, true, context),
+            // Nobody knows here whether the client waits for the disk or the disk for a slow client.
+            Ok(None) => self.delivery.poll_read(piece, false, context),
             Err(error) => Poll::Ready(Err(error)),
         }
     }

@@ -29,8 +29,12 @@ use crate::process::LogHandle;
 /// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// What a queue and the thread keep of the memory that a burst of lines has taken, once it is over.
-const KEPT_BYTES_MAX: usize = 256 * 1024;
+/// Larger batches are those of a burst of lines.
+const BATCH_BYTES_USUAL: usize = 256 * 1024;
+
+/// What a queue and the thread keep of the memory that a burst has taken, once it is over: as much as usual batches make of
+/// it, since memory grows by doubling.
+const KEPT_BYTES_MAX: usize = 2 * BATCH_BYTES_USUAL;
 
 /// How long it takes until a burst counts as over: nothing is allocated anew for batches that are large again and again.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
@@ -156,7 +160,7 @@ impl LogWriter {
                 }
                 std::mem::swap(&mut queue.bytes, spare);
                 queue.batches_taken += 1;
-                if spare.len() > KEPT_BYTES_MAX {
+                if spare.len() > BATCH_BYTES_USUAL {
                     queue.last_large = Some(Instant::now());
                 }
             }
@@ -171,7 +175,7 @@ impl LogWriter {
     /// Whether its queue has been large since it was last shrunk, or has been given the memory of one that was.
     fn is_swollen(&self) -> bool {
         let queue = self.queue.lock();
-        queue.last_large.is_some() || queue.bytes.capacity() > 2 * KEPT_BYTES_MAX
+        queue.last_large.is_some() || queue.bytes.capacity() > KEPT_BYTES_MAX
     }
 
     /// Gives back what a burst has left, if it is over; says whether one is not.
@@ -181,7 +185,13 @@ impl LogWriter {
             return true;
         }
         queue.last_large = None;
-        queue.bytes.shrink_to(KEPT_BYTES_MAX);
+        if queue.bytes.capacity() > KEPT_BYTES_MAX {
+            let kept = queue.bytes.to_vec();
+            let large = std::mem::replace(&mut queue.bytes, kept);
+            // Giving back megabytes takes its time, and event loops wait for the lock.
+            drop(queue);
+            drop(large);
+        }
         false
     }
 
@@ -428,7 +438,7 @@ mod tests {
         let mut spare = Vec::new();
 
         // What is usual is kept, and never looked after.
-        burst(KEPT_BYTES_MAX);
+        burst(BATCH_BYTES_USUAL);
         writer.write_batch(&mut spare);
         assert!(!writer.is_swollen());
 

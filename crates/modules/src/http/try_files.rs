@@ -69,6 +69,11 @@ fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     }
     let (last, candidates) = statement.args.split_last().expect("two arguments at least");
     for word in candidates {
+        if word.text.split(|&byte| byte == b'/').any(|segment| segment == b"..") {
+            let message = format!("file \"{}\" of \"try_files\" is never found", word.text);
+            let hint = "a \"..\" in it may lead out of the directory that \"root\" or \"alias\" says";
+            builder.note([Diagnostic::warn(message).at(word.span).hint(hint)]);
+        }
         let mut word = word.clone();
         let is_directory = word.text.len() > 1 && word.text.ends_with(b"/");
         if is_directory {
