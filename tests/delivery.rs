@@ -13,7 +13,9 @@ use std::process::Command;
 use rustix::fs::{Advice, CWD, FileType, Mode};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
-use support::{Client, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, is_root, with_each_driver};
+use support::{
+    Client, DEADLINE, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, is_root, with_each_driver,
+};
 
 with_each_driver!(
     every_way_delivers_the_same,
@@ -27,6 +29,8 @@ with_each_driver!(
     reads_that_never_end_hold_up_nobody_else,
     nor_do_they_hold_up_the_end_of_the_server,
     nor_do_they_hold_up_what_comes_after_a_worker_that_died,
+    nor_do_they_keep_an_address_when_the_server_waits_for_a_client,
+    nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop,
     a_reload_goes_on_without_a_loop_that_waits_for_ever,
 );
 
@@ -507,6 +511,74 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         server.wait_logged(&format!("worker process {worker} exited on signal {}", signal.as_raw()));
         assert_eq!(server.get("/quick").text(), "again");
         server.end(Signal::TERM);
+    }
+}
+
+/// The dead process has all sockets, and the server ends only when its last client has.
+fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver) {
+    if !has_own_mounts(&format!("{}::nor_do_they_keep_an_address_when_the_server_waits_for_a_client", driver.name())) {
+        return;
+    }
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let mut server = hanging(driver, &mounted, "").start();
+    let _client = ask_for_what_hangs(&server, &mounted, "auto");
+    let worker = server.worker();
+    rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
+    server.wait_logged(&format!("worker process {worker} has died, and not ended "));
+    let mut busy = server.connect();
+    assert_eq!(busy.get("/quick").text(), "quick");
+    busy.send("GET /quick HTTP/1.1\r\nHost: h\r\n");
+    // Every loop has begun what came before when it answers something later.
+    for _ in 0..8 {
+        assert_eq!(server.get("/quick").text(), "quick");
+    }
+    server.signal(Signal::QUIT);
+    let address = server.directory.address(1);
+    let other = bind_when_free(address);
+    assert!(!server.directory.path().join("gale.sock").exists());
+    // Another server's now.
+    let other_file = UnixListener::bind(server.directory.path().join("gale.sock")).expect("nobody is in the way");
+    busy.send("\r\n");
+    assert_eq!(busy.response().text(), "quick");
+    assert!(server.wait_exited().success(), "{server}");
+    assert!(server.directory.path().join("gale.sock").exists(), "not the old server's to remove");
+    drop((other, other_file, mounted));
+    std::fs::remove_file(server.directory.path().join("gale.sock")).expect("ours");
+    server.assert_nothing_left();
+}
+
+/// It has not come to closing anything: a loop of it was stuck.
+fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver) {
+    if !has_own_mounts(&format!("{}::nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop", driver.name())) {
+        return;
+    }
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        return eprintln!("skipped: no file system can be mounted here");
+    };
+    let mut server = hanging(driver, &mounted, "").start();
+    let _client = ask_for_what_hangs(&server, &mounted, "off");
+    let (address, worker) = (server.directory.address(1), server.worker());
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
+    assert!(server.wait_exited().success(), "{server}");
+    assert!(server.log().contains(&format!("worker process {worker} has died, and not ended ")), "{server}");
+    drop(std::net::TcpListener::bind(address).expect("free"));
+    drop(mounted);
+    server.assert_nothing_left();
+}
+
+/// Another server, which tries until it can. Nothing tells of that.
+fn bind_when_free(address: std::net::SocketAddr) -> std::net::TcpListener {
+    let end = std::time::Instant::now() + DEADLINE;
+    loop {
+        match std::net::TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(error) => assert!(std::time::Instant::now() < end, "{address}: {error}"),
+        }
+        std::thread::yield_now();
     }
 }
 

@@ -52,8 +52,8 @@ pub(super) enum Message {
     Build { request: BuildRequest },
     /// To the helper: the bundle has arrived.
     Taken,
-    /// To the worker: drain and exit. With `is_last` nobody else uses the listening sockets.
-    Quit { is_last: bool },
+    /// To the worker: drain and exit.
+    Quit,
     /// To the worker: exit.
     Terminate,
     /// To the worker: connections may wait of which it was not told.
@@ -70,8 +70,10 @@ pub(super) enum Message {
     Refused { generation: u64, report: Report },
     /// From the worker: every loop uses it, removed listeners are drained.
     Committed { generation: u64 },
-    /// From the worker: it accepts no more, and ends when its connections have.
+    /// From the worker: it is about to accept no more, and ends when its connections have.
     Leaving,
+    /// From the worker: nothing that it accepted from is open any more.
+    AcceptingEnded,
     /// From the worker: its last word.
     Ending,
     /// From the helper: a line for the master's log.
@@ -149,6 +151,15 @@ impl Link {
     pub fn send(&mut self, message: &Message) -> io::Result<()> {
         self.enqueue(message, Vec::new())?;
         self.flush()
+    }
+
+    /// Sends a message that is of no use later: it is left out while the peer has not read what was sent before, and takes no
+    /// room from what must not be lost.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send_unless_waiting(&mut self, message: &Message) -> io::Result<()> {
+        if self.outbox.is_empty() { self.send(message) } else { Ok(()) }
     }
 
     /// Sends a line for the log, cut to a bounded length.
@@ -455,6 +466,27 @@ mod tests {
         assert!(sent >= OUTBOX_MAX, "the outbox is filled before the link is given up");
         drop(theirs);
         assert!(ours.receive().is_err());
+    }
+
+    #[test]
+    fn what_is_of_no_use_later_does_not_fill_the_link_of_a_peer_that_does_not_read() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        while ours.outbox.is_empty() {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        for _ in 0..2 * OUTBOX_MAX {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        assert_eq!(ours.outbox.len(), 1);
+        ours.send(&Message::Terminate).expect("there is room");
+        let mut theirs = Link::new(theirs);
+        loop {
+            match theirs.wait(soon()).expect("arrives") {
+                Received::Message(Message::Look) => ours.flush().expect("the peer lives"),
+                Received::Message(Message::Terminate) => break,
+                _ => panic!("not sent"),
+            }
+        }
     }
 
     #[test]

@@ -281,7 +281,8 @@ pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<Owned
 /// connects to them would wait for ever, and nobody else could listen on the address.
 pub(super) fn shut_down(listener: &Listener) {
     for socket in &listener.sockets {
-        // One that does not listen any more, or that takes datagrams, has nothing to end.
+        // One that does not listen any more has nothing to end. One that takes datagrams keeps its port even so: the kernel
+        // answers ENOTCONN, and frees the port of a socket that was bound to it only when the last who has it closes it.
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
 }

@@ -101,7 +101,7 @@ impl<P: Program> Master<P> {
         for worker in self.workers.iter_mut().filter(|worker| worker.phase == WorkerPhase::Serving) {
             if let Some(link) = &mut worker.link {
                 // A lost link is found and logged when it is read.
-                let _ = link.send(&Message::Look);
+                let _ = link.send_unless_waiting(&Message::Look);
             }
         }
     }

@@ -76,6 +76,7 @@ impl<P: Program> Master<P> {
             Message::Refused { report, .. } => self.handle_refused(pid, report),
             Message::Log { level, message } => self.log.write(level, &message),
             Message::Leaving => self.handle_leaving(pid),
+            Message::AcceptingEnded => self.handle_accepting_ended(pid),
             Message::Ending => self.handle_ending(pid),
             Message::ReopenAgain => self.send_logs_again(pid),
             _ => self.log.write(Level::Alert, &format!("unexpected message from worker process {pid}")),

@@ -35,7 +35,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::Pid;
 
 use self::reload::Reload;
-use self::stop::Stop;
+use self::stop::{LastAccepting, Stop};
 use self::workers::{Respawn, WorkerProcess};
 use super::bundle::Bundle;
 use super::daemon::Waiting;
@@ -77,6 +77,8 @@ pub(super) struct Master<P: Program> {
     reload_wanted: bool,
     respawn: Respawn,
     stop: Option<Stop>,
+    /// In a graceful stop.
+    last_accepting: Option<LastAccepting>,
     /// A worker process has been ready at some time: from then on the master does not give up.
     serving_since_start: bool,
     waiting: Option<Waiting>,
@@ -109,6 +111,7 @@ impl<P: Program> Master<P> {
             reload_wanted: false,
             respawn: Respawn { at: None, pause: Duration::ZERO },
             stop: None,
+            last_accepting: None,
             serving_since_start: false,
             waiting: start.waiting,
             daemonized: start.daemonized,

@@ -10,8 +10,9 @@ use super::Master;
 use super::workers::WorkerPhase;
 use crate::process::errors::Level;
 use crate::process::link::Message;
+use crate::process::listen::{self, ListenerHandle};
 use crate::process::program::Program;
-use crate::process::{listen, pid_file, system};
+use crate::process::{pid_file, system};
 
 /// A fast stop turns to SIGKILL after this long; nginx's own delays add up to about the same.
 const KILL_AFTER: Duration = Duration::from_secs(2);
@@ -19,6 +20,13 @@ const KILL_AFTER: Duration = Duration::from_secs(2);
 pub(super) enum Stop {
     Graceful,
     Fast { kill_at: Option<Instant> },
+}
+
+/// The worker process that is the last to accept, and our copies of what it accepts from, whose files are removed. They are
+/// kept until it accepts no more: closing is not enough when a process that the kernel holds has them as well.
+pub(super) struct LastAccepting {
+    worker: Pid,
+    listeners: Vec<ListenerHandle>,
 }
 
 impl<P: Program> Master<P> {
@@ -29,11 +37,28 @@ impl<P: Program> Master<P> {
         self.notifier.stopping();
         self.stop = Some(Stop::Graceful);
         self.drop_reload();
-        let is_last = !self.upgrade_is_running();
-        self.tell_to_leave(&Message::Quit { is_last }, rustix::process::Signal::QUIT);
-        // Those that a dead process has as well, which closes nothing, are dealt with at the end.
-        if self.held.is_empty() {
-            self.close_listeners();
+        // The first: a successor that is not ready yet comes after it.
+        let serving = self.serving_worker().map(|worker| worker.pid);
+        let unreachable = self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
+        let is_shared = self.upgrade_is_running();
+        match serving.filter(|pid| !is_shared && !unreachable.contains(pid)) {
+            Some(worker) => {
+                let listeners = std::mem::take(&mut self.bundle.record.listeners);
+                listeners.iter().for_each(|listener| system::remove_socket_file(listener, &*self.log));
+                self.last_accepting = Some(LastAccepting { worker, listeners });
+            }
+            // What only this binary opened is dealt with at the end, if a dead process has it as well.
+            None if is_shared && !self.held.is_empty() => {}
+            // Nobody accepts, or nobody would tell us of the end of it.
+            None => self.close_listeners(),
+        }
+    }
+
+    /// This worker process accepts no more, or is gone. If it was the last, the addresses are free from now on.
+    pub(super) fn handle_accepting_ended(&mut self, pid: Pid) {
+        let last = self.last_accepting.take_if(|last| last.worker == pid);
+        if let Some(last) = last.filter(|_| !self.held.is_empty()) {
+            last.listeners.iter().for_each(|listener| listen::shut_down(listener));
         }
     }
 
@@ -59,11 +84,11 @@ impl<P: Program> Master<P> {
         self.resting = true;
         self.respawn.at = None;
         self.drop_reload();
-        self.tell_to_leave(&Message::Quit { is_last: false }, rustix::process::Signal::QUIT);
+        self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
     }
 
-    /// Tells every worker process that is not leaving already; by signal when the link is gone.
-    fn tell_to_leave(&mut self, message: &Message, signal: rustix::process::Signal) {
+    /// Tells every worker process that is not leaving already; by signal when the link is gone. Returns those.
+    fn tell_to_leave(&mut self, message: &Message, signal: rustix::process::Signal) -> Vec<Pid> {
         let mut unreachable = Vec::new();
         for worker in self.workers.iter_mut().filter(|worker| worker.phase != WorkerPhase::Leaving) {
             worker.phase = WorkerPhase::Leaving;
@@ -71,16 +96,17 @@ impl<P: Program> Master<P> {
                 unreachable.push(worker.pid);
             }
         }
-        for pid in unreachable {
-            self.kill(pid, signal);
+        for pid in &unreachable {
+            self.kill(*pid, signal);
         }
+        unreachable
     }
 
     pub(super) fn retire_all_but(&mut self, pid: Pid) {
         let mut unreachable = Vec::new();
         for worker in self.workers.iter_mut().filter(|worker| worker.pid != pid) {
             worker.phase = WorkerPhase::Leaving;
-            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit { is_last: false }).is_err()) {
+            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit).is_err()) {
                 unreachable.push(worker.pid);
             }
         }

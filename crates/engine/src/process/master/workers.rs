@@ -209,6 +209,7 @@ impl<P: Program> Master<P> {
     }
 
     pub(super) fn handle_worker_exit(&mut self, worker: &WorkerProcess) {
+        self.handle_accepting_ended(worker.pid);
         self.end_reload_of(worker.pid, "the worker process died before it was ready for the new configuration");
         if worker.phase == WorkerPhase::Leaving {
             return;

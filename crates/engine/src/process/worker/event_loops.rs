@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::reload::Reload;
-use super::stop::LOOPS_STOP_TIMEOUT;
+use super::stop::{LOOPS_STOP_TIMEOUT, Stop};
 use super::{Control, EXIT_FATAL, Event, Origin};
 use crate::process::errors::{Level, errno_text};
 use crate::process::link::Message;
@@ -123,18 +123,24 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting.
     fn handle_draining(&mut self, index: usize) {
         if let LoopPhase::Draining { stopped_accepting, .. } = &mut self.loops[index].phase {
             *stopped_accepting = true;
         }
+        self.check_accepting();
+    }
+
+    /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting. The
+    /// master is told, each time that it asks: it may have copies.
+    pub(super) fn check_accepting(&mut self) {
         let accepts = |each: &Loop<_>| match each.phase {
             LoopPhase::Draining { stopped_accepting, .. } => !stopped_accepting,
             LoopPhase::Stopping => false,
             _ => true,
         };
-        if self.stop.is_some() && !self.loops.iter().any(accepts) {
+        if matches!(self.stop, Some(Stop::Graceful { .. })) && !self.loops.iter().any(accepts) {
             self.detach_all();
+            self.tell_master(&Message::AcceptingEnded);
         }
     }
 

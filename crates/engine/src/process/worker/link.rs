@@ -48,9 +48,10 @@ impl<P: Program> Control<P> {
                 self.ask_for_logs_at = Some(Instant::now() + ASK_FOR_LOGS_PAUSE);
             }
             Received::Reopened(logs) => self.begin_reopening(Reopened::ByMaster(logs)),
-            Received::Message(Message::Quit { is_last }) => {
-                self.is_last = is_last;
+            Received::Message(Message::Quit) => {
                 self.begin_graceful_stop();
+                // If it had begun before, the master may not have been there to hear the end of it.
+                self.check_accepting();
             }
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
             Received::Message(Message::Look) => self.program.look_for_connections(),

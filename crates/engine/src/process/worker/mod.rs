@@ -101,8 +101,6 @@ struct Control<P: Program> {
     ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
     stop: Option<Stop>,
-    /// Nobody uses the listening sockets after this process.
-    is_last: bool,
     exit_code: u8,
 }
 
@@ -137,7 +135,6 @@ impl<P: Program> Control<P> {
             ask_for_logs_at: None,
             retired: Vec::new(),
             stop: None,
-            is_last: false,
             exit_code: 0,
         })
     }
@@ -171,10 +168,7 @@ impl<P: Program> Control<P> {
             self.leave_single();
         }
         // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take. What a loop has told the
-        // kernel to watch stays open even so.
-        if self.is_last && !self.loops.is_empty() {
-            self.bundle.record.listeners.iter().for_each(|listener| listen::shut_down(listener));
-        }
+        // kernel to watch stays open even so: that is the master's.
         self.detach_all();
         self.tell_master(&Message::Ending);
         // Not a return from main: a stuck thread must not be waited for, nor run against destructors of statics.
