@@ -584,6 +584,12 @@ impl File {
             if device.is_distrusted(now) {
                 return Ok(false);
             }
+            // Each read takes memory for what is read ahead as well, so what was there a moment ago may have gone, all but
+            // what is used again and again: a file that was sent as a whole just now.
+            if device.is_crowded(now) {
+                let whole = pages_of(0, self.metadata().size);
+                return Ok(self.shared.seen.covers(&whole, now, BELIEVED_TICKS));
+            }
             let pages = pages_of(offset, length);
             if self.shared.seen.covers(&pages, now, BELIEVED_TICKS) {
                 return Ok(true);
