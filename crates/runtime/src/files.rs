@@ -408,6 +408,8 @@ struct Shared {
     hash: FileHash,
     /// What of it was seen in memory lately.
     seen: Run,
+    /// All of it, when that was seen within one tick.
+    whole: Run,
     opened: Moment,
     /// Its file system was found to be in memory.
     lies_in_memory: AtomicBool,
@@ -463,6 +465,7 @@ impl File {
             access,
             hash: FileHash::new(metadata.device, metadata.inode),
             seen: Run::default(),
+            whole: Run::default(),
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),
@@ -587,8 +590,7 @@ impl File {
             // Each read takes memory for what is read ahead as well, so what was there a moment ago may have gone, all but
             // what is used again and again: a file that was sent as a whole just now.
             if device.is_crowded(now) {
-                let whole = pages_of(0, self.metadata().size);
-                return Ok(self.shared.seen.covers(&whole, now, BELIEVED_TICKS));
+                return Ok(self.shared.whole.covers(&self.all_pages(), now, BELIEVED_TICKS));
             }
             let pages = pages_of(offset, length);
             if self.shared.seen.covers(&pages, now, BELIEVED_TICKS) {
@@ -622,6 +624,10 @@ impl File {
             self.shared.seen.note(pages, oldest, now);
             Ok(true)
         })
+    }
+
+    fn all_pages(&self) -> Range<u64> {
+        0..self.metadata().size.div_ceil(PAGE)
     }
 
     /// Whether the pages are all that the file has in a part.
@@ -677,6 +683,7 @@ impl File {
     fn forget(&self, knowledge: &Knowledge, offset: u64) {
         knowledge.residency.forget(self.shared.hash, offset / GRANULE);
         self.shared.seen.forget();
+        self.shared.whole.forget();
     }
 
     /// The pages of a piece that was found in memory, and the time, unless that was noted in this very tick.
@@ -693,6 +700,10 @@ impl File {
         let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
         // With what was sent before, a part may be whole.
         let seen = self.shared.seen.note(pages, 0, now);
+        let all = self.all_pages();
+        if seen.start <= all.start && all.end <= seen.end {
+            self.shared.whole.note(all, 0, now);
+        }
         for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
             knowledge.residency.note(self.shared.hash, granule, now);
         }
