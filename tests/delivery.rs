@@ -370,12 +370,7 @@ fn broken(driver: Driver, root: &Path) -> Server {
 }
 
 fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
-    if !has_own_mounts(&format!("{}::a_broken_file_system_costs_only_who_asks_for_it", driver.name())) {
-        return;
-    }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
-    };
+    let Some(mounted) = mount_for(driver, "a_broken_file_system_costs_only_who_asks_for_it") else { return };
     let server = broken(driver, &mounted.point());
     let content = fuse::content();
     // `aio off` is for those who want to see what happens then.
@@ -401,12 +396,7 @@ fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
 }
 
 fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
-    if !has_own_mounts(&format!("{}::reads_that_never_end_hold_up_nobody_else", driver.name())) {
-        return;
-    }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
-    };
+    let Some(mounted) = mount_for(driver, "reads_that_never_end_hold_up_nobody_else") else { return };
     let server = broken(driver, &mounted.point());
     let path = server.directory.path().join("files/cold");
     // More than there are threads, and in all ways.
@@ -516,11 +506,8 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
 
 /// The dead process has all sockets, and the server ends only when its last client has.
 fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver) {
-    if !has_own_mounts(&format!("{}::nor_do_they_keep_an_address_when_the_server_waits_for_a_client", driver.name())) {
+    let Some(mounted) = mount_for(driver, "nor_do_they_keep_an_address_when_the_server_waits_for_a_client") else {
         return;
-    }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
     };
     let mut server = hanging(driver, &mounted, "").start();
     let _client = ask_for_what_hangs(&server, &mounted, "auto");
@@ -551,11 +538,8 @@ fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver
 
 /// It has not come to closing anything: a loop of it was stuck.
 fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver) {
-    if !has_own_mounts(&format!("{}::nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop", driver.name())) {
+    let Some(mounted) = mount_for(driver, "nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop") else {
         return;
-    }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
     };
     let mut server = hanging(driver, &mounted, "").start();
     let _client = ask_for_what_hangs(&server, &mounted, "off");
@@ -568,6 +552,18 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
     drop(std::net::TcpListener::bind(address).expect("free"));
     drop(mounted);
     server.assert_nothing_left();
+}
+
+/// A file system of the test of this name, which alone sees it; none where that cannot be.
+fn mount_for(driver: Driver, test: &str) -> Option<fuse::FileSystem> {
+    if !has_own_mounts(&format!("{}::{test}", driver.name())) {
+        return None;
+    }
+    let mounted = fuse::FileSystem::mount();
+    if mounted.is_none() {
+        eprintln!("skipped: no file system can be mounted here");
+    }
+    mounted
 }
 
 /// Another server, which tries until it can. Nothing tells of that.
@@ -584,12 +580,7 @@ fn bind_when_free(address: std::net::SocketAddr) -> std::net::TcpListener {
 
 /// With `aio off` whoever asks for the file holds up its loop: that is what it is there to show. Not the others.
 fn a_reload_goes_on_without_a_loop_that_waits_for_ever(driver: Driver) {
-    if !has_own_mounts(&format!("{}::a_reload_goes_on_without_a_loop_that_waits_for_ever", driver.name())) {
-        return;
-    }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
-    };
+    let Some(mounted) = mount_for(driver, "a_reload_goes_on_without_a_loop_that_waits_for_ever") else { return };
     let mut server = hanging(driver, &mounted, "").start();
     let mut client = ask_for_what_hangs(&server, &mounted, "off");
     let configuration = server.directory.read("gale.conf");

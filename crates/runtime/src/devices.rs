@@ -3,7 +3,8 @@
 //! A look at what is in memory can itself wait: on a miss the kernel begins to read ahead, and whoever submits that sleeps
 //! when the device's queue is full. So while several reads of a device are outstanding, it is *crowded*, and what is not
 //! known to be in memory goes to a pool without a look. And a call that did wait although it should not (a *misprediction*)
-//! makes its device *distrusted* for a while.
+//! makes its device *distrusted* for a while. For longer *memory is short* there: something had to be read, so one page that is
+//! in memory tells nothing of others.
 //!
 //! A call that takes long has not always waited: on a busy machine the thread may have been held up. Only the kernel's count
 //! of a thread's voluntary switches tells the two apart, and asking for it costs as much as a small read; so the first long

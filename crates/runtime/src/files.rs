@@ -701,7 +701,7 @@ impl File {
         // With what was sent before, a part may be whole.
         let seen = self.shared.seen.note(pages, 0, now);
         let all = self.all_pages();
-        if seen.start <= all.start && all.end <= seen.end {
+        if seen.start == 0 && all.end <= seen.end {
             self.shared.whole.note(all, 0, now);
         }
         for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {

@@ -41,10 +41,15 @@ pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
     if append_path(request, tail, out) { Ok(()) } else { Err(404) }
 }
 
+/// Whether a segment of it is `..`, whoever wrote that: behind a directory there is no such file.
+pub fn may_lead_out(tail: &[u8]) -> bool {
+    leads_upwards(tail, |_| true)
+}
+
 /// Appends the directory and what follows it there. `false`, with nothing appended, when that leads out of the directory: by a
 /// `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at the beginning of the other become one.
 fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
-    if leads_upwards(tail, |_| true) {
+    if may_lead_out(tail) {
         refuse_path(request, tail);
         return false;
     }

@@ -9,7 +9,7 @@ use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::files::path_of;
+use gale_engine::http::files::{may_lead_out, path_of};
 use gale_engine::http::open_files;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -69,7 +69,7 @@ fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     }
     let (last, candidates) = statement.args.split_last().expect("two arguments at least");
     for word in candidates {
-        if word.text.split(|&byte| byte == b'/').any(|segment| segment == b"..") {
+        if may_lead_out(&word.text) {
             let message = format!("file \"{}\" of \"try_files\" is never found", word.text);
             let hint = "a \"..\" in it may lead out of the directory that \"root\" or \"alias\" says";
             builder.note([Diagnostic::warn(message).at(word.span).hint(hint)]);

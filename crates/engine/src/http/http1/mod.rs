@@ -192,9 +192,14 @@ impl Http1 {
     /// It waits for a request from now on: it may make room for another connection.
     fn note_idle(&self) {
         self.idle_since.set(gale_runtime::now());
-        if let Some(number) = self.listed.get() {
-            self.worker.note_idle(number.get() as usize - 1);
+        if let Some(number) = self.number_in_list() {
+            self.worker.note_idle(number);
         }
+    }
+
+    /// Its place among the connections of its worker, once it has one.
+    fn number_in_list(&self) -> Option<usize> {
+        self.listed.get().map(|number| number.get() as usize - 1)
     }
 
     /// The generation of the configuration of the exchange under way, if any.
@@ -478,8 +483,8 @@ impl Drop for Http1 {
         if let Some(transfer) = &mut self.state.get_mut().transfer {
             transfer.head.end_waiting(&self.worker.counters);
         }
-        if let Some(number) = self.listed.get() {
-            self.worker.forget_connection(number.get() as usize - 1);
+        if let Some(number) = self.number_in_list() {
+            self.worker.forget_connection(number);
         }
     }
 }

@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use super::Master;
-use super::workers::WorkerPhase;
+use super::workers::{WorkerPhase, WorkerProcess};
 use crate::process::errors::Level;
 use crate::process::link::Message;
 use crate::process::listen::{self, ListenerHandle};
@@ -39,7 +39,7 @@ impl<P: Program> Master<P> {
         self.drop_reload();
         // The first: a successor that is not ready yet comes after it.
         let serving = self.serving_worker().map(|worker| worker.pid);
-        let unreachable = self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
+        let unreachable = self.tell_to_leave(&Message::Quit, Signal::QUIT);
         let is_shared = self.upgrade_is_running();
         match serving.filter(|pid| !is_shared && !unreachable.contains(pid)) {
             Some(worker) => {
@@ -74,7 +74,7 @@ impl<P: Program> Master<P> {
         for worker in &mut self.workers {
             worker.phase = WorkerPhase::Serving; // also one that drains
         }
-        self.tell_to_leave(&Message::Terminate, rustix::process::Signal::TERM);
+        self.tell_to_leave(&Message::Terminate, Signal::TERM);
     }
 
     pub(super) fn rest(&mut self) {
@@ -84,13 +84,22 @@ impl<P: Program> Master<P> {
         self.resting = true;
         self.respawn.at = None;
         self.drop_reload();
-        self.tell_to_leave(&Message::Quit, rustix::process::Signal::QUIT);
+        self.tell_to_leave(&Message::Quit, Signal::QUIT);
     }
 
-    /// Tells every worker process that is not leaving already; by signal when the link is gone. Returns those.
-    fn tell_to_leave(&mut self, message: &Message, signal: rustix::process::Signal) -> Vec<Pid> {
+    /// Tells every worker process that is not leaving already. Returns those that could only be told by signal.
+    fn tell_to_leave(&mut self, message: &Message, signal: Signal) -> Vec<Pid> {
+        self.send_away(|worker| worker.phase != WorkerPhase::Leaving, message, signal)
+    }
+
+    pub(super) fn retire_all_but(&mut self, pid: Pid) {
+        self.send_away(|worker| worker.pid != pid, &Message::Quit, Signal::QUIT);
+    }
+
+    /// Tells those chosen; by signal when the link is gone. Returns these.
+    fn send_away(&mut self, is_chosen: impl Fn(&WorkerProcess) -> bool, message: &Message, signal: Signal) -> Vec<Pid> {
         let mut unreachable = Vec::new();
-        for worker in self.workers.iter_mut().filter(|worker| worker.phase != WorkerPhase::Leaving) {
+        for worker in self.workers.iter_mut().filter(|worker| is_chosen(worker)) {
             worker.phase = WorkerPhase::Leaving;
             if worker.link.as_mut().is_none_or(|link| link.send(message).is_err()) {
                 unreachable.push(worker.pid);
@@ -100,19 +109,6 @@ impl<P: Program> Master<P> {
             self.kill(*pid, signal);
         }
         unreachable
-    }
-
-    pub(super) fn retire_all_but(&mut self, pid: Pid) {
-        let mut unreachable = Vec::new();
-        for worker in self.workers.iter_mut().filter(|worker| worker.pid != pid) {
-            worker.phase = WorkerPhase::Leaving;
-            if worker.link.as_mut().is_none_or(|link| link.send(&Message::Quit).is_err()) {
-                unreachable.push(worker.pid);
-            }
-        }
-        for pid in unreachable {
-            self.kill(pid, rustix::process::Signal::QUIT);
-        }
     }
 
     fn close_listeners(&mut self) {
