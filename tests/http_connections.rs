@@ -22,6 +22,7 @@ with_each_driver!(
     a_flood_of_requests_does_not_hold_others_up,
     idle_connections_make_room_for_new_ones,
     a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones,
+    what_is_idle_at_one_address_makes_room_at_the_other,
     busy_connections_make_new_ones_wait,
     a_thousand_idle_connections_do_no_harm,
     descriptors_that_run_out_come_back,
@@ -293,6 +294,27 @@ fn a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones(driver: Driver) {
         assert_eq!(client.response().text(), "hello");
     }
     assert_eq!(waiting.response().text(), "hello");
+    server.stop();
+}
+
+fn what_is_idle_at_one_address_makes_room_at_the_other(driver: Driver) {
+    const COUNT: usize = 100;
+    let server = one_worker(driver, COUNT, HELLO).start();
+    let mut kept: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();
+    kept.iter_mut().for_each(assert_hello);
+    let newcomers: Vec<Client> = (0..COUNT)
+        .map(|_| {
+            let mut client = server.connect_tcp(1);
+            assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
+            client
+        })
+        .collect();
+    // Either socket may have one above the limit.
+    let start = Instant::now();
+    while kept.iter().filter(|client| !client.is_closed()).count() > 2 {
+        assert!(start.elapsed() < support::DEADLINE, "{server}");
+    }
+    drop(newcomers);
     server.stop();
 }
 

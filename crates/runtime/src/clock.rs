@@ -81,6 +81,12 @@ pub(crate) fn now_anywhere() -> Moment {
     Environment::try_with(|environment| environment.clock.now()).unwrap_or_else(system_now)
 }
 
+/// The wall clock, since the epoch: that of the running loop's turn, or, on a thread without one, the system's.
+pub(crate) fn wall_anywhere() -> Duration {
+    Environment::try_with(|environment| environment.clock.wall())
+        .unwrap_or_else(|| Duration::from_nanos(nanoseconds(ClockId::Realtime)))
+}
+
 /// The time of the system's clock at this very moment, whatever clock the loop has: to time a call.
 #[inline]
 pub(crate) fn system_now() -> Moment {

@@ -10,13 +10,15 @@
 //! | last close of a file that was unlinked | pool | |
 //!
 //! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
-//! (`residency.rs`) goes to the pool without a look. What a pool reads is read once for all who want it (`reads.rs`).
+//! (`residency.rs`) goes to the pool without a look; so does the one read in a day that writes the file's time of access
+//! (`files/access_time.rs`). What a pool reads is read once for all who want it (`reads.rs`).
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
 //! that is leased out.) Where `openat2` is missing (old kernels,
 //! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
 //! take the pool from the others.
 
+mod access_time;
 mod links;
 
 use std::fmt;
@@ -40,6 +42,7 @@ use crate::pool::{Device, ThreadPool, default_pool, on_a_pool_thread};
 use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
 use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, PAGE, Residency, Run, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
+use access_time::{AccessTime, Written};
 
 pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
@@ -301,10 +304,7 @@ fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Devic
     }
     check_nothing_waits(path, flags.no_follow)?;
     Ok(match resolve_cached(path, flags.kernel()).ok_or_else(|| likely_device(path))? {
-        Ok(descriptor) => rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
-            let metadata = FileMetadata::from_kernel(&stat);
-            File::new(descriptor, metadata, Access::Local)
-        }),
+        Ok(descriptor) => File::inspect_local(descriptor),
         Err(errno) => Err(errno.into()),
     })
 }
@@ -405,6 +405,7 @@ struct Shared {
     descriptor: Option<OwnedFd>,
     metadata: FileMetadata,
     access: Access,
+    access_time: AccessTime,
     hash: FileHash,
     /// What of it was seen in memory lately.
     seen: Run,
@@ -451,18 +452,13 @@ enum Access {
     Simulated(FileFaults),
 }
 
-impl Access {
-    fn of(waits: bool) -> Access {
-        if waits { Access::Waits } else { Access::Local }
-    }
-}
-
 impl File {
-    fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access) -> Self {
+    fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access, access_time: AccessTime) -> Self {
         let shared = Shared {
             descriptor: Some(descriptor),
             metadata,
             access,
+            access_time,
             hash: FileHash::new(metadata.device, metadata.inode),
             seen: Run::default(),
             whole: Run::default(),
@@ -476,16 +472,31 @@ impl File {
 
     fn open_simulated(world: &World, path: &Path, flags: OpenFlags) -> io::Result<File> {
         let (descriptor, metadata, faults) = world.open(path, flags)?;
-        Ok(File::new(descriptor, metadata, Access::Simulated(faults)))
+        Ok(File::new(descriptor, metadata, Access::Simulated(faults), AccessTime::of_no_concern()))
     }
 
     fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
-        let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let access = match World::current() {
-            None => Access::of(mounts::classify(metadata.device, descriptor.as_fd())),
-            Some(world) => Access::Simulated(world.adopt(&descriptor)),
-        };
-        Ok(File::new(descriptor, metadata, access))
+        let stat = rustix::fs::fstat(&descriptor)?;
+        let metadata = FileMetadata::from_kernel(&stat);
+        if let Some(world) = World::current() {
+            let access = Access::Simulated(world.adopt(&descriptor));
+            return Ok(File::new(descriptor, metadata, access, AccessTime::of_no_concern()));
+        }
+        if mounts::classify(metadata.device, descriptor.as_fd()) {
+            return Ok(File::new(descriptor, metadata, Access::Waits, AccessTime::of_no_concern()));
+        }
+        Ok(File::local(descriptor, &stat))
+    }
+
+    /// Of one that was opened without waiting, so it lies on a file system that does not wait for others.
+    fn inspect_local(descriptor: OwnedFd) -> io::Result<File> {
+        let stat = rustix::fs::fstat(&descriptor)?;
+        Ok(File::local(descriptor, &stat))
+    }
+
+    fn local(descriptor: OwnedFd, stat: &Stat) -> File {
+        let access_time = AccessTime::new(stat, now_anywhere());
+        File::new(descriptor, FileMetadata::from_kernel(stat), Access::Local, access_time)
     }
 
     /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
@@ -550,8 +561,9 @@ impl File {
         }
         self.with_knowledge(|knowledge| {
             let now = now_anywhere();
-            if knowledge.device(self.metadata().device).is_crowded(now)
-                && !self.is_known(knowledge, offset, length as u64, now, WORTH_TRYING_TICKS)
+            let is_crowded = knowledge.device(self.metadata().device).is_crowded(now);
+            if is_crowded && !self.is_known(knowledge, offset, length as u64, now, WORTH_TRYING_TICKS)
+                || self.writes_access_time(now)
             {
                 return Ok(Look::NotLooked);
             }
@@ -584,7 +596,7 @@ impl File {
         self.with_knowledge(|knowledge| {
             let now = now_anywhere();
             let device = knowledge.device(self.metadata().device);
-            if device.is_distrusted(now) {
+            if device.is_distrusted(now) || self.writes_access_time(now) {
                 return Ok(false);
             }
             // Each read takes memory for what is read ahead as well, so what was there a moment ago may have gone, all but
@@ -624,6 +636,33 @@ impl File {
             self.shared.seen.note(pages, oldest, now);
             Ok(true)
         })
+    }
+
+    /// Whether a read now writes the time of access, and so may wait for the file system.
+    #[inline]
+    pub(crate) fn writes_access_time(&self, now: Moment) -> bool {
+        self.shared.access_time.is_due(now) && !self.leaves_access_time_alone(now)
+    }
+
+    #[cold]
+    fn leaves_access_time_alone(&self, now: Moment) -> bool {
+        let device = self.metadata().device;
+        self.with_knowledge(|knowledge| knowledge.device(device).leaves_access_times_alone(now))
+            || !mounts::is_on_disk(device)
+    }
+
+    /// It was read, where that may block: the next read may be one that writes no time of access.
+    pub(crate) fn note_accessed(&self) {
+        let now = now_anywhere();
+        if !self.shared.access_time.is_due(now) {
+            return;
+        }
+        // Who cannot be asked is asked again after the next read.
+        let written = rustix::fs::fstat(self.as_fd()).map(|stat| self.shared.access_time.note(&stat, now));
+        if written == Ok(Written::No) {
+            let device = self.metadata().device;
+            self.with_knowledge(|knowledge| knowledge.device(device).note_access_time_left_alone(now));
+        }
     }
 
     fn all_pages(&self) -> Range<u64> {
@@ -837,6 +876,7 @@ impl File {
                 break;
             }
         }
+        self.note_accessed();
         let piece = blocks.piece(done);
         if piece.is_empty() && offset < self.metadata().size {
             // Not the end that was known: what it is shows without the detour over blocks.
@@ -885,6 +925,7 @@ impl File {
                 Err(errno) => return Err(errno.into()),
             }
         }
+        self.note_accessed();
         Ok(done)
     }
 }

@@ -73,8 +73,11 @@ const FILE_SYSTEMS: [(&str, u64, Kind); 28] = [
 const REFRESH_SECONDS: u64 = 5;
 
 static ANY_WAITING: AtomicBool = AtomicBool::new(false);
+static ANY_STRICT: AtomicBool = AtomicBool::new(false);
 static READ_AT_SECONDS: AtomicU64 = AtomicU64::new(0);
 static DEVICES: RwLock<Option<HashMap<u64, Kind>>> = RwLock::new(None);
+/// Devices that are mounted so that each read of a file writes its time of access.
+static STRICT: RwLock<Vec<u64>> = RwLock::new(Vec::new());
 /// Devices by mount point.
 static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
 
@@ -93,9 +96,32 @@ pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
 }
 
+/// Whether the files of this device lie on a disk of this machine, so that writing may wait.
+pub(crate) fn is_on_disk(device: u64) -> bool {
+    match kind(device) {
+        Some(kind) => is_of_disk(kind, device),
+        None => rustix::fs::major(device) != 0,
+    }
+}
+
+/// What lies on no disk has an anonymous device, with 0 for a major number; so has btrfs, which may lie on several.
+fn is_of_disk(kind: Kind, device: u64) -> bool {
+    kind == Kind::Asynchronous || kind == Kind::Local && rustix::fs::major(device) != 0
+}
+
 /// Whether the kernel is known to read from this device without a thread that waits.
 pub(crate) fn reads_asynchronously(device: u64) -> bool {
     kind(device) == Some(Kind::Asynchronous)
+}
+
+/// Whether a device is mounted `strictatime`.
+pub(crate) fn any_strict() -> bool {
+    ANY_STRICT.load(Ordering::Relaxed)
+}
+
+/// Whether this device is mounted `strictatime`, anywhere.
+pub(crate) fn is_strict(device: u64) -> bool {
+    STRICT.read().contains(&device)
 }
 
 /// The device that a path most likely leads to, as far as its text tells.
@@ -149,6 +175,9 @@ pub(crate) fn refresh() {
     }
     *POINTS.write() = Some(points);
     let devices: HashMap<u64, Kind> = mounts.iter().map(|mount| (mount.device, mount.kind)).collect();
+    let strict: Vec<u64> = mounts.iter().filter(|mount| mount.is_strict).map(|mount| mount.device).collect();
+    ANY_STRICT.store(!strict.is_empty(), Ordering::Relaxed);
+    *STRICT.write() = strict;
     let any_waiting = table.is_none() || devices.values().any(|&kind| kind == Kind::Remote);
     ANY_WAITING.store(any_waiting, Ordering::Relaxed);
     *DEVICES.write() = Some(devices);
@@ -158,6 +187,8 @@ struct Mount {
     device: u64,
     point: Vec<u8>,
     kind: Kind,
+    /// Of a disk, and each read of a file there writes its time of access.
+    is_strict: bool,
 }
 
 /// One line of mountinfo: `36 35 98:0 /root /mount options [optional fields] - type source options`.
@@ -166,8 +197,11 @@ fn mount_of(line: &str) -> Option<Mount> {
     let (major, minor) = fields.next()?.split_once(':')?;
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
     let point = unescape(fields.nth(1)?.as_bytes());
+    let mut options = fields.next()?.split(',');
     let name = line.split_once(" - ")?.1.split(' ').next()?;
-    Some(Mount { device, point, kind: kind_by_name(name.split('.').next()?) })
+    let kind = kind_by_name(name.split('.').next()?);
+    let is_strict = is_of_disk(kind, device) && !options.any(|option| matches!(option, "relatime" | "noatime" | "ro"));
+    Some(Mount { device, point, kind, is_strict })
 }
 
 /// Blanks and the like stand as `\040` in the mount table (proc(5)).
@@ -214,6 +248,23 @@ mod tests {
         let memory = "42 26 0:47 / /dev/shm rw - tmpfs tmpfs rw";
         assert_eq!(tells(memory), Some((device(0, 47), Kind::Memory, "/dev/shm".into())));
         assert_eq!(tells("nonsense"), None);
+    }
+
+    #[test]
+    fn each_read_writes_the_time_of_access_only_on_disks_that_are_mounted_so() {
+        let is_strict = |options: &str, device: &str, kind: &str| {
+            let line = format!("26 1 {device} / /mnt {options} shared:1 - {kind} /dev/sda1 rw");
+            mount_of(&line).expect("a mount").is_strict
+        };
+        assert!(
+            is_strict("rw", "8:1", "ext4") && is_strict("rw,nosuid", "0:31", "btrfs") && is_strict("rw", "8:2", "f2fs")
+        );
+        for options in ["rw,relatime", "rw,nosuid,noatime", "ro"] {
+            assert!(!is_strict(options, "8:1", "ext4"), "{options}");
+        }
+        assert!(
+            !is_strict("rw", "0:5", "tmpfs") && !is_strict("rw", "0:6", "devpts") && !is_strict("rw", "0:7", "nfs")
+        );
     }
 
     #[test]

@@ -326,6 +326,7 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: Re
     let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
     if how.by_ring
         && is_trusted
+        && !piece.file.writes_access_time(now_anywhere())
         && let Some(result) = piece.read_by_ring(how.direct, &pool, knowledge.begin_read(device)).await?
     {
         return Ok(result);
@@ -349,6 +350,7 @@ impl Piece {
         let mut memory = self.memory();
         match self.file.read_nowait(self.offset, &mut memory[..self.length]) {
             Some(Ok(count)) => {
+                self.file.note_accessed();
                 Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung: Rung::Pool, was_resident: true })
             }
             // The read proper will say the same.

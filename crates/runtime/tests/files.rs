@@ -9,6 +9,7 @@ const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::SystemTime;
 
 use common::*;
 use gale_runtime::*;
@@ -44,17 +45,57 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
         return eprintln!("skipped: no openat2 with RESOLVE_CACHED here");
     }
     let directory = Directory::new();
-    let path = directory.file("file", b"just written");
+    let path = directory.file_read_before("file", b"in the cache");
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let file = files::open_in(&pool, &path, OpenFlags::READ).await.unwrap();
-        assert_eq!(&file.read_at_in(&pool, 5, 100).await.unwrap()[..], b"written");
+        assert_eq!(&file.read_at_in(&pool, 3, 100).await.unwrap()[..], b"the cache");
         let metadata = files::stat_in(&pool, &path).await.unwrap();
         assert_eq!(pool.counters().threads, 0);
         assert_eq!(files::try_stat(&path).unwrap().unwrap(), metadata);
         assert_eq!(*files::try_open(&path, OpenFlags::READ).unwrap().unwrap().metadata(), metadata);
         let create = OpenFlags { create: Some(0o600), ..OpenFlags::READ };
         assert!(files::try_open(&path, create).is_none(), "creating may wait");
+    });
+}
+
+#[test]
+fn the_read_that_writes_the_time_of_access_is_the_pools_and_no_other() {
+    use rustix::fs::StatVfsMountFlags;
+    use rustix::time::{ClockId, clock_gettime};
+    const TMPFS: u64 = 0x0102_1994;
+    let directory = Directory::new();
+    let path = directory.file("file", b"in memory");
+    let mount = rustix::fs::statvfs(&path).unwrap();
+    let lies_in_memory = rustix::fs::statfs(&path).unwrap().f_type as u64 == TMPFS;
+    if lies_in_memory || !mount.f_flag.contains(StatVfsMountFlags::RELATIME) {
+        return eprintln!("skipped: reads write no times of access here");
+    }
+    // Read last when the epoch began, and changed before the tick in which it will be read.
+    let make_due = || {
+        set_accessed(&path, SystemTime::UNIX_EPOCH);
+        let changed =
+            rustix::fs::stat(&path).map(|stat| (i128::from(stat.st_ctime), i128::from(stat.st_ctime_nsec))).unwrap();
+        let tick = || clock_gettime(ClockId::RealtimeCoarse);
+        while (i128::from(tick().tv_sec), i128::from(tick().tv_nsec)) <= changed {}
+    };
+    make_due();
+    run(async {
+        let pool = ThreadPool::new("test", 1, 10);
+        let read = async || {
+            let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
+            assert_eq!(&file.read_at_in(&pool, 0, 100).await.unwrap()[..], b"in memory");
+            pool.counters().completed
+        };
+        assert_eq!((read().await, read().await), (1, 1), "the first writes");
+        assert!(std::fs::metadata(&path).unwrap().accessed().unwrap() > SystemTime::UNIX_EPOCH);
+        // What is open knows, too.
+        make_due();
+        let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
+        assert!(file.try_read_at(0, 100).unwrap().is_none() && !file.is_resident(0, 9).unwrap());
+        assert_eq!(&file.read_at_in(&pool, 0, 2).await.unwrap()[..], b"in");
+        assert_eq!(&file.try_read_at(3, 6).unwrap().expect("written by then")[..], b"memory");
+        assert_eq!(pool.counters().completed, 2);
     });
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{Access, File, FileMetadata, OpenFlags, check_nothing_waits, likely_device};
+use super::{File, FileMetadata, OpenFlags, check_nothing_waits, likely_device};
 use crate::pool::default_pool;
 use crate::simulation::World;
 
@@ -48,10 +48,7 @@ pub fn try_open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> Opti
         Err(Errno::LOOP) if check.refused == RefusedLinks::Foreign => None,
         Err(Errno::AGAIN | Errno::INTR | Errno::NOSYS | Errno::PERM) => None,
         Err(errno) => Some(Err(errno.into())),
-        Ok(descriptor) => Some(rustix::fs::fstat(&descriptor).map_err(io::Error::from).map(|stat| {
-            let metadata = FileMetadata::from_kernel(&stat);
-            File::new(descriptor, metadata, Access::Local)
-        })),
+        Ok(descriptor) => Some(File::inspect_local(descriptor)),
     }
 }
 

@@ -1,10 +1,12 @@
 //! What the tests share, for the driver that the program names in `DRIVER`: a loop in virtual time, a directory of one's own, pairs of connected sockets.
 #![allow(dead_code, unused_imports)]
 
+use std::fs::FileTimes;
 use std::future::Future;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
 use gale_runtime::*;
 
@@ -90,6 +92,18 @@ impl Directory {
         std::fs::File::create(&path).unwrap().write_all(content).unwrap();
         path
     }
+
+    /// The same of a file whose next reads leave its time of access alone.
+    pub fn file_read_before(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.file(name, content);
+        set_accessed(&path, SystemTime::now() + Duration::from_secs(3600));
+        path
+    }
+}
+
+/// When a file was read last.
+pub fn set_accessed(path: &Path, time: SystemTime) {
+    std::fs::File::open(path).unwrap().set_times(FileTimes::new().set_accessed(time)).unwrap();
 }
 
 impl Drop for Directory {
