@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::Measured;
-use crate::case::{self, Case, Row};
+use crate::case::{self, Case, Row, Subject};
 use crate::options::Options;
 use crate::report::{self, Document, percent};
 use crate::servers::{Accepting, Setting};
@@ -29,7 +29,7 @@ pub fn measure(options: &Options) -> Measured {
     let mut ways = Vec::new();
     for program in &programs {
         for way in WAYS {
-            servers.push((program.clone(), Setting { accepting: way, ..case.setting() }));
+            servers.push(Subject::new(program, Setting { accepting: way, ..case.setting() }));
             ways.push(way.name());
         }
     }

@@ -177,10 +177,10 @@ impl Case {
     }
 
     /// What the clients do.
-    pub fn run<'a>(&'a self, server: &'a Running, run_time: Duration) -> client::Run<'a> {
+    fn run<'a>(&'a self, servers: &'a [Running], run_time: Duration) -> client::Run<'a> {
         client::Run {
             kind: self.client,
-            address: &server.address,
+            addresses: servers.iter().map(|server| server.address.as_str()).collect(),
             path: self.path,
             headers: self.headers,
             connections: self.connections,
@@ -221,12 +221,23 @@ pub fn measure_once(
     run_time: Duration,
     under: Option<Command>,
 ) -> Result<Sample, String> {
-    let processes = server.root.tree();
+    measure_together(case, std::slice::from_ref(server), run_time, under)
+}
+
+/// The same of servers that the clients share among them, as if they were one.
+fn measure_together(
+    case: &Case,
+    servers: &[Running],
+    run_time: Duration,
+    under: Option<Command>,
+) -> Result<Sample, String> {
+    let trees = || servers.iter().flat_map(|server| server.root.tree()).collect::<Vec<Process>>();
+    let processes = trees();
     let before = Reading::take(case, &processes);
-    let (figures, client) = client::run(&case.run(server, run_time), under)?;
+    let (figures, client) = client::run(&case.run(servers, run_time), under)?;
     let after = Reading::take(case, &processes);
-    if server.root.tree() != processes {
-        return Err(format!("{}: its processes changed during the run", server.label));
+    if trees() != processes {
+        return Err(format!("{}: its processes changed during the run", servers[0].label));
     }
     let threads = after.threads_since(&before);
     let server_time: Duration = threads.iter().map(|thread| thread.cpu_time).sum();
@@ -281,6 +292,25 @@ fn busiest(threads: &[Thread], workers: usize) -> Vec<f64> {
     seconds
 }
 
+/// What a row is about.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    pub program: Program,
+    pub setting: Setting,
+    /// Started so many times; the clients go round.
+    pub servers: usize,
+}
+
+impl Subject {
+    pub fn new(program: &Program, setting: Setting) -> Subject {
+        Subject { program: program.clone(), setting, servers: 1 }
+    }
+
+    fn start(&self) -> Result<Vec<Running>, String> {
+        (0..self.servers).map(|_| self.program.start(self.setting.clone())).collect()
+    }
+}
+
 /// All samples of one server.
 #[derive(Debug, Serialize)]
 pub struct Row {
@@ -305,26 +335,25 @@ impl Row {
 }
 
 /// Every case's servers are asked in turn, and again in turn, so that drift of the machine hits them alike.
-pub fn measure_in_turn(options: &Options, case: &Case, servers: &[(Program, Setting)]) -> Result<Vec<Row>, String> {
+pub fn measure_in_turn(options: &Options, case: &Case, subjects: &[Subject]) -> Result<Vec<Row>, String> {
     // All run from the beginning; those that are not asked stay asleep.
-    let running: Vec<Running> =
-        servers.iter().map(|(program, setting)| program.start(setting.clone())).collect::<Result<_, _>>()?;
+    let running: Vec<Vec<Running>> = subjects.iter().map(Subject::start).collect::<Result<_, _>>()?;
     eprintln!("{}:", case.title);
     // The first, short round fills caches and is not counted.
-    for server in &running {
-        measure_once(case, server, WARM_UP_TIME, None)?;
+    for servers in &running {
+        measure_together(case, servers, WARM_UP_TIME, None)?;
     }
-    let samples = in_turn(options.rounds, &running, |server, round| {
-        let sample = measure_once(case, server, options.run_time, None)?;
-        eprintln!("  round {round}, {}: {:.2} µs", server.label, sample.server_us);
+    let samples = in_turn(options.rounds, &running, |servers, round| {
+        let sample = measure_together(case, servers, options.run_time, None)?;
+        eprintln!("  round {round}, {}: {:.2} µs", servers[0].label, sample.server_us);
         Ok(sample)
     })?;
-    let row = |((program, _), samples): (&(Program, Setting), Vec<Sample>)| Row {
-        server: program.label.clone(),
+    let row = |(subject, samples): (&Subject, Vec<Sample>)| Row {
+        server: subject.program.label.clone(),
         samples,
-        program: program.clone(),
+        program: subject.program.clone(),
     };
-    Ok(servers.iter().zip(samples).map(row).collect())
+    Ok(subjects.iter().zip(samples).map(row).collect())
 }
 
 /// A B C A B C …: what `measure` gave for every item, by round.

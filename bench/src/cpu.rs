@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::Measured;
-use crate::case::{self, Case, Row};
+use crate::case::{self, Case, Row, Subject};
 use crate::client::ClientKind;
 use crate::location;
 use crate::options::Options;
@@ -55,7 +55,8 @@ fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<
     let mut tables = Vec::new();
     for case in cases {
         let setting = case.setting();
-        let servers: Vec<_> = case.programs(&programs).into_iter().map(|program| (program, setting.clone())).collect();
+        let with_setting = |program| Subject::new(program, setting.clone());
+        let servers: Vec<Subject> = case.programs(&programs).iter().map(with_setting).collect();
         let rows = case::measure_in_turn(options, &case, &servers)?;
         tables.push(Table {
             case: case.name,

@@ -1,15 +1,15 @@
 //! scaling: one worker against two: what does a request cost more when another worker is there?
 //!
-//! Both run on both cores with two clients, so that nothing differs but the number of workers. Waiting for locks shows as
-//! futex calls and as sleeps; the watchdog's, 200 a second in which it waits for the time, are not among the former. Shared
-//! cache lines would need counters of the processor, so they can only be suspected where CPU time grows without either. A
-//! second worker takes a share of the load, so that each waits more often and finds less when it wakes: nginx, whose
-//! workers share nothing, says how much of the growth is that.
+//! Both run on both cores with two clients on each, so that nothing differs but the number of workers. Waiting for locks shows as
+//! futex calls and as sleeps; the watchdog's, 200 a second in which it waits for the time, are not among the former. A second
+//! worker takes a share of the load, so that each waits more often and finds less when it wakes. How much of the growth is
+//! that, and how much are locks and cache lines that two workers share, two servers of one worker each say, *apart*: they
+//! share nothing, and every core has a client of either.
 
 use serde::Serialize;
 
 use crate::Measured;
-use crate::case::{self, Case, Row};
+use crate::case::{self, Case, Row, Subject};
 use crate::client::ClientKind;
 use crate::options::Options;
 use crate::report::{self, Document, Spread, percent};
@@ -23,8 +23,12 @@ struct Pair {
     server: String,
     one: Row,
     two: Row,
+    /// Two servers of one worker each.
+    apart: Row,
     /// CPU time per request with two, divided by that with one, round by round.
     ratio: Spread,
+    /// The same, divided by that of two servers.
+    ratio_to_apart: Spread,
     /// Of two workers and not the watchdog, in 1,000 requests; None where perf could not count.
     futex_calls: Option<f64>,
 }
@@ -47,7 +51,7 @@ pub fn measure(options: &Options) -> Measured {
         tables.push(Table { case: case.name, title: case.title, pairs });
     }
     let body: String = tables.iter().map(|table| table.markdown(options)).collect();
-    let errors = |pair: &Pair| pair.one.errors() + pair.two.errors();
+    let errors = |pair: &Pair| pair.one.errors() + pair.two.errors() + pair.apart.errors();
     let holds = tables.iter().all(|table| table.pairs.iter().all(|pair| errors(pair) == 0));
     Ok((Document::new("scaling", "One worker and two", &programs, &(body + NOTES), &tables)?, holds))
 }
@@ -55,26 +59,40 @@ pub fn measure(options: &Options) -> Measured {
 const NOTES: &str = "\
 Server µs: CPU time per request, median (least – greatest); ratio: two workers to one, round by round. Sleeps: how often \
 a thread of the server waited, preempted: how often it was made to, futex: calls of all but the watchdog, each in 1,000 \
-requests. Busiest: the share of the busier one of two workers in their CPU time.\n";
+requests. Busiest: the share of the busier one of two workers in their CPU time. Apart: two servers of one worker each, \
+which share nothing, and which a client of either core asks; with half of the load for each, a worker waits more often and \
+finds less when it wakes, and that alone is between one and these.\n";
 
 fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<Vec<Pair>, String> {
-    let (one, two) = (case.clone().on_all_cores(options, 1), case.clone().on_all_cores(options, WORKERS));
+    let on_all_cores = |workers| {
+        let case = case.clone().on_all_cores(options, workers);
+        Case { clients: case.client_cores.len() * WORKERS, ..case }
+    };
+    let (one, two) = (on_all_cores(1), on_all_cores(WORKERS));
     let has_workers = |program: &&Program| program.kind != Kind::Floor;
     let programs: Vec<Program> = programs.iter().filter(has_workers).cloned().collect();
-    let servers: Vec<_> =
-        programs.iter().flat_map(|program| [&one, &two].map(|case| (program.clone(), case.setting()))).collect();
+    let subjects = |program: &Program| {
+        let [alone, two] = [&one, &two].map(|case| Subject::new(program, case.setting()));
+        [alone.clone(), two, Subject { servers: WORKERS, ..alone }]
+    };
+    let servers: Vec<Subject> = programs.iter().flat_map(subjects).collect();
     // The number of workers of the case only says how many threads the spread looks at.
     let mut rows = case::measure_in_turn(options, &two, &servers)?.into_iter();
     let mut pairs = Vec::new();
     for program in &programs {
-        let (one, two_row) = rows.next().zip(rows.next()).expect("two rows for each");
-        let rounds = one.samples.iter().zip(&two_row.samples);
+        let [one, two_row, apart] = std::array::from_fn(|_| rows.next().expect("three rows for each"));
+        let ratio_to = |other: &Row| {
+            let rounds = other.samples.iter().zip(&two_row.samples);
+            Spread::of(rounds.map(|(other, two)| two.server_us / other.server_us))
+        };
         pairs.push(Pair {
             server: program.label.clone(),
-            ratio: Spread::of(rounds.map(|(one, two)| two.server_us / one.server_us)),
+            ratio: ratio_to(&one),
+            ratio_to_apart: ratio_to(&apart),
             futex_calls: futex_calls(options, &two, program),
             one,
             two: two_row,
+            apart,
         });
     }
     Ok(pairs)
@@ -99,6 +117,8 @@ impl Table {
                 ("one, server µs", &|pair| pair.one.spread(|sample| sample.server_us).to_string()),
                 ("two, server µs", &|pair| pair.two.spread(|sample| sample.server_us).to_string()),
                 ("ratio", &|pair| pair.ratio.to_string()),
+                ("apart, server µs", &|pair| pair.apart.spread(|sample| sample.server_us).to_string()),
+                ("two to apart", &|pair| pair.ratio_to_apart.to_string()),
                 ("one, requests/s", &|pair| {
                     format!("{:.0}", pair.one.median(|sample| sample.figures.requests_per_second))
                 }),
@@ -107,6 +127,7 @@ impl Table {
                 }),
                 ("one, sleeps", &|pair| format!("{:.1}", pair.one.median(|sample| sample.voluntary_switches))),
                 ("two, sleeps", &|pair| of_two(pair, |sample| sample.voluntary_switches)),
+                ("apart, sleeps", &|pair| format!("{:.1}", pair.apart.median(|sample| sample.voluntary_switches))),
                 ("two, preempted", &|pair| of_two(pair, |sample| sample.involuntary_switches)),
                 ("two, futex", &|pair| pair.futex_calls.map_or("–".to_owned(), |calls| format!("{calls:.3}"))),
                 ("two, busiest", &|pair| percent(pair.two.median(|sample| sample.busiest_worker))),

@@ -15,14 +15,14 @@ use super::load::Connection;
 use super::{Figures, Run};
 use crate::ring::{Kind, Ring};
 
-pub fn command(run: &Run, connections: u32) -> Result<Vec<String>, String> {
+pub fn command(run: &Run, address: &str, connections: u32) -> Result<Vec<String>, String> {
     if run.is_short {
         return Err("the lean client keeps its connections".to_owned());
     }
     let own = std::env::current_exe().map_err(|error| format!("lean: {error}"))?;
     let own = own.to_str().ok_or("lean: our own path is no text")?;
     let (connections, seconds) = (connections.to_string(), run.run_time.as_secs().to_string());
-    let words = [own, "lean", run.address, run.path, &connections, &seconds];
+    let words = [own, "lean", address, run.path, &connections, &seconds];
     Ok(words.iter().chain(run.headers).map(|&word| word.to_owned()).collect())
 }
 

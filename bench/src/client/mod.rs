@@ -32,7 +32,8 @@ pub type Headers = &'static [&'static str];
 #[derive(Debug, Clone)]
 pub struct Run<'a> {
     pub kind: ClientKind,
-    pub address: &'a str,
+    /// Who is asked: by the first clients, one on each core, the first; by the next ones the next.
+    pub addresses: Vec<&'a str>,
     pub path: &'a str,
     pub headers: Headers,
     /// Of all clients together.
@@ -103,7 +104,8 @@ pub fn run(run: &Run, under: Option<Command>) -> Result<(Figures, Duration), Str
         };
         let figures = figures.filter(|_| output.status.success());
         let figures = figures.ok_or_else(|| {
-            format!("{:?} at {}{}: {text}{}", run.kind, run.address, run.path, String::from_utf8_lossy(&output.stderr))
+            let (addresses, errors) = (run.addresses.join(", "), String::from_utf8_lossy(&output.stderr));
+            format!("{:?} at {addresses}{}: {text}{errors}", run.kind, run.path)
         })?;
         all = Some(all.map_or(figures, |all| all.with(figures)));
     }
@@ -115,9 +117,10 @@ fn start(run: &Run, number: usize, under: Option<Command>) -> Result<Child, Stri
     // The first clients take what does not divide.
     let clients = run.clients as u32;
     let connections = run.connections / clients + u32::from((number as u32) < run.connections % clients);
+    let address = run.addresses[number / run.cores.len() % run.addresses.len()];
     let words = match run.kind {
-        ClientKind::Wrk => wrk::command(run, connections),
-        ClientKind::Lean => lean::command(run, connections)?,
+        ClientKind::Wrk => wrk::command(run, address, connections),
+        ClientKind::Lean => lean::command(run, address, connections)?,
     };
     let mut command = match under {
         Some(mut command) => {

@@ -2,7 +2,7 @@
 
 use super::{Figures, Run};
 
-pub fn command(run: &Run, connections: u32) -> Vec<String> {
+pub fn command(run: &Run, address: &str, connections: u32) -> Vec<String> {
     let seconds = run.run_time.as_secs();
     let mut words = ["wrk", "-t1", "--latency"].map(str::to_owned).to_vec();
     words.extend([format!("-c{connections}"), format!("-d{seconds}s")]);
@@ -10,7 +10,7 @@ pub fn command(run: &Run, connections: u32) -> Vec<String> {
         words.extend(["-H", "Connection: close"].map(str::to_owned));
     }
     words.extend(run.headers.iter().flat_map(|line| ["-H", line]).map(str::to_owned));
-    words.push(format!("http://{}{}", run.address, run.path));
+    words.push(format!("http://{address}{}", run.path));
     words
 }
 

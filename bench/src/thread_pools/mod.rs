@@ -469,12 +469,13 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
         Some(row) => format!("**Left out.** This build of {} does not know `aio`: its rows are one.\n\n", row.server),
         None => String::new(),
     };
+    let name = if experiment.on_small_disk { "thread-pools-small-disk" } else { "thread-pools" };
     let body = format!(
         "{}{ignoring}{} MiB of random files of 4 MiB, {}, {}, {} \
          workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log. Client 1: {CLIENT_1_CONNECTIONS} connections, random \
          files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
          the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
-         ![chart](thread-pools.svg)\n\n{NOTES}",
+         ![chart]({name}.svg)\n\n{NOTES}",
         site.notes(),
         experiment.data_mib,
         site.memory(experiment),
@@ -482,7 +483,7 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
         experiment.workers,
         rows.iter().map(|row| row.with_client_1.len()).max().unwrap_or(0),
     );
-    Document::new("thread-pools", "Thread pools: a slow disk beside a file in memory", programs, &body, rows)
+    Document::new(name, "Thread pools: a slow disk beside a file in memory", programs, &body, rows)
 }
 
 const NOTES: &str = "\
