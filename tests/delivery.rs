@@ -4,11 +4,12 @@
 mod fuse;
 mod support;
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::fs::{File, FileTimes};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use rustix::fs::{Advice, CWD, FileType, Mode};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -168,6 +169,18 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
     for way in ["off", "off_sendfile", "direct_off"] {
         let cold = ask(way, true);
         assert_eq!((cold("blocking_bytes"), cold("pool"), cold("probe_hits")), (size as u64, 0, 0), "{way}");
+    }
+    // The one read that writes the time of access is a thread's, where reads write it.
+    if rustix::fs::statvfs(&path).expect("there").f_flag.contains(rustix::fs::StatVfsMountFlags::RELATIME) {
+        let file = File::open(&path).expect("there");
+        file.set_times(FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH)).expect("ours");
+        let changed = std::fs::metadata(&path).map(|file| (file.ctime(), file.ctime_nsec())).expect("there");
+        let tick = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        while (tick().tv_sec, tick().tv_nsec) <= changed {}
+        for way in ["auto_sendfile", "auto"] {
+            let due = ask(way, false);
+            assert_eq!((due("pool") > 0, due("blocking")), (way == "auto_sendfile", 0), "{server}");
+        }
     }
     // Past the page cache nothing is found there, and nothing left there.
     let direct = ask("direct", true);

@@ -7,11 +7,12 @@
 //! Over loopback TCP, to a thread that reads and throws away: both threads' processor time counts, because the kernel shifts
 //! work between sender and receiver. Ways take turns in every round; medians of the rounds are printed.
 
+use std::fs::FileTimes;
 use std::io::{IoSliceMut, Read};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gale_runtime::{
     EventLoop, File, Look, LoopOptions, OpenFlags, Output, ReadHow, Stream, ThreadPool, file_counters, files,
@@ -33,6 +34,9 @@ fn main() -> std::io::Result<()> {
     let directory = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let path = directory.join(format!("gale-delivery-cost-{}", std::process::id()));
     std::fs::write(&path, vec![7; FILE_BYTES])?;
+    // No read of it writes its time of access, for which a thread would be needed.
+    let read_at = SystemTime::now() + Duration::from_secs(3600);
+    std::fs::File::open(&path)?.set_times(FileTimes::new().set_accessed(read_at))?;
     let measured = EventLoop::new(LoopOptions::default()).and_then(|mut event_loop| event_loop.run(measure(&path)));
     std::fs::remove_file(&path)?;
     measured

@@ -46,10 +46,6 @@ const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 /// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
 const LOOKS_MAX: u32 = 2;
 
-/// How long after a read that wrote no time of access although it should have, none is expected to: mounts change seldom, and
-/// what is learned from one file is not true of all.
-const LEFT_ALONE_TIME: Duration = Duration::from_secs(60);
-
 const STATES: usize = 64;
 
 /// What all loops know about files together.
@@ -67,8 +63,6 @@ pub(crate) struct DeviceState {
     /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
     missed_at_nanos: AtomicU64,
     distrusted_until_nanos: AtomicU64,
-    /// Until when reads are believed to write no times of access.
-    left_alone_until_nanos: AtomicU64,
 }
 
 impl Knowledge {
@@ -105,7 +99,6 @@ impl DeviceState {
             looks: AtomicU32::new(0),
             missed_at_nanos: AtomicU64::new(0),
             distrusted_until_nanos: AtomicU64::new(0),
-            left_alone_until_nanos: AtomicU64::new(0),
         }
     }
 
@@ -142,17 +135,6 @@ impl DeviceState {
     /// A call that should not wait did.
     pub fn distrust(&self, now: Moment) {
         self.distrusted_until_nanos.store((now + DISTRUST_TIME).as_nanos(), Relaxed);
-    }
-
-    /// Whether reads write no times of access there, as far as is known.
-    #[inline]
-    pub fn leaves_access_times_alone(&self, now: Moment) -> bool {
-        now.as_nanos() < self.left_alone_until_nanos.load(Relaxed)
-    }
-
-    /// A read has written none although it was due.
-    pub fn note_access_time_left_alone(&self, now: Moment) {
-        self.left_alone_until_nanos.store((now + LEFT_ALONE_TIME).as_nanos(), Relaxed);
     }
 }
 

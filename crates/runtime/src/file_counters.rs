@@ -73,7 +73,8 @@ pub struct FileCounters {
     pub probe_hits: u64,
     /// Looks that did not.
     pub probe_misses: u64,
-    /// Pieces that went to a pool without a look, because their device had much to do.
+    /// Pieces that went to a pool without a look, because their device had much to do or the look would have written the file's
+    /// time of access.
     pub unlooked: u64,
     /// How many of these were in memory after all.
     pub pool_hits: u64,

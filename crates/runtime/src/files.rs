@@ -34,7 +34,7 @@ use rustix::fs::{Advice, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Sta
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buffer::Lease;
-use crate::clock::{Moment, now_anywhere};
+use crate::clock::{Moment, now_anywhere, wall_anywhere};
 use crate::devices::{Knowledge, Verdict, watch};
 use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
@@ -42,7 +42,7 @@ use crate::pool::{Device, ThreadPool, default_pool, on_a_pool_thread};
 use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
 use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, PAGE, Residency, Run, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
-use access_time::{AccessTime, Written};
+use access_time::AccessTime;
 
 pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
@@ -495,7 +495,7 @@ impl File {
     }
 
     fn local(descriptor: OwnedFd, stat: &Stat) -> File {
-        let access_time = AccessTime::new(stat, now_anywhere());
+        let access_time = AccessTime::new(descriptor.as_fd(), stat);
         File::new(descriptor, FileMetadata::from_kernel(stat), Access::Local, access_time)
     }
 
@@ -563,7 +563,7 @@ impl File {
             let now = now_anywhere();
             let is_crowded = knowledge.device(self.metadata().device).is_crowded(now);
             if is_crowded && !self.is_known(knowledge, offset, length as u64, now, WORTH_TRYING_TICKS)
-                || self.writes_access_time(now)
+                || self.writes_access_time()
             {
                 return Ok(Look::NotLooked);
             }
@@ -596,7 +596,7 @@ impl File {
         self.with_knowledge(|knowledge| {
             let now = now_anywhere();
             let device = knowledge.device(self.metadata().device);
-            if device.is_distrusted(now) || self.writes_access_time(now) {
+            if device.is_distrusted(now) || self.writes_access_time() {
                 return Ok(false);
             }
             // Each read takes memory for what is read ahead as well, so what was there a moment ago may have gone, all but
@@ -640,28 +640,17 @@ impl File {
 
     /// Whether a read now writes the time of access, and so may wait for the file system.
     #[inline]
-    pub(crate) fn writes_access_time(&self, now: Moment) -> bool {
-        self.shared.access_time.is_due(now) && !self.leaves_access_time_alone(now)
+    pub(crate) fn writes_access_time(&self) -> bool {
+        let time = &self.shared.access_time;
+        time.is_due(wall_anywhere()) && time.is_written(self.as_fd(), self.metadata().device)
     }
 
-    #[cold]
-    fn leaves_access_time_alone(&self, now: Moment) -> bool {
-        let device = self.metadata().device;
-        self.with_knowledge(|knowledge| knowledge.device(device).leaves_access_times_alone(now))
-            || !mounts::is_on_disk(device)
-    }
-
-    /// It was read, where that may block: the next read may be one that writes no time of access.
+    /// It was read where that may block: the next read may be one that writes no time of access.
     pub(crate) fn note_accessed(&self) {
-        let now = now_anywhere();
-        if !self.shared.access_time.is_due(now) {
-            return;
-        }
-        // Who cannot be asked is asked again after the next read.
-        let written = rustix::fs::fstat(self.as_fd()).map(|stat| self.shared.access_time.note(&stat, now));
-        if written == Ok(Written::No) {
-            let device = self.metadata().device;
-            self.with_knowledge(|knowledge| knowledge.device(device).note_access_time_left_alone(now));
+        if self.writes_access_time()
+            && let Ok(stat) = rustix::fs::fstat(self.as_fd())
+        {
+            self.shared.access_time.note(&stat, wall_anywhere());
         }
     }
 
@@ -925,7 +914,10 @@ impl File {
                 Err(errno) => return Err(errno.into()),
             }
         }
-        self.note_accessed();
+        // The kernel has not been asked for anything where there is no room for it.
+        if !into.is_empty() {
+            self.note_accessed();
+        }
         Ok(done)
     }
 }

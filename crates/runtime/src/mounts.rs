@@ -33,6 +33,17 @@ enum Kind {
     Layered,
 }
 
+/// Which reads of a file write down when it was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AccessTimes {
+    /// None, or not on a disk.
+    Never,
+    /// The first after a change, and one a day (`relatime`).
+    Relative,
+    /// All (`strictatime`).
+    Always,
+}
+
 /// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the latter is for devices that the mount table
 /// does not name. A type with a subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd
 /// mounts somewhere, holds no files; walking through it is not answered from the cache.)
@@ -76,8 +87,8 @@ static ANY_WAITING: AtomicBool = AtomicBool::new(false);
 static ANY_STRICT: AtomicBool = AtomicBool::new(false);
 static READ_AT_SECONDS: AtomicU64 = AtomicU64::new(0);
 static DEVICES: RwLock<Option<HashMap<u64, Kind>>> = RwLock::new(None);
-/// Devices that are mounted so that each read of a file writes its time of access.
-static STRICT: RwLock<Vec<u64>> = RwLock::new(Vec::new());
+/// By mount id: a device may be mounted at several places in several ways.
+static ACCESS_TIMES: RwLock<Option<HashMap<u64, AccessTimes>>> = RwLock::new(None);
 /// Devices by mount point.
 static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
 
@@ -96,12 +107,15 @@ pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
 }
 
-/// Whether the files of this device lie on a disk of this machine, so that writing may wait.
-pub(crate) fn is_on_disk(device: u64) -> bool {
-    match kind(device) {
-        Some(kind) => is_of_disk(kind, device),
-        None => rustix::fs::major(device) != 0,
+/// Which reads write a file's time of access, where that may wait for a disk of this machine: on this mount (`mnt_id` of
+/// statx(2)), or as far as the device tells. Where nothing is known, as most mounts do.
+pub(crate) fn access_times(mount: Option<u64>, device: u64) -> AccessTimes {
+    let by_mount = |mount| ACCESS_TIMES.read().as_ref()?.get(&mount).copied();
+    if let Some(known) = mount.and_then(by_mount) {
+        return known;
     }
+    let is_elsewhere = kind(device).is_some_and(|kind| !is_of_disk(kind, device));
+    if is_elsewhere { AccessTimes::Never } else { AccessTimes::Relative }
 }
 
 /// What lies on no disk has an anonymous device, with 0 for a major number; so has btrfs, which may lie on several.
@@ -114,14 +128,9 @@ pub(crate) fn reads_asynchronously(device: u64) -> bool {
     kind(device) == Some(Kind::Asynchronous)
 }
 
-/// Whether a device is mounted `strictatime`.
+/// Whether there is a disk that is mounted `strictatime`.
 pub(crate) fn any_strict() -> bool {
     ANY_STRICT.load(Ordering::Relaxed)
-}
-
-/// Whether this device is mounted `strictatime`, anywhere.
-pub(crate) fn is_strict(device: u64) -> bool {
-    STRICT.read().contains(&device)
 }
 
 /// The device that a path most likely leads to, as far as its text tells.
@@ -175,33 +184,39 @@ pub(crate) fn refresh() {
     }
     *POINTS.write() = Some(points);
     let devices: HashMap<u64, Kind> = mounts.iter().map(|mount| (mount.device, mount.kind)).collect();
-    let strict: Vec<u64> = mounts.iter().filter(|mount| mount.is_strict).map(|mount| mount.device).collect();
-    ANY_STRICT.store(!strict.is_empty(), Ordering::Relaxed);
-    *STRICT.write() = strict;
+    let any_strict = mounts.iter().any(|mount| mount.access_times == AccessTimes::Always);
+    *ACCESS_TIMES.write() = Some(mounts.iter().map(|mount| (mount.id, mount.access_times)).collect());
+    ANY_STRICT.store(any_strict, Ordering::Relaxed);
     let any_waiting = table.is_none() || devices.values().any(|&kind| kind == Kind::Remote);
     ANY_WAITING.store(any_waiting, Ordering::Relaxed);
     *DEVICES.write() = Some(devices);
 }
 
 struct Mount {
+    id: u64,
     device: u64,
     point: Vec<u8>,
     kind: Kind,
-    /// Of a disk, and each read of a file there writes its time of access.
-    is_strict: bool,
+    access_times: AccessTimes,
 }
 
 /// One line of mountinfo: `36 35 98:0 /root /mount options [optional fields] - type source options`.
 fn mount_of(line: &str) -> Option<Mount> {
-    let mut fields = line.split(' ').skip(2);
-    let (major, minor) = fields.next()?.split_once(':')?;
+    let mut fields = line.split(' ');
+    let id = fields.next()?.parse().ok()?;
+    let (major, minor) = fields.nth(1)?.split_once(':')?;
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
     let point = unescape(fields.nth(1)?.as_bytes());
     let mut options = fields.next()?.split(',');
     let name = line.split_once(" - ")?.1.split(' ').next()?;
     let kind = kind_by_name(name.split('.').next()?);
-    let is_strict = is_of_disk(kind, device) && !options.any(|option| matches!(option, "relatime" | "noatime" | "ro"));
-    Some(Mount { device, point, kind, is_strict })
+    let access_times = match options.find(|option| matches!(*option, "relatime" | "noatime" | "ro")) {
+        _ if !is_of_disk(kind, device) => AccessTimes::Never,
+        None => AccessTimes::Always,
+        Some("relatime") => AccessTimes::Relative,
+        Some(_) => AccessTimes::Never,
+    };
+    Some(Mount { id, device, point, kind, access_times })
 }
 
 /// Blanks and the like stand as `\040` in the mount table (proc(5)).
@@ -251,20 +266,22 @@ mod tests {
     }
 
     #[test]
-    fn each_read_writes_the_time_of_access_only_on_disks_that_are_mounted_so() {
-        let is_strict = |options: &str, device: &str, kind: &str| {
+    fn times_of_access_are_written_as_the_mount_says_and_wait_only_for_disks() {
+        let times = |options: &str, device: &str, kind: &str| {
             let line = format!("26 1 {device} / /mnt {options} shared:1 - {kind} /dev/sda1 rw");
-            mount_of(&line).expect("a mount").is_strict
+            let mount = mount_of(&line).expect("a mount");
+            assert_eq!(mount.id, 26);
+            mount.access_times
         };
-        assert!(
-            is_strict("rw", "8:1", "ext4") && is_strict("rw,nosuid", "0:31", "btrfs") && is_strict("rw", "8:2", "f2fs")
-        );
-        for options in ["rw,relatime", "rw,nosuid,noatime", "ro"] {
-            assert!(!is_strict(options, "8:1", "ext4"), "{options}");
+        for (device, kind) in [("8:1", "ext4"), ("0:31", "btrfs"), ("8:2", "f2fs")] {
+            assert_eq!(times("rw,nosuid", device, kind), AccessTimes::Always, "{kind}");
+            assert_eq!(times("rw,nosuid,relatime", device, kind), AccessTimes::Relative, "{kind}");
+            assert_eq!(times("rw,noatime", device, kind), AccessTimes::Never, "{kind}");
+            assert_eq!(times("ro,relatime", device, kind), AccessTimes::Never, "{kind}");
         }
-        assert!(
-            !is_strict("rw", "0:5", "tmpfs") && !is_strict("rw", "0:6", "devpts") && !is_strict("rw", "0:7", "nfs")
-        );
+        for (device, kind) in [("0:5", "tmpfs"), ("0:6", "devpts"), ("0:7", "nfs"), ("0:8", "overlay")] {
+            assert_eq!(times("rw", device, kind), AccessTimes::Never, "{kind}");
+        }
     }
 
     #[test]

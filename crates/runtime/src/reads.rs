@@ -42,6 +42,9 @@ const SHARDS: usize = 16;
 /// What a lane of looks is called: apart from that of the device, for which they would wait otherwise.
 const LOOKS_KEY: u64 = 0x6c6f_6f6b_0000_0000;
 
+/// And one of looks that write a time of access: they wait for the file system's journal, or for nothing.
+const ACCESS_KEY: u64 = 0x6163_6373_0000_0000;
+
 /// How a piece is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ReadHow {
@@ -307,6 +310,21 @@ struct Piece {
 
 async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: ReadHow) -> Result<Bytes, Failure> {
     let device = piece.file.metadata().device;
+    let mut how = how;
+    if how.unlooked && piece.file.writes_access_time() {
+        how.unlooked = false;
+        count_event(Event::Unlooked);
+        let wanted = piece.clone();
+        let found = match pool.run_for(Device::key(ACCESS_KEY ^ device), move || wanted.look()).await {
+            // A wait that is seldom is better than to refuse what is in memory.
+            Err(PoolError::Overflow { .. }) => piece.look(),
+            found => found?,
+        };
+        if let Some(found) = found {
+            count_event(Event::PoolHit);
+            return Ok(found);
+        }
+    }
     if how.unlooked {
         count_event(Event::Unlooked);
         if let Some(look) = knowledge.begin_look(device) {
@@ -326,7 +344,7 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: Re
     let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
     if how.by_ring
         && is_trusted
-        && !piece.file.writes_access_time(now_anywhere())
+        && !piece.file.writes_access_time()
         && let Some(result) = piece.read_by_ring(how.direct, &pool, knowledge.begin_read(device)).await?
     {
         return Ok(result);
@@ -348,9 +366,11 @@ impl Piece {
     /// What is in memory now, if that is the beginning.
     fn look(&self) -> Option<Bytes> {
         let mut memory = self.memory();
-        match self.file.read_nowait(self.offset, &mut memory[..self.length]) {
+        let read = self.file.read_nowait(self.offset, &mut memory[..self.length]);
+        // Also one that was refused has written it.
+        self.file.note_accessed();
+        match read {
             Some(Ok(count)) => {
-                self.file.note_accessed();
                 Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung: Rung::Pool, was_resident: true })
             }
             // The read proper will say the same.

@@ -367,7 +367,9 @@ fn to_usize(length: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::FileTimes;
     use std::future::poll_fn;
+    use std::time::{Duration, SystemTime};
 
     use gale_runtime::simulation::{Faults, Simulation, each_seed};
     use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files};
@@ -376,10 +378,17 @@ mod tests {
 
     #[test]
     fn what_sendfile_leaves_of_a_file_goes_the_same_way_however_little_it_is() {
-        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let path = std::env::temp_dir().join(format!("gale-delivery-{}", std::process::id()));
+        std::fs::write(&path, vec![b'x'; 2 * to_usize(SENDFILE_MIN)]).expect("written");
+        let file = std::fs::File::open(&path).expect("there");
+        std::fs::remove_file(&path).expect("there");
+        // No read writes its time of access, for which a pool would be needed.
+        let read_at = SystemTime::now() + Duration::from_secs(3600);
+        file.set_times(FileTimes::new().set_accessed(read_at)).expect("ours");
+        let file = File::from_std(file).expect("there");
         let goes_by_sendfile = |delivery: &mut Delivery, piece: &mut FilePiece| {
-            let in_memory = file.look(piece.offset, to_usize(piece.length)).expect("the program is longer than that");
-            assert!(matches!(in_memory, Look::Found(_)), "it runs");
+            let in_memory = file.look(piece.offset, to_usize(piece.length)).expect("longer than that");
+            assert!(matches!(in_memory, Look::Found(_)), "just written");
             matches!(delivery.next(piece).expect("nothing fails"), Next::Sendfile(_))
         };
         let mut delivery = Delivery::new(FileOptions { sendfile: true, ..FileOptions::default() });
