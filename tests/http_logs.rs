@@ -21,6 +21,7 @@ with_each_driver!(
     the_request_may_decide_which_file_it_is_logged_to,
     files_of_requests_may_stay_open,
     a_log_that_the_request_names_is_only_made_below_an_existing_root,
+    a_full_disk_is_told_of_once_and_not_for_each_line,
     syslog_gets_each_line_as_a_datagram,
     a_syslog_server_that_is_not_there_holds_nobody_up,
     standard_error_stays_what_it_is_for_those_who_log_there,
@@ -304,6 +305,20 @@ fn a_log_that_the_request_names_is_only_made_below_an_existing_root(driver: Driv
         assert!(!server.directory.path().join(name).exists(), "{name}");
     }
     server.stop();
+}
+
+fn a_full_disk_is_told_of_once_and_not_for_each_line(driver: Driver) {
+    let text = "server { listen %UNIX%; root %DIR%; access_log /dev/$arg_name; return 200 hello; }";
+    let mut server = Setup::http(driver, text).start();
+    for _ in 0..3 {
+        assert_eq!(server.get("/?name=full").text(), "hello");
+        server.wait_logged("write() to \"/dev/full\" failed (28: No space left on device) while logging request");
+    }
+    // A line after these; the thread that writes takes them in order.
+    assert_eq!(server.get("/?name=none/such").text(), "hello");
+    server.wait_logged("open() \"/dev/none/such\" failed");
+    assert_eq!(server.log().matches("write() to").count(), 1, "{server}");
+    server.end(rustix::process::Signal::TERM);
 }
 
 /// The next datagram as text.

@@ -24,8 +24,11 @@ use crate::process::Level;
 /// Bytes that may wait, names included: as for a file.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Lost lines are told of at most this often.
+/// Lost lines are told of at most this often, and that writing fails, of each directory.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Of so many directories at most: there may be as many as clients make up.
+const TOLD_MAX: usize = 64;
 
 /// A line, and where it belongs.
 #[derive(Debug)]
@@ -174,6 +177,7 @@ pub(super) fn finish(deadline: Instant) {
 fn run() {
     // It was started while it is put in its place.
     let Some(thread) = THREAD.wait() else { return };
+    let mut told = Told::default();
     loop {
         let lines = {
             let mut queue = thread.queue.lock();
@@ -186,12 +190,29 @@ fn run() {
             queue.bytes = 0;
             std::mem::take(&mut queue.lines)
         };
-        write_lines(lines);
+        write_lines(lines, &mut told);
+    }
+}
+
+/// The directories of which it was said that writing fails there, and when.
+#[derive(Default)]
+struct Told(HashMap<PathBuf, Instant>);
+
+impl Told {
+    /// Whether it is time to say so of this file's directory. (nginx: once a minute of each `access_log`)
+    fn is_due(&mut self, path: &Path, now: Instant) -> bool {
+        let directory = path.parent().unwrap_or(path);
+        self.0.retain(|_, told| now.duration_since(*told) < REPORT_INTERVAL);
+        let is_due = self.0.len() < TOLD_MAX && !self.0.contains_key(directory);
+        if is_due {
+            self.0.insert(directory.to_owned(), now);
+        }
+        is_due
     }
 }
 
 /// Writes all lines for a file with one call, in the order of the first of each.
-fn write_lines(lines: Vec<NamedLine>) {
+fn write_lines(lines: Vec<NamedLine>, told: &mut Told) {
     let mut places: HashMap<PathBuf, usize> = HashMap::new();
     let mut batches: Vec<NamedLine> = Vec::new();
     for line in lines {
@@ -204,11 +225,11 @@ fn write_lines(lines: Vec<NamedLine>) {
         }
     }
     for batch in batches {
-        write_batch(&batch);
+        write_batch(&batch, told);
     }
 }
 
-fn write_batch(batch: &NamedLine) {
+fn write_batch(batch: &NamedLine, told: &mut Told) {
     let NamedLine { path, root, line, connection, errors, open } = batch;
     let complain = |level, what: String, error: &io::Error| {
         let message = format!("{what} failed {} while logging request", OsErrorText(error));
@@ -229,6 +250,7 @@ fn write_batch(batch: &NamedLine) {
     match written {
         Ok(()) => {}
         Err(Failure::Open(error)) => complain(Level::Crit, format!("open() \"{}\"", path.display()), &error),
+        Err(Failure::Write(_)) if !told.is_due(path, Instant::now()) => {}
         Err(Failure::Write(error)) => complain(Level::Alert, format!("write() to \"{}\"", path.display()), &error),
     }
 }
@@ -236,6 +258,15 @@ fn write_batch(batch: &NamedLine) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_each_directory_it_is_told_once_a_minute_that_writing_fails() {
+        let (mut told, begin) = (Told::default(), Instant::now());
+        let mut is_due = |path: &str, seconds| told.is_due(Path::new(path), begin + Duration::from_secs(seconds));
+        assert!(is_due("/full/a", 0) && !is_due("/full/b", 59) && is_due("/other/a", 59) && is_due("/full/a", 60));
+        let made_up: Vec<bool> = (0..100).map(|number| is_due(&format!("/{number}/a"), 61)).collect();
+        assert_eq!(made_up.iter().filter(|&&is_due| is_due).count(), TOLD_MAX - 2);
+    }
 
     #[test]
     fn a_file_stays_open_when_it_is_used_often_and_is_found_again_when_it_was_moved() {
