@@ -64,19 +64,39 @@ fn a_ring_that_the_kernel_refuses_is_replaced_and_the_log_says_why() {
         return;
     }
     // No ring at all, and one that is not better than epoll where the best is asked for.
-    for (driver, kernel_max) in [("use io_uring;", "5.0"), ("", "6.0")] {
+    for (driver, kernel_max, level) in [("use io_uring;", "5.0", "[warn]"), ("", "6.0", "[notice]")] {
         let setup = Setup::server(Driver::IoUring, "return 200 hello;").replace("use io_uring;", driver);
         let environment = format!("daemon off;\nenv GALE_TEST_KERNEL_MAX={kernel_max};");
         let server = setup.replace("daemon off;", &environment).start();
         // By both workers, with the reason. (This kernel may have one of its own.)
         server.wait_logged_times("io_uring is not available (", 2);
         server.wait_logged_times("), epoll is used", 2);
+        assert!(server.wait_logged("io_uring is not available (").contains(level), "{server}");
         let mut client = server.connect();
         for _ in 0..3 {
             assert_eq!(client.get("/").text(), "hello");
         }
         server.stop();
     }
+}
+
+#[test]
+fn another_event_method_gets_a_new_worker_process() {
+    let mut server = Setup::server(Driver::Epoll, "return 200 epoll;").start();
+    server.wait_logged("using the \"epoll\" event method");
+    let first = server.worker();
+    let mut client = server.connect();
+    assert_eq!(client.get("/").text(), "epoll");
+    let configuration = server.directory.read("gale.conf");
+    server.reload(&configuration.replace("use epoll;", "use io_uring;").replace("200 epoll", "200 ring"));
+    // What this kernel allows.
+    server.wait_logged("io_uring");
+    // The old process ends with its connections.
+    client.assert_closed();
+    server.wait_logged(&format!("worker process {first} exited with code 0"));
+    assert_eq!(server.get("/").text(), "ring");
+    assert_ne!(server.worker(), first);
+    server.stop();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
 use gale_runtime::stall::{self, Stall, StallKind};
-use gale_runtime::{EventLoop, Listener, LoopOptions, TaskId};
+use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
@@ -111,7 +111,12 @@ impl Program for Server {
         log::local_time(0);
         let mut event_loop = EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
+            // Whoever has asked for it by name expects it.
+            let level = if driver == DriverChoice::IoUring { Level::Warn } else { Level::Notice };
             let message = format!("io_uring is not available {}, epoll is used", OsErrorText(reason));
+            configuration.error_log.write(level, None, &message);
+        } else if worker == 0 {
+            let message = format!("using the \"{}\" event method", event_loop.driver_name());
             configuration.error_log.write(Level::Notice, None, &message);
         }
         drop(configuration);

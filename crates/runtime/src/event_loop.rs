@@ -46,6 +46,17 @@ pub enum DriverChoice {
     IoUring,
 }
 
+impl DriverChoice {
+    /// As `use` in the configuration names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DriverChoice::Auto => "auto",
+            DriverChoice::Epoll => "epoll",
+            DriverChoice::IoUring => "io_uring",
+        }
+    }
+}
+
 /// How a loop is set up.
 #[derive(Clone, Debug)]
 pub struct LoopOptions {

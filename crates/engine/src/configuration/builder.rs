@@ -398,6 +398,8 @@ impl Builder {
     fn process_settings(&mut self, resources: &mut dyn Resources) -> ProcessSettings {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let mut process = main.to_process_settings();
+        let driver = self.main_conf::<EventsSettings>().and_then(|events| events.driver.get_opt().copied());
+        process.event_method = driver.unwrap_or_default().name().to_owned();
         process.keeps_standard_error = self.logs_to_stderr;
         let user = main.user.clone();
         match user.get_opt() {

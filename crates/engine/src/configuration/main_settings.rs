@@ -65,6 +65,7 @@ impl MainSettings {
             pid_path: self.pid.get().clone(),
             account: None,
             workers: *self.worker_processes.get(),
+            event_method: String::new(),
             rlimit_nofile: self.worker_rlimit_nofile.get_opt().copied(),
             rlimit_core: self.worker_rlimit_core.get_opt().copied(),
             priority: *self.worker_priority.get(),

@@ -30,6 +30,8 @@ pub struct ProcessSettings {
     pub account: Option<Account>,
     /// `worker_processes`, with `auto` resolved: event-loop threads of the worker process, at least 1.
     pub workers: usize,
+    /// `use`: how the event loops wait, by its name.
+    pub event_method: String,
     /// `worker_rlimit_nofile`, descriptors.
     pub rlimit_nofile: Option<u64>,
     /// `worker_rlimit_core`, bytes.
@@ -60,6 +62,7 @@ impl Default for ProcessSettings {
             pid_path: PathBuf::new(),
             account: None,
             workers: 1,
+            event_method: String::new(),
             rlimit_nofile: None,
             rlimit_core: None,
             priority: 0,
@@ -74,10 +77,11 @@ impl Default for ProcessSettings {
 }
 
 impl ProcessSettings {
-    /// Whether a running worker process can take over `next`, or a new process is needed. Limits on descriptors and event
-    /// loops change in a live process; who it is, its environment and its directory do not.
+    /// Whether a running worker process can take over `next`, or a new process is needed. Limits on descriptors and the number
+    /// of event loops change in a live process; who it is, its environment, its directory and how its loops wait do not.
     pub fn needs_new_process(&self, next: &ProcessSettings) -> bool {
         self.account != next.account
+            || self.event_method != next.event_method
             || self.environment != next.environment
             || self.working_directory != next.working_directory
             || self.priority != next.priority
