@@ -5,7 +5,7 @@ mod fuse;
 mod support;
 
 use std::fs::{File, FileTimes};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,6 +71,8 @@ fn setup(driver: Driver, text: &str) -> Setup {
 
 /// Has the kernel forget what it has in memory of a file, which is on the disk.
 fn evict(path: &Path) {
+    // What is still being read ahead stays: so all of it is read first.
+    let _ = std::fs::read(path).expect("there");
     let file = File::open(path).expect("there");
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
 }
@@ -85,8 +87,7 @@ fn can_evict(path: &Path) -> bool {
         rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut byte)], 0, rustix::io::ReadWriteFlags::NOWAIT);
     // The look itself has begun to read it.
     let is_cold = look == Err(rustix::io::Errno::AGAIN);
-    let _ = file.read_at(&mut byte, 0);
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+    evict(path);
     is_cold
 }
 

@@ -17,7 +17,7 @@ with_each_driver!(
     a_slow_reader_gets_all_and_holds_nobody_up,
     a_client_that_disappears_costs_nothing_but_its_connection,
     a_file_that_shrinks_while_it_is_sent_breaks_the_answer_off,
-    a_file_that_grows_or_is_replaced_is_sent_as_it_was,
+    a_file_that_grows_or_is_replaced_or_deleted_is_sent_as_it_was,
     parts_of_files_are_sent,
     several_parts_are_sent_as_one_body,
     ranges_that_do_not_apply_are_ignored,
@@ -156,7 +156,7 @@ fn a_file_that_shrinks_while_it_is_sent_breaks_the_answer_off(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-fn a_file_that_grows_or_is_replaced_is_sent_as_it_was(driver: Driver) {
+fn a_file_that_grows_or_is_replaced_or_deleted_is_sent_as_it_was(driver: Driver) {
     let server = Server::start(driver, &ways());
     for (way, _) in WAYS {
         let path = server.directory.path().join("files/big");
@@ -176,6 +176,14 @@ fn a_file_that_grows_or_is_replaced_is_sent_as_it_was(driver: Driver) {
         assert!(replaced.take(BIG) == big(), "{way}");
         assert_eq!(replaced.take(1000), [0; 1000], "{way}");
         assert_eq!(replaced.get(&format!("{way}big")).text(), "new", "{way}");
+
+        server.directory.write("files/big", big());
+        let mut deleted = server.connect();
+        deleted.send(format!("GET {way}big HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert_eq!(deleted.head().status, 200);
+        fs::remove_file(&path).expect("there");
+        assert!(deleted.take(BIG) == big(), "{way}");
+        assert_eq!(deleted.get(&format!("{way}big")).status, 404, "{way}");
     }
     server.stop();
 }
