@@ -654,6 +654,20 @@ impl File {
         }
     }
 
+    /// How much of what was read is the file's own, where that may block. A file that is cut off while it is read may give
+    /// zeros for what it has lost: the kernel clears pages that somebody is still copying from.
+    pub(crate) fn still_there(&self, offset: u64, count: usize) -> usize {
+        if self.shared.access != Access::Local {
+            return count;
+        }
+        match self.look_again() {
+            Ok(now) if now.size < self.metadata().size => {
+                usize::try_from(now.size.saturating_sub(offset)).map_or(count, |rest| rest.min(count))
+            }
+            _ => count,
+        }
+    }
+
     fn all_pages(&self) -> Range<u64> {
         0..self.metadata().size.div_ceil(PAGE)
     }

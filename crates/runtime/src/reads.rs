@@ -371,6 +371,7 @@ impl Piece {
         self.file.note_accessed();
         match read {
             Some(Ok(count)) => {
+                let count = self.file.still_there(self.offset, count);
                 Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung: Rung::Pool, was_resident: true })
             }
             // The read proper will say the same.
@@ -388,7 +389,7 @@ impl Piece {
             None => {
                 let mut memory = self.memory();
                 let count = self.file.read_blocking(self.offset, &mut memory[..self.length])?;
-                (memory, 0..count)
+                (memory, 0..self.file.still_there(self.offset, count))
             }
         };
         Ok(Bytes { memory: Arc::new(memory), piece, rung: Rung::Pool, was_resident: false })
