@@ -308,37 +308,31 @@ struct Piece {
     size: usize,
 }
 
-async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, how: ReadHow) -> Result<Bytes, Failure> {
+async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how: ReadHow) -> Result<Bytes, Failure> {
     let device = piece.file.metadata().device;
-    let mut how = how;
-    if how.unlooked && piece.file.writes_access_time() {
-        how.unlooked = false;
-        count_event(Event::Unlooked);
-        let wanted = piece.clone();
-        let found = match pool.run_for(Device::key(ACCESS_KEY ^ device), move || wanted.look()).await {
-            // A wait that is seldom is better than to refuse what is in memory.
-            Err(PoolError::Overflow { .. }) => piece.look(),
-            found => found?,
-        };
-        if let Some(found) = found {
-            count_event(Event::PoolHit);
-            return Ok(found);
-        }
-    }
     if how.unlooked {
         count_event(Event::Unlooked);
-        if let Some(look) = knowledge.begin_look(device) {
-            let wanted = piece.clone();
+        let wanted = piece.clone();
+        let found = if piece.file.writes_access_time() {
+            how.unlooked = false;
+            match pool.run_for(Device::key(ACCESS_KEY ^ device), move || wanted.look()).await {
+                // A wait that is seldom is better than to refuse what is in memory.
+                Err(PoolError::Overflow { .. }) => piece.look(),
+                found => found?,
+            }
+        } else if let Some(look) = knowledge.begin_look(device) {
             let look = move || {
                 // The thread's, and not that of those who wait: they may leave before it is done.
                 let _look = look;
                 wanted.look()
             };
-            let found = pool.run_for(Device::key(LOOKS_KEY ^ device), look).await?;
-            if let Some(found) = found {
-                count_event(Event::PoolHit);
-                return Ok(found);
-            }
+            pool.run_for(Device::key(LOOKS_KEY ^ device), look).await?
+        } else {
+            None
+        };
+        if let Some(found) = found {
+            count_event(Event::PoolHit);
+            return Ok(found);
         }
     }
     let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
