@@ -26,6 +26,7 @@ with_each_driver!(
     what_is_no_regular_file_is_never_waited_for,
     an_unprivileged_worker_serves_what_it_may_read,
     every_file_system_delivers_the_same,
+    a_mount_says_which_reads_are_left_to_threads,
     a_broken_file_system_costs_only_who_asks_for_it,
     reads_that_never_end_hold_up_nobody_else,
     nor_do_they_hold_up_the_end_of_the_server,
@@ -173,11 +174,7 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
     }
     // The one read that writes the time of access is a thread's, where reads write it.
     if rustix::fs::statvfs(&path).expect("there").f_flag.contains(rustix::fs::StatVfsMountFlags::RELATIME) {
-        let file = File::open(&path).expect("there");
-        file.set_times(FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH)).expect("ours");
-        let changed = std::fs::metadata(&path).map(|file| (file.ctime(), file.ctime_nsec())).expect("there");
-        let tick = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        while (tick().tv_sec, tick().tv_nsec) <= changed {}
+        make_unread(&path);
         for way in ["auto_sendfile", "auto"] {
             let due = ask(way, false);
             assert_eq!((due("pool") > 0, due("blocking")), (way == "auto_sendfile", 0), "{server}");
@@ -305,8 +302,8 @@ impl Mounted {
         self.directory.path().join("point")
     }
 
-    /// `None`, and why, where it cannot be mounted.
-    fn new(kind: &str) -> Result<Mounted, String> {
+    /// With these options of mount(8). Errors: why it cannot be mounted.
+    fn new(kind: &str, options: &str) -> Result<Mounted, String> {
         let directory = Directory::new();
         let mounted = Mounted { directory };
         std::fs::create_dir(mounted.point()).expect("ours");
@@ -334,7 +331,8 @@ impl Mounted {
                 let image = File::create(path("image")).expect("ours");
                 image.set_len(400 << 20).expect("a sparse file");
                 run(Command::new(format!("mkfs.{kind}")).arg("-q").arg(path("image")))?;
-                run(Command::new("mount").args(["-o", "loop"]).arg(path("image")).arg(mounted.point()))?;
+                let options = format!("loop,{options}");
+                run(Command::new("mount").args(["-o", &options]).arg(path("image")).arg(mounted.point()))?;
             }
         }
         Ok(mounted)
@@ -355,24 +353,143 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
+/// None, and a line that says why, where it cannot be mounted.
+fn mount_or_skip(kind: &str, options: &str) -> Option<Mounted> {
+    Mounted::new(kind, options).inspect_err(|error| eprintln!("skipped {kind}, {options}: {error}")).ok()
+}
+
 fn every_file_system_delivers_the_same(driver: Driver) {
     if !has_own_mounts(&format!("{}::every_file_system_delivers_the_same", driver.name())) {
         return;
     }
-    for kind in ["tmpfs", "overlay", "ext4", "xfs"] {
-        let mounted = match Mounted::new(kind) {
-            Ok(mounted) => mounted,
-            Err(error) => {
-                eprintln!("skipped {kind}: {error}");
-                continue;
-            }
-        };
+    for kind in ["tmpfs", "overlay", "ext4", "xfs", "btrfs"] {
+        let Some(mounted) = mount_or_skip(kind, "defaults") else { continue };
         let root = mounted.point();
         let server = setup(driver, &ways(root.to_str().expect("text"))).start();
         check_all(&server, &root);
         server.stop();
         eprintln!("{kind} delivers");
     }
+}
+
+/// Which reads of a file that is in memory are a thread's, because they write when it was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LeftToThreads {
+    None,
+    /// After a change.
+    First,
+    All,
+}
+
+/// How a file system can be mounted; that of btrfs writes each time down at once, whatever `lazytime` says.
+const MOUNTS: &[(&str, &str, LeftToThreads)] = &[
+    ("ext4", "relatime", LeftToThreads::First),
+    ("ext4", "noatime", LeftToThreads::None),
+    ("ext4", "strictatime", LeftToThreads::All),
+    ("ext4", "strictatime,lazytime", LeftToThreads::None),
+    ("xfs", "relatime", LeftToThreads::First),
+    ("xfs", "noatime", LeftToThreads::None),
+    ("xfs", "strictatime", LeftToThreads::All),
+    ("xfs", "relatime,lazytime", LeftToThreads::None),
+    ("btrfs", "relatime", LeftToThreads::First),
+    ("btrfs", "noatime", LeftToThreads::None),
+    ("btrfs", "strictatime", LeftToThreads::All),
+    ("btrfs", "strictatime,lazytime", LeftToThreads::All),
+];
+
+fn a_mount_says_which_reads_are_left_to_threads(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_mount_says_which_reads_are_left_to_threads", driver.name())) {
+        return;
+    }
+    for &(kind, options, left) in MOUNTS {
+        let Some(mounted) = mount_or_skip(kind, options) else { continue };
+        let root = mounted.point();
+        let server = setup(driver, &ways(root.to_str().expect("text"))).start();
+        for way in ["auto", "auto_sendfile", "threads", "on", "ahead"] {
+            check_time_of_access(&server, &root.join(way), way, left, &format!("{kind}, {options}"));
+        }
+        // The ring's reads write it, too, and on the loop where they find what they look for.
+        let path = root.join("cold");
+        write_unread(&path, 1 << 20);
+        for way in ["on", "on_sendfile", "direct_on"] {
+            evict(&path);
+            make_unread(&path);
+            let figures = Figures::of(&server);
+            assert!(server.get(&format!("/{way}/cold")).body == pattern(1 << 20), "{kind}, {options}, {way}");
+            let delta = figures.until_now(&server);
+            // For btrfs a read past the page cache is none.
+            let writes_all = left == LeftToThreads::All && (kind, way) != ("btrfs", "direct_on");
+            let may_use_ring = driver == Driver::IoUring && !writes_all;
+            assert!(may_use_ring || delta("io_uring") == 0, "{kind}, {options}, {way}\n{server}");
+            // Past the page cache nobody looks before.
+            let is_first_a_threads = way != "direct_on" || left != LeftToThreads::First || delta("pool") > 0;
+            assert!(is_first_a_threads && delta("io_uring") + delta("pool") > 0, "{kind}, {options}, {way}\n{server}");
+        }
+        server.stop();
+        eprintln!("{kind}, {options}: as it says");
+    }
+}
+
+/// A file that has not been read since it was changed, in memory: who is the first to read it, who the others, and what
+/// becomes of its time.
+fn check_time_of_access(server: &Server, path: &Path, way: &str, left: LeftToThreads, mount: &str) {
+    let size = 300_001;
+    write_unread(path, size);
+    let uri = format!("/{way}/{way}");
+    for is_first in [true, false] {
+        let (before, figures) = (accessed(path), Figures::of(server));
+        assert!(server.get(&uri).body == pattern(size), "{mount}, {uri}");
+        let delta = figures.until_now(server);
+        let (unlooked, pieces) = (delta("unlooked"), delta("pool") + delta("read") + delta("sendfile"));
+        let expected = match left {
+            LeftToThreads::All => unlooked == pieces,
+            LeftToThreads::First => unlooked == u64::from(is_first),
+            LeftToThreads::None => unlooked == 0,
+        };
+        assert!(expected, "{mount}, {uri}, first: {is_first}, {unlooked} of {pieces}\n{server}");
+        assert_eq!((delta("io_uring"), delta("blocking")), (0, 0), "{mount}, {uri}");
+        let is_written = if is_first { !mount.contains("noatime") } else { mount.contains("strictatime") };
+        assert_eq!(accessed(path) > before, is_written, "{mount}, {uri}, first: {is_first}");
+        wait_for_another_tick(accessed(path));
+    }
+}
+
+/// What was counted up to a moment.
+struct Figures(String);
+
+impl Figures {
+    fn of(server: &Server) -> Figures {
+        Figures(server.get("/files").text().to_owned())
+    }
+
+    fn until_now(self, server: &Server) -> impl Fn(&str) -> u64 {
+        let now = Figures::of(server);
+        move |name: &str| figure(&now.0, name) - figure(&self.0, name)
+    }
+}
+
+/// Writes a file to the disk that nobody has read; the clock of its file system has gone on since.
+fn write_unread(path: &Path, size: usize) {
+    std::fs::write(path, pattern(size)).expect("written");
+    make_unread(path);
+    File::open(path).and_then(|file| file.sync_all()).expect("on the disk");
+}
+
+fn make_unread(path: &Path) {
+    let file = File::open(path).expect("there");
+    file.set_times(FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH)).expect("ours");
+    let metadata = file.metadata().expect("there");
+    wait_for_another_tick((metadata.ctime(), metadata.ctime_nsec()));
+}
+
+fn accessed(path: &Path) -> (i64, i64) {
+    std::fs::metadata(path).map(|file| (file.atime(), file.atime_nsec())).expect("there")
+}
+
+/// Until then a file system gives the same time to whatever happens.
+fn wait_for_another_tick(time: (i64, i64)) {
+    let tick = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    while (tick().tv_sec, tick().tv_nsec) <= time {}
 }
 
 /// The locations that read from a file system in user space; what it hangs with takes half of a pool at most.

@@ -36,7 +36,7 @@ enum Kind {
 /// Which reads of a file write down when it was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AccessTimes {
-    /// None, or not on a disk.
+    /// None, or not on a disk, or not at once.
     Never,
     /// The first after a change, and one a day (`relatime`).
     Relative,
@@ -79,6 +79,10 @@ const FILE_SYSTEMS: [(&str, u64, Kind); 28] = [
     // The kernel's own AFS.
     ("afs", 0x6b41_4653, Kind::Remote),
 ];
+
+/// File systems that keep times in memory with `lazytime` (mount(8)). Not all do: btrfs takes the option, and begins a
+/// transaction all the same.
+const LAZY: [&str; 2] = ["ext4", "xfs"];
 
 /// How old the picture of the mount table may get.
 const REFRESH_SECONDS: u64 = 5;
@@ -208,10 +212,12 @@ fn mount_of(line: &str) -> Option<Mount> {
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
     let point = unescape(fields.nth(1)?.as_bytes());
     let mut options = fields.next()?.split(',');
-    let name = line.split_once(" - ")?.1.split(' ').next()?;
+    let mut source = line.split_once(" - ")?.1.split(' ');
+    let name = source.next()?;
     let kind = kind_by_name(name.split('.').next()?);
+    let is_lazy = LAZY.contains(&name) && source.nth(1)?.split(',').any(|option| option == "lazytime");
     let access_times = match options.find(|option| matches!(*option, "relatime" | "noatime" | "ro")) {
-        _ if !is_of_disk(kind, device) => AccessTimes::Never,
+        _ if is_lazy || !is_of_disk(kind, device) => AccessTimes::Never,
         None => AccessTimes::Always,
         Some("relatime") => AccessTimes::Relative,
         Some(_) => AccessTimes::Never,
@@ -279,6 +285,11 @@ mod tests {
             assert_eq!(times("rw,noatime", device, kind), AccessTimes::Never, "{kind}");
             assert_eq!(times("ro,relatime", device, kind), AccessTimes::Never, "{kind}");
         }
+        let lazy = |kind: &str| {
+            let line = format!("26 1 8:1 / /mnt rw - {kind} /dev/sda1 rw,lazytime,discard");
+            mount_of(&line).expect("a mount").access_times
+        };
+        assert_eq!(["ext4", "xfs", "btrfs"].map(lazy), [AccessTimes::Never, AccessTimes::Never, AccessTimes::Always]);
         for (device, kind) in [("0:5", "tmpfs"), ("0:6", "devpts"), ("0:7", "nfs"), ("0:8", "overlay")] {
             assert_eq!(times("rw", device, kind), AccessTimes::Never, "{kind}");
         }
