@@ -495,7 +495,7 @@ impl File {
     }
 
     fn local(descriptor: OwnedFd, stat: &Stat) -> File {
-        let access_time = AccessTime::new(descriptor.as_fd(), stat);
+        let access_time = AccessTime::new(descriptor.as_fd(), stat, wall_anywhere());
         File::new(descriptor, FileMetadata::from_kernel(stat), Access::Local, access_time)
     }
 
@@ -641,8 +641,8 @@ impl File {
     /// Whether a read now writes the time of access, and so may wait for the file system.
     #[inline]
     pub(crate) fn writes_access_time(&self) -> bool {
-        let time = &self.shared.access_time;
-        time.is_due(wall_anywhere()) && time.is_written(self.as_fd(), self.metadata().device)
+        let (time, wall) = (&self.shared.access_time, wall_anywhere());
+        time.may_be_due(wall) && time.is_written(self.as_fd(), self.metadata().device, wall)
     }
 
     /// It was read where that may block: the next read may be one that writes no time of access.

@@ -6,10 +6,10 @@ mod common;
 #[allow(dead_code)]
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use common::*;
 use gale_runtime::*;
@@ -59,17 +59,25 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
     });
 }
 
+/// Whether some reads of this file write its time of access, and not all.
+fn is_relatime(path: &Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    let mount = rustix::fs::statvfs(path).unwrap();
+    let lies_in_memory = rustix::fs::statfs(path).unwrap().f_type as u64 == TMPFS;
+    let is = !lies_in_memory && mount.f_flag.contains(rustix::fs::StatVfsMountFlags::RELATIME);
+    if !is {
+        eprintln!("skipped: reads write no times of access here, or all do");
+    }
+    is
+}
+
 #[test]
 fn the_read_that_writes_the_time_of_access_is_the_pools_and_no_other() {
-    use rustix::fs::StatVfsMountFlags;
     use rustix::time::{ClockId, clock_gettime};
-    const TMPFS: u64 = 0x0102_1994;
     let directory = Directory::new();
     let path = directory.file("file", b"in memory");
-    let mount = rustix::fs::statvfs(&path).unwrap();
-    let lies_in_memory = rustix::fs::statfs(&path).unwrap().f_type as u64 == TMPFS;
-    if lies_in_memory || !mount.f_flag.contains(StatVfsMountFlags::RELATIME) {
-        return eprintln!("skipped: reads write no times of access here");
+    if !is_relatime(&path) {
+        return;
     }
     // Read last when the epoch began, and changed before the tick in which it will be read.
     let make_due = || {
@@ -106,6 +114,32 @@ fn the_read_that_writes_the_time_of_access_is_the_pools_and_no_other() {
         assert_eq!(full.counters().completed, 0);
         drop(sender);
         let _ = blocking.await.unwrap();
+    });
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_open_is_left_to_the_pool() {
+    let directory = Directory::new();
+    let path = directory.file_read_before("log", b"one line");
+    if !is_relatime(&path) {
+        return;
+    }
+    run(async {
+        let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
+        let is_read_here = || matches!(file.look(0, 100).unwrap(), Look::Found(_));
+        for _ in 0..3 {
+            assert!(is_read_here());
+            sleep(Duration::from_secs(1)).await;
+        }
+        let mut log = std::fs::File::options().append(true).open(&path).unwrap();
+        for _ in 0..3 {
+            log.write_all(b"another line").unwrap();
+            sleep(Duration::from_secs(1)).await;
+            assert!(!is_read_here() && !file.is_resident(0, 8).unwrap());
+        }
+        let pool = ThreadPool::new("test", 1, 10);
+        assert_eq!(&file.read_at_in(&pool, 0, 8).await.unwrap()[..], b"one line");
+        assert!(!is_read_here(), "it may grow on");
     });
 }
 

@@ -10,7 +10,9 @@
 //! a file and a file system that is frozen: so a read in a pool after which nothing has changed says that of its file, for a
 //! while. On a mount with `strictatime` every read writes.
 //!
-//! Not known is a change that comes while a file is open: one that grows while it is sent may have its time written on a loop.
+//! A change that comes while a file is open, as of a log that grows while it is sent, makes a read write once more. So what is
+//! known is believed for [`BELIEVED`] only, and then the file is looked at again, which waits for nothing. One that has changed
+//! is likely to go on: for a while all its reads are the pool's. (Until that is found out a read on a loop may write.)
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -29,13 +31,24 @@ const TICK_MAX: Duration = Duration::from_secs(1);
 /// How long it is not asked again after a read that has written nothing although it was due.
 const LEFT_ALONE_TIME: Duration = Duration::from_secs(60);
 
+/// How long it is believed that a file is as it was seen last: to look again takes a fiftieth of the time in which 64 KiB are
+/// copied, and whoever reads them that often does so for longer.
+const BELIEVED: Duration = Duration::from_millis(100);
+
+/// How long a file is taken for one that changes after it was seen to.
+const RESTLESS_TIME: Duration = Duration::from_secs(10);
+
 const NEVER: u64 = u64::MAX;
 
 /// When the next read of an open file writes its time of access, by the wall clock.
 pub(super) struct AccessTime {
+    /// Until then no read does, as far as is known.
+    believed_until_nanos: AtomicU64,
     due_at_nanos: AtomicU64,
-    /// As it was seen last.
+    restless_until_nanos: AtomicU64,
+    /// As they were seen last.
     accessed_nanos: AtomicU64,
+    changed_nanos: AtomicU64,
     /// The mount does write it.
     is_confirmed: AtomicBool,
     /// Each read writes it.
@@ -45,58 +58,100 @@ pub(super) struct AccessTime {
 impl AccessTime {
     /// Of a file that no loop reads, or whose reads write nothing.
     pub const fn of_no_concern() -> AccessTime {
-        AccessTime::due_at(NEVER, Duration::ZERO)
-    }
-
-    const fn due_at(nanos: u64, accessed: Duration) -> AccessTime {
         AccessTime {
-            due_at_nanos: AtomicU64::new(nanos),
-            accessed_nanos: AtomicU64::new(accessed.as_nanos() as u64),
+            believed_until_nanos: AtomicU64::new(NEVER),
+            due_at_nanos: AtomicU64::new(NEVER),
+            restless_until_nanos: AtomicU64::new(0),
+            accessed_nanos: AtomicU64::new(0),
+            changed_nanos: AtomicU64::new(0),
             is_confirmed: AtomicBool::new(false),
             is_strict: false,
         }
     }
 
-    pub fn new(file: BorrowedFd<'_>, stat: &Stat) -> AccessTime {
-        let times = Times::of(stat);
-        if mounts::any_strict() && access_times(file, stat.st_dev as _) == AccessTimes::Always {
-            return AccessTime { is_strict: true, ..AccessTime::due_at(0, times.accessed) };
-        }
-        AccessTime::due_at(nanos(times.due_at()), times.accessed)
+    pub fn new(file: BorrowedFd<'_>, stat: &Stat, wall: Duration) -> AccessTime {
+        let is_strict = mounts::any_strict() && access_times(file, stat.st_dev as _) == AccessTimes::Always;
+        AccessTime::with_times(Times::of(stat), is_strict, wall)
     }
 
-    /// Whether the next read may write it.
+    fn with_times(times: Times, is_strict: bool, wall: Duration) -> AccessTime {
+        let time = AccessTime { is_strict, ..AccessTime::of_no_concern() };
+        time.accessed_nanos.store(nanos(times.accessed), Relaxed);
+        time.changed_nanos.store(nanos(times.changed), Relaxed);
+        time.expect_at(time.due_at(times, wall), wall);
+        time
+    }
+
+    /// Whether it has to be asked if the next read writes it ([`AccessTime::is_written`]).
     #[inline]
-    pub fn is_due(&self, wall: Duration) -> bool {
-        nanos(wall + TICK_MAX) >= self.due_at_nanos.load(Relaxed)
+    pub fn may_be_due(&self, wall: Duration) -> bool {
+        nanos(wall) >= self.believed_until_nanos.load(Relaxed)
     }
 
-    /// Whether it is written at all where the file lies, if it is due; asked once.
+    /// Whether the next read may write it, by what is known of the file and where it lies.
     #[cold]
-    pub fn is_written(&self, file: BorrowedFd<'_>, device: u64) -> bool {
-        if self.is_confirmed.load(Relaxed) {
+    pub fn is_written(&self, file: BorrowedFd<'_>, device: u64, wall: Duration) -> bool {
+        if !self.is_confirmed.load(Relaxed) {
+            if access_times(file, device) == AccessTimes::Never {
+                self.settle(Duration::MAX, Duration::MAX);
+                return false;
+            }
+            self.is_confirmed.store(true, Relaxed);
+        }
+        if self.is_due(wall) {
             return true;
         }
-        if access_times(file, device) == AccessTimes::Never {
-            self.due_at_nanos.store(NEVER, Relaxed);
-            return false;
+        if let Ok(stat) = rustix::fs::fstat(file) {
+            self.note_seen(Times::of(&stat), wall);
         }
-        self.is_confirmed.store(true, Relaxed);
-        true
+        self.is_due(wall)
+    }
+
+    fn is_due(&self, wall: Duration) -> bool {
+        nanos(wall + TICK_MAX) >= self.due_at_nanos.load(Relaxed)
     }
 
     /// A read for which it was due has been done, and this is what the kernel says now.
     pub fn note(&self, stat: &Stat, wall: Duration) {
-        self.note_times(Times::of(stat), wall);
+        self.note_read(Times::of(stat), wall);
     }
 
-    fn note_times(&self, times: Times, wall: Duration) {
-        let due_at = if self.is_strict { Duration::ZERO } else { times.due_at() };
+    fn note_read(&self, times: Times, wall: Duration) {
+        let was_due_at = if self.is_strict { Duration::ZERO } else { times.due_at() };
         let was_written = self.accessed_nanos.swap(nanos(times.accessed), Relaxed) != nanos(times.accessed);
         // Within a tick it is written once, and the time at which it is due may not have come for the kernel.
         let is_recent = |time: Duration| time <= wall && wall - time < TICK_MAX;
-        let is_left_alone = !was_written && due_at <= wall && !is_recent(due_at) && !is_recent(times.accessed);
-        self.due_at_nanos.store(nanos(if is_left_alone { wall + LEFT_ALONE_TIME } else { due_at }), Relaxed);
+        let is_left_alone = !was_written && was_due_at <= wall && !is_recent(was_due_at) && !is_recent(times.accessed);
+        let due_at = self.due_at(times, wall);
+        if is_left_alone {
+            self.settle(wall + LEFT_ALONE_TIME, wall + LEFT_ALONE_TIME - TICK_MAX);
+        } else {
+            self.expect_at(due_at, wall);
+        }
+    }
+
+    /// Nothing has been read, and this is what the kernel says.
+    fn note_seen(&self, times: Times, wall: Duration) {
+        self.accessed_nanos.store(nanos(times.accessed), Relaxed);
+        self.expect_at(self.due_at(times, wall), wall);
+    }
+
+    /// When the next read writes, of a file that has these times now.
+    fn due_at(&self, times: Times, wall: Duration) -> Duration {
+        if self.changed_nanos.swap(nanos(times.changed), Relaxed) != nanos(times.changed) {
+            self.restless_until_nanos.store(nanos(wall + RESTLESS_TIME), Relaxed);
+        }
+        let is_restless = nanos(wall) < self.restless_until_nanos.load(Relaxed);
+        if self.is_strict || is_restless { Duration::ZERO } else { times.due_at() }
+    }
+
+    fn expect_at(&self, due_at: Duration, wall: Duration) {
+        self.settle(due_at, due_at.saturating_sub(TICK_MAX).min(wall + BELIEVED));
+    }
+
+    fn settle(&self, due_at: Duration, believed_until: Duration) {
+        self.due_at_nanos.store(nanos(due_at), Relaxed);
+        self.believed_until_nanos.store(nanos(believed_until), Relaxed);
     }
 }
 
@@ -155,7 +210,7 @@ mod tests {
 
     /// Of a file with these times.
     fn of(times: Times) -> AccessTime {
-        AccessTime::due_at(nanos(times.due_at()), times.accessed)
+        AccessTime::with_times(times, false, BEGIN)
     }
 
     #[test]
@@ -169,7 +224,26 @@ mod tests {
         let time = of(times(accessed, BEGIN, BEGIN));
         assert!(!time.is_due(accessed) && !time.is_due(BEGIN + DAY - 2 * SECOND));
         assert!(time.is_due(BEGIN + DAY - SECOND), "for the kernel a moment later");
-        assert!(!AccessTime::of_no_concern().is_due(BEGIN));
+        assert!(!AccessTime::of_no_concern().may_be_due(BEGIN));
+    }
+
+    #[test]
+    fn what_is_known_is_asked_again_and_a_file_that_changes_is_left_to_threads_for_a_while() {
+        let (read, millisecond) = (times(BEGIN, BEGIN - SECOND, BEGIN - SECOND), Duration::from_millis(1));
+        let time = of(read);
+        assert!(!time.may_be_due(BEGIN + BELIEVED - millisecond) && time.may_be_due(BEGIN + BELIEVED));
+        let seen = BEGIN + BELIEVED;
+        time.note_seen(read, seen);
+        assert!(!time.is_due(seen) && !time.may_be_due(seen + BELIEVED - millisecond));
+        // It has grown, and somebody else has read it since.
+        let grown = seen + BELIEVED;
+        let now = times(grown, grown - millisecond, grown - millisecond);
+        time.note_seen(now, grown);
+        assert!(time.is_due(grown) && time.may_be_due(grown));
+        time.note_read(now, grown + 2 * SECOND);
+        assert!(time.is_due(grown + 2 * SECOND), "it may grow on, and is not one whose time nobody writes");
+        time.note_read(now, grown + RESTLESS_TIME);
+        assert!(!time.is_due(grown + RESTLESS_TIME));
     }
 
     #[test]
@@ -178,15 +252,15 @@ mod tests {
         let later = BEGIN + 10 * SECOND;
         let time = of(old);
         assert!(time.is_due(later));
-        time.note_times(times(later, BEGIN, BEGIN), later);
+        time.note_read(times(later, BEGIN, BEGIN), later);
         assert!(!time.is_due(later) && !time.is_due(later + DAY / 2) && time.is_due(later + DAY));
         // Nobody writes it.
         let time = of(old);
-        time.note_times(old, later);
+        time.note_read(old, later);
         assert!(!time.is_due(later) && time.is_due(later + LEFT_ALONE_TIME));
         // It was written a second ago, waited for the disk since, and the file has changed meanwhile.
         let time = of(old);
-        time.note_times(times(later - 2 * SECOND, later, later), later);
+        time.note_read(times(later - 2 * SECOND, later, later), later);
         assert!(time.is_due(later));
     }
 
@@ -195,17 +269,17 @@ mod tests {
         // Changed and read in one tick: the next read writes it.
         let fresh = times(BEGIN, BEGIN, BEGIN);
         let time = of(fresh);
-        time.note_times(fresh, BEGIN + Duration::from_millis(3));
+        time.note_read(fresh, BEGIN + Duration::from_millis(3));
         assert!(time.is_due(BEGIN + Duration::from_millis(3)));
         // The day is over, but for the kernel.
         let read = times(BEGIN, BEGIN - SECOND, BEGIN - SECOND);
         let time = of(read);
-        time.note_times(read, BEGIN + DAY);
+        time.note_read(read, BEGIN + DAY);
         assert!(time.is_due(BEGIN + DAY));
         // A time to come that nobody writes is not waited for.
         let future = times(BEGIN + DAY, BEGIN + DAY, BEGIN);
         let time = of(future);
-        time.note_times(future, BEGIN);
+        time.note_read(future, BEGIN);
         assert!(!time.is_due(BEGIN));
     }
 }
