@@ -18,7 +18,9 @@ pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 
 /// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
 /// that serves them has.
-static BODIES: Room = Room::new(32 << 20);
+pub(super) static BODIES: Room = Room::new(BODIES_MAX);
+
+pub(super) const BODIES_MAX: usize = 32 << 20;
 
 /// Descriptors that are held where no cache is configured, at most: a file of more than [`BODY_MAX`] that is asked for
 /// several times a second is one of few.
@@ -154,10 +156,14 @@ impl Body {
     pub fn read(file: &File, metadata: &FileMetadata) -> io::Result<Option<Body>> {
         let size = usize::try_from(metadata.size).ok().filter(|_| metadata.size <= BODY_MAX);
         let Some((size, room)) = size.and_then(|size| Some((size, BODIES.take(size)?))) else { return Ok(None) };
-        let mut bytes = vec![0; size];
-        let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
-        let is_unchanged = file.look_again()? == *metadata;
-        Ok((is_whole && is_unchanged).then(|| Body(room.hold(bytes))))
+        Ok(read_whole(file, metadata, size)?.map(|bytes| Body(room.hold(bytes))))
+    }
+
+    /// Whether the file has this content, and stays as it is while it is read. May block. Takes no room: a few threads look at
+    /// one file each.
+    pub fn is_content_of(&self, file: &File, metadata: &FileMetadata) -> io::Result<bool> {
+        let is_as_long = metadata.size == self.0.len() as u64;
+        Ok(is_as_long && read_whole(file, metadata, self.0.len())?.is_some_and(|bytes| bytes == *self.0))
     }
 
     #[inline]
@@ -166,10 +172,22 @@ impl Body {
     }
 }
 
+/// So many bytes, if that is all of the file, and the file stays as it is meanwhile.
+fn read_whole(file: &File, metadata: &FileMetadata, size: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; size];
+    let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
+    let is_unchanged = file.look_again()? == *metadata;
+    Ok((is_whole && is_unchanged).then_some(bytes))
+}
+
 /// What a path that leads to this file leads to.
 pub(super) fn target_of(metadata: &FileMetadata) -> Option<Target> {
     Some(Target { device: metadata.device, inode: metadata.inode })
 }
+
+/// Tests that look at how much all bodies take follow each other.
+#[cfg(test)]
+pub(super) static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -179,6 +197,7 @@ mod tests {
 
     #[test]
     fn a_body_takes_its_room_until_nobody_sends_it_any_more() {
+        let _alone = ALONE.lock();
         let path = std::env::temp_dir().join(format!("gale-body-{}", std::process::id()));
         std::fs::File::create(&path).unwrap().write_all(&[b'a'; 1000]).unwrap();
         let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
@@ -189,6 +208,39 @@ mod tests {
         drop(body);
         assert_eq!((sent.len(), BODIES.taken()), (1000, 1000));
         drop(sent);
+        assert_eq!(BODIES.taken(), 0);
+    }
+    #[test]
+    fn all_bodies_together_have_their_bound_and_one_that_is_not_kept_takes_nothing() {
+        let _alone = ALONE.lock();
+        let path = std::env::temp_dir().join(format!("gale-bodies-{}", std::process::id()));
+        let size = 60_000;
+        std::fs::write(&path, vec![b'a'; size]).unwrap();
+        let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
+        let metadata = file.look_again().unwrap();
+        let read = || Body::read(&file, &metadata).unwrap();
+        let mut bodies: Vec<Body> = std::iter::from_fn(read).take(2 * BODIES_MAX / size).collect();
+        let fitting = BODIES_MAX / size;
+        assert_eq!(
+            (bodies.len(), BODIES.taken()),
+            (fitting, fitting * size),
+            "and no byte for the one that was refused"
+        );
+        bodies.pop();
+        bodies.extend(read());
+        assert_eq!(bodies.len(), fitting);
+        assert!(bodies[0].is_content_of(&file, &metadata).unwrap(), "which takes no room");
+        bodies.truncate(1);
+        // It is replaced, or grows, or shrinks, between the look at it and the read.
+        for other in [size - 1, size + 1, size] {
+            std::fs::write(&path, vec![b'b'; other]).unwrap();
+            assert!(read().is_none() && !bodies[0].is_content_of(&file, &metadata).unwrap());
+            assert_eq!(BODIES.taken(), size);
+        }
+        std::fs::remove_file(&path).unwrap();
+        let large = FileMetadata { size: BODY_MAX + 1, ..metadata };
+        assert!(Body::read(&file, &large).unwrap().is_none());
+        drop(bodies);
         assert_eq!(BODIES.taken(), 0);
     }
 }

@@ -91,9 +91,10 @@ pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
 
 /// Opens and reads what is watched already: whatever happens from then on is told.
 fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
-    let Some((file, metadata)) = open(path).filter(|(_, metadata)| watch.target() == target_of(metadata)) else {
-        return;
-    };
+    // What is found now may be another file than the one that was asked for.
+    let is_watched =
+        |(file, metadata): &(File, FileMetadata)| watch.target() == target_of(metadata) && !file.waits_for_others();
+    let Some((file, metadata)) = open(path).filter(is_watched) else { return };
     let (file, body, held) = if metadata.size <= BODY_MAX {
         let Some(body) = read(&file, &metadata) else { return };
         (None, Some(body), None)
@@ -128,8 +129,7 @@ fn read_again(entry: &Arc<Entry>, now: u64) {
     let is_same = match (&entry.found, open(entry.path())) {
         (Found::File { metadata, .. }, Some((file, new))) => {
             // What is sent from its descriptor is as new as it can be.
-            let has_same_body = |body: &Body| read(&file, &new).is_some_and(|new| body.bytes() == new.bytes());
-            *metadata == new && body.is_none_or(has_same_body)
+            *metadata == new && body.is_none_or(|body| body.is_content_of(&file, &new).unwrap_or(false))
         }
         _ => false,
     };
@@ -199,6 +199,8 @@ fn window(now: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::entry::{ALONE, BODIES, BODIES_MAX};
+    use super::super::table::hash_of;
     use super::*;
 
     #[test]
@@ -214,5 +216,73 @@ mod tests {
         recent.leave_alone(hash, 2 * WORTH_WINDOW);
         assert_eq!(noted(3 * WORTH_WINDOW, 20), 0);
         assert_eq!(noted(3 * WORTH_WINDOW + LEFT_ALONE.as_millis() as u64, 20), 1);
+    }
+    #[test]
+    fn a_body_without_room_takes_that_of_one_that_has_not_been_used_for_longer() {
+        const SIZE: usize = 60_000;
+        let _alone = ALONE.lock();
+        let directory = std::env::temp_dir().join(format!("gale-exact-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let path = |name: &str| directory.join(name).into_os_string().into_encoded_bytes();
+        let write = |name: &str| std::fs::write(directory.join(name), name.repeat(SIZE)).unwrap();
+        ["a", "b"].into_iter().for_each(write);
+        // The housekeeper takes nothing for old that is of the future.
+        let now = u64::MAX / 2;
+        let keep = |name: &str| {
+            let watch = PathWatch::begin(as_path(&path(name)))?;
+            super::keep(&path(name), hash_of(&path(name)), now, watch);
+            Some(())
+        };
+        let find = |name: &str| {
+            let opened = find(&path(name), hash_of(&path(name)), now)?;
+            match opened.contents {
+                Contents::Memory(bytes) => Some(bytes),
+                _ => panic!("a body"),
+            }
+        };
+        // What the kernel told before it was kept may be taken for something new.
+        let keep_until_found = |name: &str| {
+            let end = std::time::Instant::now() + Duration::from_secs(20);
+            while std::time::Instant::now() < end {
+                keep(name);
+                if let Some(bytes) = find(name) {
+                    return bytes;
+                }
+                std::thread::yield_now();
+            }
+            panic!("{name} is not kept");
+        };
+        let is_kept = |name: &str| TABLE.get().unwrap().find(hash_of(&path(name)), &path(name)).is_some();
+        // Room for one.
+        let others = BODIES.take(BODIES_MAX - 2 * SIZE + 1).expect("nobody has any");
+        let own = || BODIES.taken() + 2 * SIZE - 1 - BODIES_MAX;
+        if keep("a").is_none() {
+            std::fs::remove_dir_all(&directory).unwrap();
+            return eprintln!("skipped: nothing can be watched here");
+        }
+        assert_eq!((keep_until_found("a")[0], own()), (b'a', SIZE));
+        let sent = keep_until_found("b");
+        assert_eq!((is_kept("a"), own()), (false, SIZE), "in its place");
+        // Looked at again, it needs none.
+        let entry = Arc::clone(TABLE.get().unwrap().find(hash_of(&path("b")), &path("b")).unwrap().arc());
+        read_again(&entry, now);
+        assert!(is_kept("b"));
+        drop(entry);
+        // As long as a client takes for it, nobody else has its room.
+        keep("a");
+        assert_eq!((is_kept("a"), is_kept("b"), own()), (false, false, SIZE));
+        drop(sent);
+        assert_eq!(own(), 0);
+        // The new one of a file that was replaced stands where the old one did.
+        keep_until_found("a");
+        write("c");
+        std::fs::rename(directory.join("c"), directory.join("a")).unwrap();
+        assert!(find("a").is_none(), "at once");
+        assert_eq!((keep_until_found("a")[0], own()), (b'c', SIZE));
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(find("a").is_none());
+        TABLE.get().unwrap().retain(|_| false);
+        drop(others);
+        assert_eq!(BODIES.taken(), 0);
     }
 }

@@ -141,8 +141,12 @@ impl<E: Keyed> Table<E> {
 
     /// Takes one out that has not been used for long; false if there is none.
     pub fn remove_one(&self) -> bool {
-        let displaced = self.displace(&mut self.hand.lock());
-        displaced.is_some()
+        // Few entries may stand far apart. The lock is held for one search at a time.
+        let searches = (self.bucket_mask + 1).div_ceil(SEARCHED_MAX);
+        (0..searches).any(|_| {
+            let displaced = self.displace(&mut self.hand.lock());
+            displaced.is_some()
+        })
     }
 
     /// Takes out what is not wanted any more. The lock is held for one bucket at a time.
@@ -266,6 +270,15 @@ mod tests {
         }
         assert_eq!(table.len(), 3);
         assert_eq!(["/a", "/b", "/c", "/d", "/e"].map(|name| has(&table, name)), [true, false, false, true, true]);
+    }
+
+    #[test]
+    fn one_entry_in_a_large_table_is_found_when_room_is_wanted() {
+        let table = Table::new(10_000);
+        for name in ["/a", "/b", "/c"] {
+            table.insert(Arc::new(Named(name, 1)));
+            assert!(table.remove_one() && !has(&table, name) && !table.remove_one());
+        }
     }
 
     #[test]
