@@ -46,6 +46,10 @@ const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 /// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
 const LOOKS_MAX: u32 = 2;
 
+/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck, beside the half
+/// of the pool that may wait for the device then: the others have to find threads all the same.
+const ACCESSES_MAX: u32 = 4;
+
 const STATES: usize = 64;
 
 /// What all loops know about files together.
@@ -60,6 +64,7 @@ pub(crate) struct DeviceState {
     /// Pieces that are being read because they were not in memory.
     reads: AtomicU32,
     looks: AtomicU32,
+    accesses: AtomicU32,
     /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
     missed_at_nanos: AtomicU64,
     distrusted_until_nanos: AtomicU64,
@@ -86,9 +91,18 @@ impl Knowledge {
 
     /// Counts a look by a thread of a pool, if there may be one more.
     pub fn begin_look(self: &Arc<Self>, device: u64) -> Option<Outstanding> {
-        let looks = &self.device(device).looks;
-        looks.fetch_update(Relaxed, Relaxed, |looks| (looks < LOOKS_MAX).then_some(looks + 1)).ok()?;
-        Some(Outstanding { knowledge: Arc::clone(self), device, count: |state| &state.looks })
+        self.begin(device, |state| &state.looks, LOOKS_MAX)
+    }
+
+    /// The same of a look that writes a time of access.
+    pub fn begin_access(self: &Arc<Self>, device: u64) -> Option<Outstanding> {
+        self.begin(device, |state| &state.accesses, ACCESSES_MAX)
+    }
+
+    fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<Outstanding> {
+        let counted = count(self.device(device));
+        counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
+        Some(Outstanding { knowledge: Arc::clone(self), device, count })
     }
 }
 
@@ -97,6 +111,7 @@ impl DeviceState {
         DeviceState {
             reads: AtomicU32::new(0),
             looks: AtomicU32::new(0),
+            accesses: AtomicU32::new(0),
             missed_at_nanos: AtomicU64::new(0),
             distrusted_until_nanos: AtomicU64::new(0),
         }
@@ -119,6 +134,11 @@ impl DeviceState {
             return true;
         }
         now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME || self.reads.load(Relaxed) > 0
+    }
+
+    /// Whether somebody looks who writes a time of access, and so may be waiting for the file system.
+    pub fn is_accessed(&self) -> bool {
+        self.accesses.load(Relaxed) > 0
     }
 
     /// A piece was not in memory, or a call took so long that it may not have been.
@@ -250,5 +270,10 @@ mod tests {
         assert!(knowledge.begin_look(5).is_none() && knowledge.begin_look(6).is_some());
         drop(looks);
         assert!(knowledge.begin_look(5).is_some());
+        let accesses: Vec<_> = (0..ACCESSES_MAX).map(|_| knowledge.begin_access(5).expect("room")).collect();
+        assert!(knowledge.begin_access(5).is_none() && knowledge.begin_look(5).is_some());
+        assert!(knowledge.device(5).is_accessed() && !knowledge.device(6).is_accessed());
+        drop(accesses);
+        assert!(!knowledge.device(5).is_accessed() && knowledge.begin_access(5).is_some());
     }
 }

@@ -42,7 +42,8 @@ const SHARDS: usize = 16;
 /// What a lane of looks is called: apart from that of the device, for which they would wait otherwise.
 const LOOKS_KEY: u64 = 0x6c6f_6f6b_0000_0000;
 
-/// And one of looks that write a time of access: they wait for the file system's journal, or for nothing.
+/// And one of looks that write a time of access: they wait for the file system's journal, or for nothing. Those for which there
+/// is no place there stand in the line of the device.
 const ACCESS_KEY: u64 = 0x6163_6373_0000_0000;
 
 /// How a piece is read.
@@ -313,26 +314,27 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how
     if how.unlooked {
         count_event(Event::Unlooked);
         let wanted = piece.clone();
-        let found = if piece.file.writes_access_time() {
-            how.unlooked = false;
-            match pool.run_for(Device::key(ACCESS_KEY ^ device), move || wanted.look()).await {
-                // A wait that is seldom is better than to refuse what is in memory.
-                Err(PoolError::Overflow { .. }) => piece.look(),
-                found => found?,
-            }
-        } else if let Some(look) = knowledge.begin_look(device) {
+        let is_due = piece.file.writes_access_time();
+        let (counted, line) = match is_due {
+            true => (knowledge.begin_access(device), ACCESS_KEY),
+            false => (knowledge.begin_look(device), LOOKS_KEY),
+        };
+        if let Some(counted) = counted {
+            how.unlooked = !is_due;
             let look = move || {
                 // The thread's, and not that of those who wait: they may leave before it is done.
-                let _look = look;
+                let _counted = counted;
                 wanted.look()
             };
-            pool.run_for(Device::key(LOOKS_KEY ^ device), look).await?
-        } else {
-            None
-        };
-        if let Some(found) = found {
-            count_event(Event::PoolHit);
-            return Ok(found);
+            let found = match pool.run_for(Device::key(line ^ device), look).await {
+                // A wait that is seldom is better than to refuse what is in memory; but not where somebody may be waiting.
+                Err(PoolError::Overflow { .. }) if is_due && !knowledge.device(device).is_accessed() => piece.look(),
+                found => found?,
+            };
+            if let Some(found) = found {
+                count_event(Event::PoolHit);
+                return Ok(found);
+            }
         }
     }
     let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
@@ -419,7 +421,11 @@ impl Piece {
             Err(Errno::CANCELED | Errno::AGAIN | Errno::INTR | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
             Err(errno) => return Err(io::Error::from(errno).into()),
         };
-        let piece = blocks.map_or(0..count, |blocks| blocks.piece(count));
+        // Past the page cache a read and the cutting off of its file come one after the other.
+        let piece = match blocks {
+            Some(blocks) => blocks.piece(count),
+            None => 0..self.file.still_there(self.offset, count),
+        };
         // Short for another reason than the end of the file.
         if piece.is_empty() && self.offset < self.file.metadata().size {
             return Ok(None);
@@ -434,8 +440,11 @@ impl Piece {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
     use super::*;
     use crate::residency::{FileHash, GRANULE, Residency};
+    use crate::{EventLoop, LoopOptions};
 
     #[test]
     fn a_short_look_says_that_the_rest_is_not_in_memory() {
@@ -489,5 +498,58 @@ mod tests {
         let after = key();
         std::fs::remove_file(&path).expect("ours");
         assert!(before != after || matches!(before, FileKey::Itself(_)));
+    }
+
+    #[test]
+    fn while_looks_wait_that_write_times_of_access_others_stand_in_the_devices_line() {
+        let path = std::env::temp_dir().join(format!("gale-reads-due-{}", std::process::id()));
+        std::fs::write(&path, [b'x'; 1000]).expect("ours");
+        let file = std::fs::File::open(&path).expect("ours");
+        std::fs::remove_file(&path).expect("ours");
+        file.set_times(std::fs::FileTimes::new().set_accessed(std::time::SystemTime::UNIX_EPOCH)).expect("ours");
+        let file = File::from_std(file).expect("a file");
+        if !file.writes_access_time() {
+            return eprintln!("skipped: reads write no times of access here");
+        }
+        let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
+        let (pool, device) = (ThreadPool::new("test", 10, 100), file.metadata().device);
+        let gate = Arc::new(Mutex::new(()));
+        let closed = gate.lock();
+        let hang = |device: Device| {
+            let gate = Arc::clone(&gate);
+            pool.detach(device, move || drop(gate.lock())).expect("room");
+        };
+        (0..6).for_each(|_| hang(file.device()));
+        let looks: Vec<_> = std::iter::from_fn(|| knowledge.begin_access(device)).collect();
+        looks.iter().for_each(|_| hang(Device::key(ACCESS_KEY ^ device)));
+        // All threads; there are others only for other devices now.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while pool.counters().running < 6 + looks.len() {
+            assert!(std::time::Instant::now() < end, "the threads do not come");
+            std::thread::yield_now();
+        }
+        assert_eq!(pool.counters().running, 10);
+        let how = ReadHow { unlooked: true, ..ReadHow::default() };
+        let join = |number: u64| flights.join(&knowledge, &file, &pool, (number * 100, 100), how).expect("memory");
+        let mut reads: Vec<PieceRead> = (0..10).map(join).collect();
+        EventLoop::new(LoopOptions::default()).expect("a loop").run(async {
+            for _ in 0..2 {
+                for read in &mut reads {
+                    let is_pending = poll_fn(|cx| Poll::Ready(Pin::new(&mut *read).poll(cx).is_pending())).await;
+                    assert!(is_pending);
+                }
+                pool.run_for(Device::key(7), || ()).await.expect("a thread for another device");
+            }
+            // Nobody waits on the loop for what threads wait for.
+            let full = ThreadPool::new("full", 1, 0);
+            let held = Arc::clone(&gate);
+            full.detach(Device::NONE, move || drop(held.lock())).expect("room");
+            let refused = flights.join(&knowledge, &file, &full, (0, 100), how).expect("memory").await;
+            assert!(refused.is_err_and(|error| error.to_string().contains("queue overflow")));
+            drop((closed, looks));
+            for read in reads {
+                assert_eq!(read.await.expect("read")[..], [b'x'; 100]);
+            }
+        });
     }
 }
