@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use support::{Client, DEADLINE, Driver, Response, Server, Setup, descriptors_of, is_root, with_each_driver};
+use support::{
+    Client, DEADLINE, Driver, HAS_TEST_HOOKS, Response, Server, Setup, descriptors_of, is_root, with_each_driver,
+};
 
 with_each_driver!(
     a_small_file_in_memory_is_always_that_on_disk,
@@ -26,6 +28,7 @@ with_each_driver!(
     directories_are_kept,
     max_bounds_what_is_open_and_a_reload_applies_another_one,
     heads_and_bodies_are_of_one_file_while_it_is_replaced,
+    bodies_in_memory_have_a_bound_together_and_those_that_go_make_room,
 );
 
 /// `site/current -> releases/7`, with pages in `releases/7` and `releases/8`.
@@ -413,4 +416,60 @@ fn heads_and_bodies_are_of_one_file_while_it_is_replaced(driver: Driver) {
         readers.into_iter().for_each(|reader| reader.join().expect("no mixture"));
     });
     server.stop();
+}
+
+/// What is in memory of files of this size when there are more than fit into 32 MiB.
+const BODY: usize = 60_000;
+const FITTING: usize = (32 << 20) / BODY;
+const BODIES: usize = FITTING + 40;
+
+fn bodies_in_memory_have_a_bound_together_and_those_that_go_make_room(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let text = format!("{ROOT} open_file_cache max=5000; location = /files {{ test_files; }}");
+    let server = site(Setup::server(driver, &text));
+    let mut client = server.connect();
+    for folder in ["one", "two"] {
+        let path = |number: usize| format!("site/current/{folder}/{number}");
+        let content = |number: usize| vec![number as u8; BODY];
+        (0..BODIES).for_each(|number| server.directory.write(&path(number), content(number)));
+        // The others are sent all the same.
+        let wait_full = |client: &mut Client, content: &dyn Fn(usize) -> Vec<u8>| {
+            let end = Instant::now() + DEADLINE;
+            loop {
+                let before = from_memory(client);
+                for number in 0..BODIES {
+                    assert!(client.get(&format!("/{folder}/{number}")).body == content(number), "{folder}/{number}");
+                }
+                let found = from_memory(client) - before;
+                assert!(found <= FITTING && Instant::now() < end, "{found} of {FITTING}");
+                if found == FITTING {
+                    break;
+                }
+            }
+        };
+        wait_full(&mut client, &content);
+        // Those that are replaced are right, and what they took is there again for others in the end.
+        let other = |number: usize| if number < 20 { vec![b'x'; BODY + number] } else { content(number) };
+        for number in 0..20 {
+            server.directory.write("site/current/new", other(number));
+            rename(&server.directory.path().join("site"), "current/new", &format!("current/{folder}/{number}"));
+            ask_until(&mut client, &format!("/{folder}/{number}"), |response| response.body == other(number));
+            server.directory.write(&path(number), content(number));
+            ask_until(&mut client, &format!("/{folder}/{number}"), |response| response.body == content(number));
+        }
+        for number in 0..BODIES {
+            fs::remove_file(server.directory.path().join(path(number))).expect("there");
+            ask_until(&mut client, &format!("/{folder}/{number}"), |response| response.status == 404);
+        }
+    }
+    server.stop();
+}
+
+/// How many bodies came from memory so far.
+fn from_memory(client: &mut Client) -> usize {
+    let response = client.get("/files");
+    let found = response.text().split_ascii_whitespace().find_map(|word| word.strip_prefix("memory="));
+    found.and_then(|number| number.parse().ok()).expect("a figure")
 }

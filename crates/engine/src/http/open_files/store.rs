@@ -220,8 +220,10 @@ impl Missed<'_> {
         self.previous.as_ref().map_or(0, |previous| previous.uses()).saturating_add(1)
     }
 
-    fn insert(&self, found: Found) {
+    fn insert(mut self, found: Found) {
         let entry = Arc::new(Entry::new(self.path, self.hash, found, self.uses(), self.now));
+        // What it took in memory is room for the new one.
+        self.previous = None;
         self.store.table().insert(Arc::clone(&entry));
         // In use before, and changed: it is likely to go on.
         if entry.uses() >= attended_uses(self.core) {
