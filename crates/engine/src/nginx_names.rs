@@ -1,7 +1,7 @@
 //! What nginx has, as data: the yardstick for "nginx has this directive, Gale
 //! does not yet" and for `gale directives --missing`.
 //!
-//! The table only says what exists in nginx 1.31.4; what Gale's own directives
+//! The table only says what exists in nginx 1.31.5; what Gale's own directives
 //! mean stands in their modules.
 
 use std::sync::OnceLock;
