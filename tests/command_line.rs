@@ -188,7 +188,7 @@ fn the_version_goes_to_standard_error() {
 fn under_nginx_s_name_the_version_has_nginx_s_form() {
     let directory = Directory::new();
     let short = run_as("/usr/sbin/nginx", &directory, &["-v"]).stderr;
-    assert!(short.starts_with("nginx version: nginx/1.31.4"), "{short}");
+    assert!(short.starts_with("nginx version: nginx/1.31.5"), "{short}");
     let long = run_as("nginx", &directory, &["-V"]).stderr;
     let arguments = long.lines().find_map(|line| line.strip_prefix("configure arguments: ")).expect("arguments");
     assert!(arguments.contains("--conf-path=/etc/nginx/nginx.conf"), "{arguments}");

@@ -30,6 +30,7 @@ with_each_driver!(
     gzip_static_sends_the_file_beside,
     strings_are_replaced_wherever_they_stand,
     replacing_changes_what_the_head_says,
+    a_304_says_of_the_body_what_the_200_said,
     filters_stack_in_nginx_s_order,
     headers_are_added_for_the_usual_statuses_or_always,
     levels_inherit_fields_as_they_are_told,
@@ -486,6 +487,37 @@ fn replacing_changes_what_the_head_says(driver: Driver) {
     let kept = ask(&mut client, "/kept/page.html", "");
     assert!(kept.header("ETag").unwrap().starts_with("W/\"") && kept.header("Last-Modified").is_some());
     assert_eq!(ask(&mut client, "/empty.html", "").header("Content-Length"), Some("0"));
+    server.stop();
+}
+
+/// A cache updates what has the same validators (RFC 9111 §4.3.4), so a 304 has the ones that a filter left (RFC 9110 §15.4.5).
+fn a_304_says_of_the_body_what_the_200_said(driver: Driver) {
+    let locations = "root %DIR%/files; sub_filter a b; ssi_last_modified on; sub_filter_last_modified on;
+        location /none/ { alias %DIR%/files/; sub_filter_last_modified off; }
+        location /any/ { alias %DIR%/files/; sub_filter_types *; sub_filter_last_modified off; }
+        location /ssi/ { alias %DIR%/files/; sub_filter none none; ssi on; ssi_last_modified off; }
+        location /gzip/ { alias %DIR%/files/; gzip on; gzip_min_length 1; gzip_vary on; }
+        location /unpacked/ { alias %DIR%/files/packed/; gzip_static always; gunzip on; gzip_vary on; }
+        location /added/ { alias %DIR%/files/; add_after_body /other.html; }
+        location /expires/ { alias %DIR%/files/; expires 1h; }
+        location /as-is/ { alias %DIR%/files/txt/; }";
+    let setup = Setup::server(driver, locations).file("files/page.html", "aa <b>").file("files/other.html", "b");
+    let setup = setup.file("files/packed/page.html.gz", gzipped(b"aa")).file("files/txt/page.html", "");
+    let server = setup.start();
+    let mut client = server.connect();
+    for place in ["", "/none", "/any", "/ssi", "/gzip", "/unpacked", "/added", "/expires", "/as-is"] {
+        let path = format!("{place}/page.html");
+        let accepted = if place == "/gzip" { ACCEPTED } else { "" };
+        let whole = ask(&mut client, &path, accepted);
+        let unchanged = ask(&mut client, &path, &format!("{accepted}If-None-Match: *\r\n"));
+        assert_eq!((whole.status, unchanged.status), (200, 304), "{path}");
+        for name in ["ETag", "Last-Modified", "Vary", "Cache-Control"] {
+            assert_eq!(unchanged.header(name), whole.header(name), "{name} of {path}");
+        }
+        for name in ["Content-Type", "Content-Length", "Content-Encoding", "Transfer-Encoding", "Accept-Ranges"] {
+            assert_eq!(unchanged.header(name), None, "{name} of {path}");
+        }
+    }
     server.stop();
 }
 

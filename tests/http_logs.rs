@@ -143,10 +143,17 @@ fn offences_and_broken_connections_are_logged(driver: Driver) {
     let server = Setup::http(
         driver,
         "log_format brief '$status \"$request\" $body_bytes_sent'; log_format method '$request_method \"$request\"';
-         server { listen %UNIX%; access_log %DIR%/brief.log brief; access_log %DIR%/method.log method; client_header_timeout 200ms; return 200 hello; }",
+         log_format uri '\"$uri\" $request';
+         server { listen %UNIX%; access_log %DIR%/brief.log brief; access_log %DIR%/method.log method; access_log %DIR%/uri.log uri; client_header_timeout 200ms; return 200 hello; }",
     )
     .start();
-    let broken = ["\x16\x03\x01\x02", "GET / HTTP/3.0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"];
+    let broken = [
+        "\x16\x03\x01\x02",
+        "GET no-path HTTP/1.1\r\n\r\n",
+        "GET /../bad HTTP/1.1\r\n\r\n",
+        "GET / HTTP/3.0\r\n\r\n",
+        "GET / HTTP/1.1\r\n\r\n",
+    ];
     for request in broken {
         let mut client = server.connect();
         client.send(request);
@@ -166,6 +173,10 @@ fn offences_and_broken_connections_are_logged(driver: Driver) {
     // What has no method is none.
     server.directory.wait_line("method.log", "- \"\\x16\\x03");
     server.directory.wait_line("method.log", "GET \"GET / HTTP/1.1\"");
+    // Nor has what has no path; that of one which is refused is empty.
+    for line in ["\"-\" \\x16", "\"-\" GET no-path", "\"\" GET /../bad", "\"/\" GET / HTTP/3.0", "\"-\" GET /half"] {
+        server.directory.wait_line("uri.log", line);
+    }
     server.stop();
 }
 

@@ -1,8 +1,8 @@
 //! What nginx has, as data: the yardstick for "nginx has this directive, Gale
-//! does not yet" and for `gale directives --missing`.
+//! does not yet", the same for variables, and for `gale directives --missing`.
 //!
-//! The table only says what exists in nginx 1.31.4; what Gale's own directives
-//! mean stands in their modules.
+//! The tables only say what exists in nginx 1.31.5; what Gale's own directives
+//! and variables mean stands in their modules.
 
 use std::sync::OnceLock;
 
@@ -18,6 +18,9 @@ pub struct NginxDirective {
 }
 
 const TABLE: &str = include_str!("../data/nginx-directives.tsv");
+
+/// Those of `http`. A name that ends with `_` is the beginning of many.
+const VARIABLES: &str = include_str!("../data/nginx-variables.tsv");
 
 /// Every directive, as often as nginx has it.
 pub fn rows() -> impl Iterator<Item = NginxDirective> {
@@ -38,6 +41,12 @@ pub fn directives() -> &'static [&'static str] {
     })
 }
 
+/// Whether nginx's `http` has a variable of this name.
+pub fn has_variable(name: &[u8]) -> bool {
+    let mut names = VARIABLES.lines().skip(1).filter_map(|line| Some(line.split_once('\t')?.1.as_bytes()));
+    names.any(|known| known == name || known.ends_with(b"_") && name.starts_with(known))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,5 +56,15 @@ mod tests {
         assert!(directives().len() > 600);
         assert!(directives().contains(&"proxy_pass"));
         assert!(rows().any(|row| row.module == "http_limit_req" && row.name == "limit_req"));
+    }
+
+    #[test]
+    fn variables_are_known_by_name_or_by_their_beginning() {
+        for name in ["upstream_addr", "upstream_http_x_own", "ssl_protocol"] {
+            assert!(has_variable(name.as_bytes()), "{name}");
+        }
+        for name in ["upstream", "upstream_addr_", "ssl_", "nonsense", ""] {
+            assert!(!has_variable(name.as_bytes()), "{name}");
+        }
     }
 }

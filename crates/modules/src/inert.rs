@@ -21,6 +21,7 @@ const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
 const MEMORY: &str = "The size of a memory pool: Gale has none.";
 const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
 const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
+const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have none.";
 const FILES: &str = "How files are read: Gale chooses for each piece.";
 
 const DIRECTIVES: &[Directive] = &[
@@ -39,6 +40,7 @@ const DIRECTIVES: &[Directive] = &[
     row("gzip_no_buffer", Place::ANYWHERE, Takes::Flag, COMPRESSION),
     row("gzip_window", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("postpone_gzipping", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("ssi_ignore_recycled_buffers", Place::ANYWHERE, Takes::Flag, BUFFERS),
     row("ssl_buffer_size", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_ciphers", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_dhparam", HTTP_AND_SERVER, Takes::Exactly(1), TLS),

@@ -3,6 +3,9 @@
 //!
 //! [`order`] holds what an order among modules decides: phases, filters, lookup.
 
+// The heads of the files write directives as nginx's documentation does, with what may be left out in [brackets].
+#![allow(rustdoc::broken_intra_doc_links)]
+
 pub mod core;
 pub mod event;
 pub mod http;

@@ -18,7 +18,7 @@
 //! do, and never take its lock.
 //!
 //! What the kernel does not tell: writes through a mapping (their file is told of when the mapping ends), and what other
-//! machines do. File systems where that is usual are not watched; see [`TELLING`]. Watches are bounded; when there are no
+//! machines do. File systems where that is usual are not watched; see `TELLING`. Watches are bounded; when there are no
 //! more, there is no [`PathWatch`], and who wanted it looks for itself.
 
 use std::collections::HashMap;

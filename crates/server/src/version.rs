@@ -4,7 +4,7 @@
 //! others read the version and look for `--with-` and `--without-` flags.
 
 /// The version of nginx whose language and behaviour Gale follows.
-const NGINX_VERSION: &str = "1.31.4";
+const NGINX_VERSION: &str = "1.31.5";
 
 /// What nginx has only if its `configure` is asked for it, and Gale always.
 const WITH: &[&str] = &[
@@ -29,14 +29,17 @@ const WITHOUT: &[&str] = &[
     "http_uwsgi_module",
     "http_scgi_module",
     "http_grpc_module",
+    "http_tunnel_module",
     "http_memcached_module",
     "http_browser_module",
     "http_upstream_hash_module",
     "http_upstream_ip_hash_module",
     "http_upstream_least_conn_module",
+    "http_upstream_least_time_module",
     "http_upstream_random_module",
     "http_upstream_keepalive_module",
     "http_upstream_zone_module",
+    "http_upstream_sticky_module",
 ];
 
 /// `-v`

@@ -259,7 +259,7 @@ mod tests {
     fn areas_add_up_and_changes_are_listed() {
         let regression = Verdict::Regression { expected: Status::Pass, failing_anew: vec![3] };
         let report = Report::new(
-            "nginx version: nginx/1.31.4".into(),
+            "nginx version: nginx/1.31.5".into(),
             None,
             vec![
                 (ran("http_host.t", Status::Pass, 5, 5), Verdict::AsExpected),

@@ -1,7 +1,7 @@
 //! From the text of a configuration to what the workers run on.
 //!
 //! Building has no effects: files are read and opened through
-//! [`Resources`](crate::process::Resources), first the texts, and at the very end, when
+//! [`Resources`], first the texts, and at the very end, when
 //! everything else is known to be right, logs and listening sockets. The master
 //! and the worker process run the same code and come to the same result.
 

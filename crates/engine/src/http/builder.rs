@@ -387,7 +387,10 @@ pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Ht
     let addresses = gather_addresses(&mut servers, builder, resources)?;
     let mut variables = std::mem::take(&mut builder.http_mut().variables);
     let definitions = builder.order.modules.iter().flat_map(|module| module.variables);
-    variables.resolve(definitions).map_err(|error| Diagnostic::emerg(error.message).at_opt(error.span))?;
+    variables.resolve(definitions).map_err(|error| {
+        let diagnostic = Diagnostic::emerg(error.message).at_opt(error.span);
+        error.hint.into_iter().fold(diagnostic, Diagnostic::hint)
+    })?;
     variables.keep_definitions(builder.order.modules.iter().flat_map(|module| module.variables));
     let servers = finish_servers(&mut scopes, servers);
     let scopes = finish_scopes(scopes, confs, builder);

@@ -1,7 +1,7 @@
 //! A request's way through the phases: take the next handler, run it, act on
 //! what it decided.
 //!
-//! [`begin`] goes as far as it can without waiting; a request that never waits
+//! [`advance`] goes as far as it can without waiting; a request that never waits
 //! costs no future. [`finish`] is the rest, for those that do. Only this file
 //! performs effects: handlers decide.
 
@@ -531,11 +531,13 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
         return BodyLength::UntilEnd;
     }
     if status < 200 || matches!(status, 204 | 304) {
-        request.response.content_length = None;
-        if status == 204 {
+        match status {
             // An `error_page` has made it out of something with a body.
-            request.response.content_type.clear();
+            204 => request.response.content_type.clear(),
+            304 => request.response.describe_nothing(),
+            _ => {}
         }
+        request.response.content_length = None;
         return BodyLength::NoBody;
     }
     if length.is_some() {

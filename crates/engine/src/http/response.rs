@@ -76,6 +76,15 @@ impl ResponseHead {
         self.allows_ranges = false;
     }
 
+    /// Takes away what describes a body, since a 304 has none. What identifies the body that the client has stays: the same
+    /// `ETag` and `Last-Modified` that it came with. (RFC 9110 §15.4.5)
+    pub fn describe_nothing(&mut self) {
+        self.content_type.clear();
+        self.content_length = None;
+        self.allows_ranges = false;
+        self.remove(b"Content-Encoding");
+    }
+
     /// Takes away what a filter that changes the body makes untrue: the length, that parts can be had, and a strong
     /// `ETag`, which becomes a weak one. (RFC 9110 §8.8.1)
     pub fn will_change(&mut self) {
@@ -156,6 +165,20 @@ mod tests {
         head.set(b"x-One", b"3");
         assert_eq!(head.fields.len(), 1);
         assert_eq!(head.field(b"x-one"), Some(&b"3"[..]));
+    }
+
+    #[test]
+    fn what_describes_no_body_keeps_what_identifies_it() {
+        let mut head = ResponseHead { content_length: Some(5), last_modified: Some(7), ..ResponseHead::default() };
+        head.content_type = b"text/plain".as_slice().into();
+        head.etag = b"\"tag\"".as_slice().into();
+        head.allows_ranges = true;
+        head.add(b"content-encoding", b"gzip");
+        head.add(b"Vary", b"Accept-Encoding");
+        head.describe_nothing();
+        assert_eq!((head.content_length, head.allows_ranges, head.content_type.is_empty()), (None, false, true));
+        assert_eq!((&*head.etag, head.last_modified), (&b"\"tag\""[..], Some(7)));
+        assert_eq!((head.fields.len(), head.field(b"vary")), (1, Some(&b"Accept-Encoding"[..])));
     }
 
     #[test]

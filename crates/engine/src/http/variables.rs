@@ -19,6 +19,7 @@ use bstr::BStr;
 use gale_config::Span;
 
 use super::request::Request;
+use crate::nginx_names;
 
 /// A variable, as an index into the configuration's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,9 +131,13 @@ pub(crate) enum Found {
 pub struct VariableError {
     /// In nginx's words.
     pub message: String,
+    /// What there is to say beyond them.
+    pub hint: Option<&'static str>,
     /// Where it was first mentioned, or made.
     pub span: Option<Span>,
 }
+
+const NOT_BUILT_YET: &str = "nginx has this variable, Gale does not have it yet";
 
 impl VariableTable {
     /// The index for `name`, which the configuration mentions at `span`. Whether
@@ -213,7 +218,7 @@ impl VariableTable {
             if let Some(own) = own.filter(|_| is_made) {
                 if own.assign.is_none() {
                     let message = format!("the duplicate \"{}\" variable", BStr::new(&slot.name));
-                    return Err(VariableError { message, span: slot.made_at });
+                    return Err(VariableError { message, hint: None, span: slot.made_at });
                 }
                 slot.assign = own.assign;
             }
@@ -224,6 +229,7 @@ impl VariableTable {
             let unset = unset.map(|definition| Source::Defined { definition, is_volatile: false });
             slot.source = define(&slot.name, definitions.clone()).or(unset).ok_or_else(|| VariableError {
                 message: format!("unknown \"{}\" variable", BStr::new(&slot.name)),
+                hint: nginx_names::has_variable(&slot.name).then_some(NOT_BUILT_YET),
                 span: slot.mentioned_at,
             })?;
             let is_own = definitions.clone().any(|own| own.is_own && own.name.as_bytes() == &*slot.name);

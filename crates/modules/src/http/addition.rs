@@ -83,7 +83,7 @@ fn uri(statement: &Statement) -> Result<Box<[u8]>, Diagnostic> {
 
 fn add(request: &mut Request, conf: &Conf, body: &mut Body) {
     let is_wanted = request.is_main()
-        && request.response.status == 200
+        && matches!(request.response.status, 200 | 304)
         && MediaTypes::contain(conf.addition_types.get(), &request.response.content_type);
     if !is_wanted {
         return;

@@ -6,8 +6,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_autoindex_module.html>)
 //!
 //! The texts are nginx's to the byte. A thread of the pool reads the directory, looks at every file and writes the text; the
-//! loop only sends it. A list has at most [`ENTRIES_MAX`] entries, whatever the directory holds, and those that are being
-//! sent have a bound together ([`LISTS`]).
+//! loop only sends it. A list has at most `ENTRIES_MAX` entries, whatever the directory holds, and those that are being
+//! sent have a bound together (`LISTS`).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;

@@ -211,7 +211,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Resul
 fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     let head = &request.response;
     let length = head.content_length.or_else(|| body.length());
-    if !matches!(head.status, 200 | 403 | 404)
+    if !matches!(head.status, 200 | 304 | 403 | 404)
         || head.field(b"content-encoding").is_some_and(|value| !value.is_empty())
         || length.is_some_and(|length| length < *conf.min_length.get())
         || !MediaTypes::contain(conf.types.get(), &head.content_type)

@@ -32,8 +32,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("request_method", |request, _, out| append_present(out, request.shown_method())),
     Variable::named("request_uri", |request, _, out| append_present(out, request_uri(request))),
     Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
-    Variable::named("uri", |request, _, out| append_present(out, &request.uri)),
-    Variable::named("document_uri", |request, _, out| append_present(out, &request.uri)),
+    Variable::named("uri", append_uri),
+    Variable::named("document_uri", append_uri),
     Variable::named("args", |request, _, out| append_present(out, &request.args))
         .assigned_by(|request, value| request.args = value.to_vec()),
     Variable::named("query_string", |request, _, out| append_present(out, &request.args)),
@@ -184,6 +184,11 @@ fn request_uri(request: &Request) -> &[u8] {
         None | Some(b"") => b"/",
         Some(path) => path,
     }
+}
+
+/// Of a path that is refused the value is empty; without a path there is none.
+fn append_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    append_present(out, &request.uri) || !request.parsed.target.path.is_empty()
 }
 
 fn protocol(request: &Request) -> &[u8] {

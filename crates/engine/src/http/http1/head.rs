@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Offence, Status};
 use gale_protocol::proxy_protocol;
-use gale_protocol::uri::Form;
+use gale_protocol::uri::{Form, Target};
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
@@ -285,8 +285,10 @@ impl Http1 {
             }
             Ok(()) => self.run(request),
             Err(offence) => {
-                // The path is for the log; an offence in it was told already.
-                let _ = self.prepare(request, core);
+                // The path is for the log, if one has come; an offence in it was told already.
+                if request.parsed.target != Target::default() {
+                    let _ = self.prepare(request, core);
+                }
                 keep_first_line(request);
                 let input = request.head.readable();
                 request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));

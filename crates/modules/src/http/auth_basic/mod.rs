@@ -5,7 +5,7 @@
 //!
 //! The file is opened for every request, so that changes to it count at once. It is read, and the password hashed, in a pool
 //! of its own: a slow hash holds up neither an event loop nor the pools that read files. Who has just shown the right
-//! password need not wait for that again ([`recent`]): the worker remembers a digest of it, of the user and of the file as
+//! password need not wait for that again (`recent`): the worker remembers a digest of it, of the user and of the file as
 //! it was.
 
 mod credentials;

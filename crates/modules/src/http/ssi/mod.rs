@@ -145,8 +145,8 @@ fn append_date(request: &Request, zone: Zone, out: &mut Vec<u8>) -> bool {
 }
 
 fn include(request: &mut Request, conf: &Conf, body: &mut Body) {
-    let is_document = body.length() != Some(0) && request.response.content_length != Some(0);
-    if !is_document || !MediaTypes::contain(conf.ssi_types.get(), &request.response.content_type) {
+    let length = request.response.content_length.or_else(|| body.length());
+    if length == Some(0) || !MediaTypes::contain(conf.ssi_types.get(), &request.response.content_type) {
         return;
     }
     if request.is_main() {
