@@ -364,14 +364,16 @@ impl Http1 {
     fn log_file_error(&self, request: &Request) {
         let error = self.state.borrow_mut().transfer().sender.take_file_error();
         match error {
-            Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
+            Some((_, error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                request.log(Level::Alert, format_args!("{error}"));
             }
             // An overflow, as nginx says it.
-            Some(error) if error.get_ref().is_some_and(|inner| inner.is::<PoolError>()) => {
+            Some((_, error)) if error.get_ref().is_some_and(|inner| inner.is::<PoolError>()) => {
                 request.log(Level::Error, format_args!("{error}"));
             }
-            Some(error) => request.log(Level::Crit, format_args!("reading the file failed {}", OsErrorText(&error))),
+            Some((name, error)) => {
+                request.log(Level::Crit, format_args!("reading {name} failed {}", OsErrorText(&error)));
+            }
             None => {}
         }
     }

@@ -55,8 +55,8 @@ pub(super) struct Sender {
     timer: Timer,
     is_waiting: bool,
     send_timeout: Duration,
-    /// Why a file could not be sent to its end.
-    file_error: Option<io::Error>,
+    /// Why a file could not be sent to its end, and its name.
+    file_error: Option<(String, io::Error)>,
     /// The fields that follow a chunked body.
     trailers: Vec<u8>,
     is_ended: bool,
@@ -118,8 +118,8 @@ impl Sender {
         self.gone == Some(Gone::Aborted) && matches!(self.coding, Coding::UntilClose)
     }
 
-    /// Why a file could not be sent to its end, if that is what happened.
-    pub(super) fn take_file_error(&mut self) -> Option<io::Error> {
+    /// Why a file could not be sent to its end, and its name, if that is what happened.
+    pub(super) fn take_file_error(&mut self) -> Option<(String, io::Error)> {
         self.file_error.take()
     }
 
@@ -482,7 +482,11 @@ impl Sender {
 
     /// The server is at fault, not the client: a disk, or a file that has changed.
     fn fail_with_file(&mut self, error: io::Error) {
-        self.file_error = Some(error);
+        let name = match self.queue.front() {
+            Some(BodyItem::File(piece)) => piece.name(),
+            _ => unreachable!("what fails stands at the head of the queue"),
+        };
+        self.file_error = Some((name, error));
         self.abort();
     }
 
