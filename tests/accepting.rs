@@ -118,7 +118,9 @@ fn a_worker_that_is_kept_from_running_says_so(driver: Driver) {
     thread::scope(|scope| {
         scope.spawn(|| {
             sched_setaffinity(None, &one).expect("ours");
-            while !is_told.load(Ordering::Relaxed) {}
+            while !is_told.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
         });
         scope.spawn(|| {
             let mut client = server.connect();
