@@ -15,7 +15,8 @@ use rustix::fs::{Advice, CWD, FileType, Mode};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
-    Client, DEADLINE, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, is_root, with_each_driver,
+    Client, DEADLINE, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, is_root, wait_ended,
+    with_each_driver,
 };
 
 with_each_driver!(
@@ -32,6 +33,7 @@ with_each_driver!(
     nor_do_they_hold_up_what_comes_after_a_worker_that_died,
     nor_do_they_keep_an_address_when_the_server_waits_for_a_client,
     nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop,
+    nor_does_one_that_an_old_binary_has_left_behind,
     a_reload_goes_on_without_a_loop_that_waits_for_ever,
 );
 
@@ -590,6 +592,31 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
     assert!(server.wait_exited().success(), "{server}");
     assert!(server.log().contains(&format!("worker process {worker} has died, and not ended ")), "{server}");
+    drop(std::net::TcpListener::bind(address).expect("free"));
+    drop(mounted);
+    server.assert_nothing_left();
+}
+
+/// The new binary is told of it: its own worker process looks for the connections that the kernel shows to the dead one, and the
+/// address is free when it ends.
+fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
+    let Some(mounted) = mount_for(driver, "nor_does_one_that_an_old_binary_has_left_behind") else { return };
+    let mut server = hanging(driver, &mounted, "").start();
+    let _client = ask_for_what_hangs(&server, &mounted, "auto");
+    let (address, old, worker) = (server.directory.address(1), server.pid(), server.worker());
+    rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
+    server.wait_logged(&format!("worker process {worker} has died, and not ended "));
+    assert_eq!(server.get("/quick").text(), "quick");
+    rustix::process::kill_process(old, Signal::USR2).expect("it runs");
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    rustix::process::kill_process(old, Signal::QUIT).expect("it runs");
+    assert!(server.wait_exited().success(), "{server}");
+    for _ in 0..4 {
+        assert_eq!(server.connect_tcp(1).get("/quick").text(), "quick");
+    }
+    rustix::process::kill_process(new, Signal::QUIT).expect("it runs");
+    assert!(wait_ended(new), "{server}");
     drop(std::net::TcpListener::bind(address).expect("free"));
     drop(mounted);
     server.assert_nothing_left();
