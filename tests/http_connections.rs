@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Resource, Signal};
 use support::{Client, Driver, Server, Setup, with_each_driver};
 
@@ -26,6 +28,7 @@ with_each_driver!(
     busy_connections_make_new_ones_wait,
     a_thousand_idle_connections_do_no_harm,
     descriptors_that_run_out_come_back,
+    a_client_with_a_path_as_long_as_an_address_is_as_good_as_any,
     a_server_that_stops_does_not_wait_for_those_who_say_nothing,
 );
 
@@ -391,6 +394,24 @@ fn descriptors_that_run_out_come_back(driver: Driver) {
     let mut last = clients.pop().expect("sixty");
     drop(clients);
     assert_hello(&mut last);
+    server.stop();
+}
+
+fn a_client_with_a_path_as_long_as_an_address_is_as_good_as_any(driver: Driver) {
+    const PATH_BYTES_MAX: usize = 108;
+    let server = Server::start(driver, HELLO);
+    let scratch = server.directory.path().join("x");
+    let padding = PATH_BYTES_MAX - scratch.as_os_str().len();
+    let path = format!("{}{}", scratch.display(), "x".repeat(padding));
+    // As many as there are workers, and more.
+    for _ in 0..4 {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&*path).expect("as long as it may be")).expect("a free path");
+        let listening = SocketAddrUnix::new(server.directory.path().join("gale.sock")).expect("a short path");
+        rustix::net::connect(&socket, &listening).expect("the server listens");
+        assert_hello(&mut Client::of(UnixStream::from(socket)));
+        std::fs::remove_file(&path).expect("it was bound");
+    }
     server.stop();
 }
 

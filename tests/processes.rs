@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, FileType, OFlags};
 use rustix::process::{Pid, Signal};
 use support::{
-    Client, Driver, HAS_TEST_HOOKS, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver,
+    Client, DEADLINE, Driver, HAS_TEST_HOOKS, Server, Setup, cpu_time, http_configuration, is_root, wait_ended,
+    with_each_driver,
 };
 
 with_each_driver!(
@@ -27,6 +28,7 @@ with_each_driver!(
     a_connection_survives_reloads_and_sees_each,
     a_broken_file_changes_nothing_and_is_told_of,
     a_removed_address_is_closed_and_a_new_one_opened,
+    who_has_connected_and_said_nothing_is_answered_all_the_same,
     logs_are_reopened_under_their_names,
     a_killed_worker_is_replaced_and_nobody_is_refused,
     the_number_of_workers_follows_the_configuration,
@@ -263,6 +265,40 @@ fn a_removed_address_is_closed_and_a_new_one_opened(driver: Driver) {
     assert!(!server.directory.path().join("gale.sock").exists(), "its file goes with a Unix socket");
     assert_eq!(server.connect_tcp(2).get("/").text(), "four");
     server.stop();
+}
+
+/// The kernel keeps connections of deferred sockets to itself until something is sent.
+fn who_has_connected_and_said_nothing_is_answered_all_the_same(driver: Driver) {
+    let both = "server { listen %TCP%; listen %UNIX%; return 200 one; }";
+    let mut server = Setup::http(driver, both).start();
+    let connect = |server: &Server| -> Vec<Client> { (0..5).map(|_| server.connect_tcp(1)).collect() };
+    let (mut clients, begin) = (connect(&server), Instant::now());
+    server.begin_reload(&http_configuration(driver, "server { listen %UNIX%; return 200 two; }"));
+    while server.get("/").text() != "two" {
+        assert!(begin.elapsed() < DEADLINE, "{server}");
+    }
+    assert_eq!(ask_silent(&mut clients, begin), "one");
+    server.wait_reloaded();
+
+    server.reload_http(driver, both);
+    let (mut clients, begin) = (connect(&server), Instant::now());
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    assert_eq!(ask_silent(&mut clients, begin), "one");
+    assert!(server.wait_exited().success());
+}
+
+/// What all of them answer. Who says nothing for longer than a second after the server has left the address may be given up.
+#[track_caller]
+fn ask_silent(clients: &mut [Client], begin: Instant) -> String {
+    let sent: Vec<_> = clients.iter_mut().map(|client| client.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
+    if begin.elapsed() > Duration::from_secs(1) {
+        eprintln!("skipped: this machine is too slow for it now");
+        return "one".to_owned();
+    }
+    sent.into_iter().for_each(|sent| sent.expect("nobody was reset"));
+    let answers: BTreeSet<String> = clients.iter_mut().map(|client| client.response().text().to_owned()).collect();
+    answers.into_iter().collect()
 }
 
 fn logs_are_reopened_under_their_names(driver: Driver) {

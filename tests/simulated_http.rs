@@ -446,7 +446,7 @@ fn a_server_that_ends_finishes_what_it_has_begun() {
             let clients: Vec<_> = (0..random.up_to(8)).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
             sleep(Duration::from_millis(random.below(4000))).await;
             simulation.note("drains", 0, serving.connections());
-            serving.stop_accepting().await;
+            serving.stop_accepting(true).await;
             let quiet = serving.drain();
             simulation.stop_listening(&address());
             quiet.await;

@@ -43,7 +43,12 @@ pub struct Response {
 impl Client {
     #[track_caller]
     pub fn unix(path: &Path) -> Client {
-        let stream = UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Client::of(UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+    }
+
+    /// A connection that was made in another way.
+    #[track_caller]
+    pub fn of(stream: UnixStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false, was_reset: false }

@@ -305,8 +305,20 @@ impl Server {
     /// Writes another configuration and tells the master; returns when the reload has ended, well or not.
     #[track_caller]
     pub fn reload(&mut self, configuration: &str) {
+        self.begin_reload(configuration);
+        self.wait_reloaded();
+    }
+
+    /// Writes another configuration and tells the master.
+    #[track_caller]
+    pub fn begin_reload(&self, configuration: &str) {
         self.directory.write("gale.conf", self.directory.replaced(configuration));
         rustix::process::kill_process(self.pid_in_file(), Signal::HUP).expect("it runs");
+    }
+
+    /// Returns when the reload has ended, well or not.
+    #[track_caller]
+    pub fn wait_reloaded(&mut self) {
         self.wait_notified("RELOADING=1");
         self.wait_notified("READY=1");
     }

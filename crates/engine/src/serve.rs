@@ -16,7 +16,7 @@ use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::accepting::{QUEUED_WAIT_MAX, accept_options, leave_accept_mutex};
+use crate::http::accepting::{LeftSocket, accept_options, leave_accept_mutex};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
@@ -188,8 +188,8 @@ pub struct Serving {
 /// A listening socket that this loop accepts from.
 struct Accepting {
     socket: Arc<OwnedFd>,
-    listener: Rc<Listener>,
-    address: Rc<ListenAddress>,
+    /// What is needed of it when it is left.
+    left: LeftSocket,
     /// The workers take turns.
     accept_mutex_delay: Option<Duration>,
     task: TaskId,
@@ -198,7 +198,7 @@ struct Accepting {
 impl Accepting {
     fn stop(&self) {
         gale_runtime::abort(self.task);
-        self.listener.pause();
+        self.left.listener.pause();
     }
 }
 
@@ -208,6 +208,7 @@ struct Wanted {
     address: ListenAddress,
     /// Other loops accept from it, too.
     is_shared: bool,
+    is_deferred: bool,
 }
 
 impl Serving {
@@ -245,7 +246,7 @@ impl Serving {
             None => Rc::clone(self.worker.insert(HttpWorker::new(configured, connections_max))),
         };
         let events = &configuration.events;
-        for Wanted { socket, address, is_shared } in wanted {
+        for Wanted { socket, address, is_shared, is_deferred } in wanted {
             let address = Rc::new(address);
             let options = accept_options(is_shared, *events.multi_accept.get());
             let takes_turns = is_shared && *events.accept_mutex.get();
@@ -256,16 +257,18 @@ impl Serving {
                 gale_runtime::spawn(accepting)
             };
             if let Some(kept) = self.accepting.iter_mut().find(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
-                kept.listener.set_options(options);
+                kept.left.listener.set_options(options);
+                kept.left.is_deferred = is_deferred;
                 if kept.accept_mutex_delay != accept_mutex_delay {
                     kept.stop();
-                    (kept.task, kept.accept_mutex_delay) = (accept(&kept.listener), accept_mutex_delay);
+                    (kept.task, kept.accept_mutex_delay) = (accept(&kept.left.listener), accept_mutex_delay);
                 }
                 continue;
             }
             let listener = Rc::new(Listener::from_fd(Arc::clone(&socket), options)?);
             let task = accept(&listener);
-            self.accepting.push(Accepting { socket, listener, address, accept_mutex_delay, task });
+            let left = LeftSocket { listener, address, is_deferred };
+            self.accepting.push(Accepting { socket, left, accept_mutex_delay, task });
         }
         Ok(removed)
     }
@@ -302,6 +305,7 @@ fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
                     socket: Arc::clone(socket),
                     address: listener.spec.address.clone(),
                     is_shared: is_single && seat.workers > 1,
+                    is_deferred: listener.spec.deferred,
                 });
             }
         }
@@ -333,34 +337,33 @@ impl process::Worker for Serving {
         };
         // A socket that another loop takes over is not drained: its queue lives on.
         let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
-        let removed: Vec<Accepting> = removed.collect();
+        let removed: Vec<LeftSocket> = removed.map(|accepting| accepting.left).collect();
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
-            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
-            for Accepting { listener, address, .. } in removed {
-                worker.accept_what_is_queued(&listener, &address, Some(&old), until).await;
-            }
+            worker.accept_silent(&removed, Some(&old)).await;
+            worker.accept_what_is_queued(&removed, Some(&old)).await;
         })
     }
 
-    fn stop_accepting(&mut self) -> Quiet {
+    fn stop_accepting(&mut self, is_last: bool) -> Quiet {
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
         leave_accept_mutex();
         let worker = self.worker.clone();
         Box::pin(async move {
             let Some(worker) = worker else { return };
-            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
-            for Accepting { listener, address, .. } in &accepting {
-                worker.accept_what_is_queued(listener, address, None, until).await;
+            let left: Vec<LeftSocket> = accepting.into_iter().map(|accepting| accepting.left).collect();
+            if is_last {
+                // Everybody else need not wait for them.
+                worker.drain();
+                worker.accept_silent(&left, None).await;
             }
+            worker.accept_what_is_queued(&left, None).await;
             // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which is at
             // the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade, would
             // hear of it with the next connection only.
             gale_runtime::yield_now().await;
-            for Accepting { listener, address, .. } in &accepting {
-                worker.accept_what_is_queued(listener, address, None, until).await;
-            }
+            worker.accept_what_is_queued(&left, None).await;
         })
     }
 

@@ -1,12 +1,15 @@
 //! Socket addresses: Internet or Unix.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
+use std::mem::offset_of;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::net::{SocketAddrAny, SocketAddrUnix};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix};
 
 /// The address of a socket or of its peer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -31,6 +34,11 @@ impl SocketAddress {
         }
     }
 
+    /// The address that a socket is bound to. Errors: those of getsockname(2); `Unsupported` when it is of another family.
+    pub fn bound_to(socket: impl AsFd) -> io::Result<Self> {
+        SocketAddress::from_kernel(Some(rustix::net::getsockname(socket)?))
+    }
+
     pub(crate) fn from_kernel(address: Option<SocketAddrAny>) -> io::Result<Self> {
         // The kernel gives no address for an unnamed peer.
         let Some(address) = address else {
@@ -39,13 +47,10 @@ impl SocketAddress {
         if let Ok(inet) = SocketAddr::try_from(address.clone()) {
             return Ok(SocketAddress::Inet(inet));
         }
-        let unix = SocketAddrUnix::try_from(address)?;
-        let name = match (unix.path_bytes(), unix.abstract_name()) {
-            (Some(path), _) => Some(path.to_vec()),
-            (None, Some(name)) if !name.is_empty() => Some([&[0], name].concat()),
-            _ => None,
-        };
-        Ok(SocketAddress::Unix(name.map(|name| Path::new(std::ffi::OsStr::from_bytes(&name)).into())))
+        if address.address_family() != AddressFamily::UNIX {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(SocketAddress::Unix(unix_name(&address).map(|name| Path::new(OsStr::from_bytes(name)).into())))
     }
 
     /// Errors: the path is too long for a socket or there is none.
@@ -58,6 +63,18 @@ impl SocketAddress {
                 _ => Ok(SocketAddrUnix::new(&**path)?.into()),
             },
         }
+    }
+}
+
+/// The path, or the abstract name with its NUL byte; `None` if there is none. (Not by rustix, whose conversion panics when a path
+/// fills the address to its last byte, which bind(2) allows anybody: unix(7), BUGS.)
+fn unix_name(address: &SocketAddrAny) -> Option<&[u8]> {
+    // SAFETY: these are the bytes that the kernel has written, or whoever made the address.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
+    match bytes.get(offset_of!(libc::sockaddr_un, sun_path)..)? {
+        [] | [0] => None,
+        name @ [0, ..] => Some(name),
+        path => path.split(|&byte| byte == 0).next(),
     }
 }
 

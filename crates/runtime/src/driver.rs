@@ -143,7 +143,7 @@ impl End {
     /// The address of this end of a connected socket; a system call.
     pub fn address_of(self, socket: &OwnedFd) -> io::Result<SocketAddress> {
         match self {
-            End::Local => SocketAddress::from_kernel(Some(rustix::net::getsockname(socket)?)),
+            End::Local => SocketAddress::bound_to(socket),
             End::Peer => SocketAddress::from_kernel(rustix::net::getpeername(socket)?),
         }
     }

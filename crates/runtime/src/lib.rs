@@ -91,7 +91,7 @@ pub use inbox::{Call, Remote, RemoteError};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use memory::share_leases;
 pub use output::Output;
-pub use panics::{Panic, panic_count, set_panic_reporter};
+pub use panics::{Panic, catch_panic, panic_count, set_panic_reporter};
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
 };

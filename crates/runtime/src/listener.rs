@@ -126,8 +126,7 @@ pub fn look_for_connections() {
 
 /// Where a socket listens, if only this loop accepts from it.
 pub(crate) fn own_address(socket: &OwnedFd, options: AcceptOptions) -> Option<SocketAddress> {
-    let address = || SocketAddress::from_kernel(Some(rustix::net::getsockname(socket).ok()?)).ok();
-    if options.exclusive { None } else { address() }
+    if options.exclusive { None } else { SocketAddress::bound_to(socket).ok() }
 }
 
 impl AsFd for Listener {

@@ -6,10 +6,13 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::future::poll_fn;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
+use std::task::Poll;
 
 use parking_lot::RwLock;
 
@@ -74,6 +77,16 @@ pub(crate) fn boundary<T>(what: &'static str, f: impl FnOnce() -> T) -> Result<T
     let outcome = catch_unwind(AssertUnwindSafe(f));
     DEPTH.with(|depth| depth.set(depth.get() - 1));
     outcome.map_err(|payload| report(what, payload))
+}
+
+/// Runs `future` as a task of its own would run: a panic in it is reported, and ends it and nothing else.
+pub async fn catch_panic<T>(future: impl Future<Output = T>) -> Result<T, Panic> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match boundary("task", || future.as_mut().poll(cx)) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
 }
 
 #[cold]

@@ -4,7 +4,8 @@ mod common;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -428,7 +429,7 @@ fn posted_answers_leave_in_order_however_they_are_followed() {
 #[test]
 fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
     event_loop(simulated_time()).run(async {
-        for closes in [false, true] {
+        for (closes, ends) in [(false, false), (true, false), (false, true), (true, true)] {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
             let mut posted = Vec::new();
@@ -442,6 +443,13 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
                 yield_now().await;
             }
             assert!(posted.len() < 1000 * 64 * 1024, "the socket takes everything");
+            if ends {
+                // Behind what the driver still has to send.
+                server.shutdown_write().unwrap();
+                let _kept = Some(server).filter(|_| !closes);
+                assert!(receive_all(&client).await == posted, "closes: {closes}, and ends");
+                continue;
+            }
             if !closes {
                 let mut output = Output::new();
                 output.push_static(b"behind it");
@@ -454,6 +462,41 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
             drop(server);
             assert!(receive_all(&client).await == posted, "closes: {closes}");
         }
+    });
+}
+
+#[test]
+fn posts_do_not_make_a_turn_longer() {
+    const EVENTS_MAX: usize = 2;
+    if !sends_on_ring() {
+        return;
+    }
+    event_loop(LoopOptions { events_max: EVENTS_MAX, ..simulated_time() }).run(async {
+        let turns_of_readers = Rc::new(RefCell::new(HashMap::<u64, usize>::new()));
+        let mut clients = Vec::new();
+        for _ in 0..10 {
+            let (server, client) = tcp_pair().await;
+            warm_up(&server, &client).await;
+            clients.push(client);
+            let turns_of_readers = Rc::clone(&turns_of_readers);
+            spawn(async move {
+                while receive(&server, 4).await == b"more" {
+                    *turns_of_readers.borrow_mut().entry(turn()).or_default() += 1;
+                    assert_eq!(server.try_send(b"post", false).unwrap(), 4);
+                }
+            });
+        }
+        for _ in 0..20 {
+            // All at once, behind the loop's back, so that a turn finds them together.
+            for client in &clients {
+                rustix::net::send(client, b"more", rustix::net::SendFlags::empty()).unwrap();
+            }
+            for client in &clients {
+                assert_eq!(receive(client, 4).await, b"post");
+            }
+        }
+        let most = *turns_of_readers.borrow().values().max().unwrap();
+        assert!(most <= EVENTS_MAX, "{most} in a turn");
     });
 }
 

@@ -35,7 +35,11 @@ const QUEUED_PER_TURN: usize = 64;
 /// How long room is waited for, for connections at a socket that this loop listens to no more: as long as a reload may
 /// take for that without seeming stuck. What is not accepted then is reset with its socket, as nginx does with all that
 /// wait at a removed address.
-pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
+const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How long a client that has sent nothing is waited for at a deferred socket that is given up. The kernel tells of it after a
+/// second, when it has asked the client once more; this is as much as a round trip longer.
+const SILENT_WAIT: Duration = Duration::from_millis(1200);
 
 /// How long accepting pauses when the worker's memory for buffers is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
@@ -53,6 +57,16 @@ pub fn leave_accept_mutex() {
     ACCEPT_MUTEX.hand_over();
 }
 
+/// A listening socket that a loop accepts from no more, but for who has come already.
+pub struct LeftSocket {
+    /// It still is.
+    pub listener: Rc<Listener>,
+    /// Where it listens, as the configuration has it.
+    pub address: Rc<ListenAddress>,
+    /// The kernel tells of a connection when something was sent, or late (`deferred`).
+    pub is_deferred: bool,
+}
+
 impl HttpWorker {
     /// Accepts connections from one listening socket until the task is aborted. With `accept_mutex_delay` the workers take
     /// turns.
@@ -63,26 +77,43 @@ impl HttpWorker {
         accept_mutex_delay: Option<Duration>,
     ) {
         let mut turns = accept_mutex_delay.map(|delay| Turns::new(&listener, delay));
+        // A panic may cost a connection, and never the socket.
+        while gale_runtime::catch_panic(self.accept_all(&listener, &address, turns.as_mut())).await.is_err() {
+            self.pause(&listener);
+            gale_runtime::sleep(ACCEPT_PAUSE).await;
+        }
+    }
+
+    async fn accept_all(
+        self: &Rc<Self>,
+        listener: &Listener,
+        address: &Rc<ListenAddress>,
+        mut turns: Option<&mut Turns<'_>>,
+    ) {
         loop {
-            self.welcome(&listener).await;
+            self.welcome(listener).await;
             let accepted = match &mut turns {
                 None => listener.accept().await,
-                Some(turns) => poll_fn(|context| turns.poll_accept(&self, context)).await,
+                Some(turns) => poll_fn(|context| turns.poll_accept(self, context)).await,
             };
             match accepted {
                 Ok((stream, remote)) => {
                     self.make_room();
                     // Once accepted it is served, even one above the limit: sent away it would be lost.
-                    self.start_connection(stream, remote, &address, None);
+                    self.start_connection(stream, remote, address, None);
                 }
                 Err(error) => {
-                    let message = format!("accept4() failed {}", OsErrorText(&error));
-                    self.configuration().error_log().write(Level::Crit, None, &message);
-                    self.pause(&listener);
+                    self.tell_of_failure(&error);
+                    self.pause(listener);
                     gale_runtime::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
+    }
+
+    fn tell_of_failure(&self, error: &io::Error) {
+        let message = format!("accept4() failed {}", OsErrorText(error));
+        self.configuration().error_log().write(Level::Crit, None, &message);
     }
 
     /// Accepts nothing more for now, and lets another worker take its turn.
@@ -97,13 +128,51 @@ impl HttpWorker {
         self.connection_count().saturating_sub(max - max / 8)
     }
 
-    /// Accepts what the kernel has queued on a socket that this loop listens to no more. The first requests of these
+    /// Accepts from deferred sockets that this loop is about to leave for good until all of those have come who are connected
+    /// already, as their side sees it, and have sent nothing: the kernel tells of them late, and would reset them with the
+    /// socket. `configuration` as in [`HttpWorker::accept_what_is_queued`], which is to follow.
+    pub async fn accept_silent(self: &Rc<Self>, sockets: &[LeftSocket], configuration: Option<&Rc<Configured>>) {
+        if !sockets.iter().any(|left| left.is_deferred) {
+            return;
+        }
+        let until = gale_runtime::now() + SILENT_WAIT;
+        let poll_all = |context: &mut Context<'_>| {
+            let mut polled = sockets.iter().map(|left| (left, left.listener.poll_accept(context)));
+            polled.find_map(|(left, polled)| match polled {
+                Poll::Ready(accepted) => Some(Poll::Ready((left, accepted))),
+                Poll::Pending => None,
+            })
+        };
+        while self.is_welcome() {
+            let next = poll_fn(|context| poll_all(context).unwrap_or(Poll::Pending));
+            let Ok((left, Ok((stream, remote)))) = gale_runtime::timeout(until.since(gale_runtime::now()), next).await
+            else {
+                break;
+            };
+            self.make_room();
+            self.start_connection(stream, remote, &left.address, configuration.cloned());
+        }
+        // Whatever ended it early, nobody may be reset before his time.
+        gale_runtime::sleep_until(until).await;
+    }
+
+    /// Accepts what the kernel has queued on sockets that this loop listens to no more. The first requests of these
     /// connections are answered as `configuration` says, which still knew the address, else by the current one. As with all
-    /// others there has to be room, which idle connections make; it is waited for until `until` at most.
+    /// others there has to be room, which idle connections make; it is waited for, and so are descriptors.
     pub async fn accept_what_is_queued(
         self: &Rc<Self>,
-        listener: &Listener,
-        address: &Rc<ListenAddress>,
+        sockets: &[LeftSocket],
+        configuration: Option<&Rc<Configured>>,
+    ) {
+        let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+        for socket in sockets {
+            self.accept_queue(socket, configuration, until).await;
+        }
+    }
+
+    async fn accept_queue(
+        self: &Rc<Self>,
+        LeftSocket { listener, address, .. }: &LeftSocket,
         configuration: Option<&Rc<Configured>>,
         until: Moment,
     ) {
@@ -119,8 +188,16 @@ impl HttpWorker {
                     return;
                 }
             }
-            // An error ends it, too: the socket is closed in a moment.
-            let Ok(Some((stream, remote))) = listener.try_accept() else { return };
+            let (stream, remote) = match listener.try_accept() {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => return,
+                // Descriptors become free again when connections end.
+                Err(_) if gale_runtime::now() < until => {
+                    gale_runtime::sleep(MEMORY_PAUSE).await;
+                    continue;
+                }
+                Err(error) => return self.tell_of_failure(&error),
+            };
             self.make_room();
             self.start_connection(stream, remote, address, configuration.cloned());
             if count % QUEUED_PER_TURN == 0 {

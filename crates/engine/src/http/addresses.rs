@@ -22,6 +22,10 @@ pub const PORT_DEFAULT: u16 = 80;
 /// The port of a server without `listen` when the program does not run as root.
 pub const PORT_UNPRIVILEGED: u16 = 8000;
 
+/// How many clients may wait at a TCP socket for being accepted if `backlog` does not say, most of them for their own first
+/// words: the kernel's own bound by default (net.core.somaxconn). nginx, whose sockets are not deferred, has 511.
+const TCP_BACKLOG: i32 = 4096;
+
 /// `reuseport` until the number of workers is known.
 pub const REUSEPORT_PER_WORKER: usize = usize::MAX;
 
@@ -212,10 +216,13 @@ impl Listen {
 }
 
 /// An address as it is listened on if nothing else is said. HTTP clients speak first, so the kernel tells of a connection
-/// when its request is there: what would be an accept, a wait and a receive becomes one step.
+/// when its request is there: what would be an accept, a wait and a receive becomes one step. Until then they wait in the
+/// kernel, which needs room for them.
 fn spec(address: ListenAddress) -> ListenSpec {
-    let deferred = matches!(address, ListenAddress::Inet(_));
-    ListenSpec { deferred, ..ListenSpec::new(address) }
+    match address {
+        ListenAddress::Inet(_) => ListenSpec { deferred: true, backlog: TCP_BACKLOG, ..ListenSpec::new(address) },
+        ListenAddress::Unix(_) => ListenSpec::new(address),
+    }
 }
 
 /// The place, and the last of its ports.

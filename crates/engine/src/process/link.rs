@@ -52,8 +52,8 @@ pub(super) enum Message {
     Build { request: BuildRequest },
     /// To the helper: the bundle has arrived.
     Taken,
-    /// To the worker: drain and exit.
-    Quit,
+    /// To the worker: drain and exit. `is_last`: nobody else accepts at its sockets then.
+    Quit { is_last: bool },
     /// To the worker: exit.
     Terminate,
     /// To the worker: connections may wait of which it was not told.

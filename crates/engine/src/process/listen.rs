@@ -3,7 +3,6 @@
 //! The texts of errors are nginx's. Nothing is retried here; see `system.rs`.
 //! <https://nginx.org/en/docs/http/ngx_http_core_module.html#listen>
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
+use gale_runtime::SocketAddress;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::errors::{ErrorLog, Level, errno_text};
@@ -317,15 +317,12 @@ pub(super) fn inherited_spec(socket: &OwnedFd) -> Result<ListenSpec, String> {
 }
 
 fn bound_address(socket: BorrowedFd<'_>) -> io::Result<ListenAddress> {
-    let address: SocketAddrAny = rustix::net::getsockname(socket)?;
-    let unsupported = |_| io::Error::from(io::ErrorKind::Unsupported);
-    match address.address_family() {
-        AddressFamily::UNIX => {
-            let address = SocketAddrUnix::try_from(address).map_err(unsupported)?;
-            let path = address.path().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-            Ok(ListenAddress::Unix(OsStr::from_bytes(path.to_bytes()).into()))
+    match SocketAddress::bound_to(socket)? {
+        SocketAddress::Inet(address) => Ok(ListenAddress::Inet(address)),
+        SocketAddress::Unix(Some(path)) if !path.as_os_str().as_bytes().starts_with(&[0]) => {
+            Ok(ListenAddress::Unix(path.into_path_buf()))
         }
-        _ => Ok(ListenAddress::Inet(SocketAddr::try_from(address).map_err(unsupported)?)),
+        SocketAddress::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 

@@ -30,8 +30,8 @@ pub(super) enum Order<C> {
     Start(Change<C>),
     /// Use another configuration, or another seat.
     Commit(Change<C>),
-    /// Stop accepting and finish what there is.
-    Drain,
+    /// Stop accepting and finish what there is. `is_last` as in [`Worker::stop_accepting`].
+    Drain { is_last: bool },
     /// Close what still holds this configuration or an older one; without one, everything.
     Expire { configuration: Option<Arc<C>> },
     /// Write out what is gathered for the log files: they are about to be opened again.
@@ -250,10 +250,10 @@ impl<P: Program> Attendance<P> {
             }
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),
-            (Order::Drain, Some(worker)) => {
-                self.unsettled.push((Settles::Stop, worker.stop_accepting()));
+            (Order::Drain { is_last }, Some(worker)) => {
+                self.unsettled.push((Settles::Stop, worker.stop_accepting(is_last)));
             }
-            (Order::Drain, None) => {
+            (Order::Drain { .. }, None) => {
                 (self.report)(LoopEvent::Draining);
                 (self.report)(LoopEvent::Drained);
             }

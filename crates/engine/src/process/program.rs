@@ -123,9 +123,9 @@ pub trait Worker: 'static {
     /// closed under all their holders once every loop has settled.
     fn commit(&mut self, seat: Seat, configuration: Arc<Self::Configuration>) -> Quiet;
 
-    /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told. Resolves
-    /// when that is accepted; [`Worker::drain`] follows.
-    fn stop_accepting(&mut self) -> Quiet;
+    /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told. `is_last`:
+    /// nobody else does, so who waits there is lost with them. Resolves when that is accepted; [`Worker::drain`] follows.
+    fn stop_accepting(&mut self, is_last: bool) -> Quiet;
 
     /// Closes idle connections; resolves when the last connection is closed.
     fn drain(&mut self) -> Quiet;

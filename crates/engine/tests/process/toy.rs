@@ -174,7 +174,7 @@ impl Worker for ToyWorker {
         Box::pin(std::future::ready(()))
     }
 
-    fn stop_accepting(&mut self) -> Quiet {
+    fn stop_accepting(&mut self, _: bool) -> Quiet {
         TURN.with_borrow_mut(|turn| turn.sockets.clear());
         Box::pin(std::future::ready(()))
     }

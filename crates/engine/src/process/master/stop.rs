@@ -39,8 +39,8 @@ impl<P: Program> Master<P> {
         self.drop_reload();
         // The first: a successor that is not ready yet comes after it.
         let serving = self.serving_worker().map(|worker| worker.pid);
-        let unreachable = self.tell_to_leave(&Message::Quit, Signal::QUIT);
         let is_shared = self.upgrade_is_running();
+        let unreachable = self.tell_to_leave(&Message::Quit { is_last: !is_shared }, Signal::QUIT);
         match serving.filter(|pid| !is_shared && !unreachable.contains(pid)) {
             Some(worker) => {
                 let listeners = std::mem::take(&mut self.bundle.record.listeners);
@@ -84,7 +84,7 @@ impl<P: Program> Master<P> {
         self.resting = true;
         self.respawn.at = None;
         self.drop_reload();
-        self.tell_to_leave(&Message::Quit, Signal::QUIT);
+        self.tell_to_leave(&Message::Quit { is_last: false }, Signal::QUIT);
     }
 
     /// Tells every worker process that is not leaving already. Returns those that could only be told by signal.
@@ -93,7 +93,7 @@ impl<P: Program> Master<P> {
     }
 
     pub(super) fn retire_all_but(&mut self, pid: Pid) {
-        self.send_away(|worker| worker.pid != pid, &Message::Quit, Signal::QUIT);
+        self.send_away(|worker| worker.pid != pid, &Message::Quit { is_last: false }, Signal::QUIT);
     }
 
     /// Tells those chosen; by signal when the link is gone. Returns these.

@@ -48,8 +48,8 @@ impl<P: Program> Control<P> {
                 self.ask_for_logs_at = Some(Instant::now() + ASK_FOR_LOGS_PAUSE);
             }
             Received::Reopened(logs) => self.begin_reopening(Reopened::ByMaster(logs)),
-            Received::Message(Message::Quit) => {
-                self.begin_graceful_stop();
+            Received::Message(Message::Quit { is_last }) => {
+                self.begin_graceful_stop(is_last);
                 // If it had begun before, the master may not have been there to hear the end of it.
                 self.check_accepting();
             }

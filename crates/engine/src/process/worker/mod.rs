@@ -234,7 +234,8 @@ impl<P: Program> Control<P> {
         };
         self.log.write(Level::Notice, &arrived.message(action));
         match action {
-            ", shutting down" => self.begin_graceful_stop(),
+            // With a master, another worker process follows.
+            ", shutting down" => self.begin_graceful_stop(single),
             ", exiting" => self.begin_fast_stop(),
             ", reopening logs" => self.begin_reopening(Reopened::Here),
             ", reconfiguring" => self.begin_own_reload(),

@@ -260,7 +260,7 @@ impl<P: Program> Control<P> {
     fn settle(&mut self, generation: u64, previous: &Bundle, workers: usize) {
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         for each in self.loops.iter_mut().filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers) {
-            each.handle.order(Order::Drain);
+            each.handle.order(Order::Drain { is_last: false });
             each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
         let removed = self.bundle.sockets_removed_since(previous);

@@ -45,7 +45,8 @@ impl<P: Program> Control<P> {
         self.begin_fast_stop();
     }
 
-    pub(super) fn begin_graceful_stop(&mut self) {
+    /// `is_last`: nobody else accepts at the sockets then.
+    pub(super) fn begin_graceful_stop(&mut self, is_last: bool) {
         if self.stop.is_some() {
             return;
         }
@@ -63,7 +64,7 @@ impl<P: Program> Control<P> {
         for each in &mut self.loops {
             match each.phase {
                 LoopPhase::Serving => {
-                    each.handle.order(Order::Drain);
+                    each.handle.order(Order::Drain { is_last });
                     each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
                 }
                 LoopPhase::SettingUp | LoopPhase::Idle => {

@@ -130,6 +130,8 @@ pub(super) struct Sending {
     /// Tells whose it is: on loan from an [`Output`], or [`OWNED`] by the driver.
     pub ticket: u32,
     pub offered: usize,
+    /// Our side of the connection ends behind it.
+    pub is_last: bool,
     pub result: Option<Result<usize, Errno>>,
     pub slices: Vec<libc::iovec>,
     pub header: libc::msghdr,
@@ -394,7 +396,15 @@ impl Default for Sending {
     fn default() -> Self {
         // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
         let header = unsafe { std::mem::zeroed() };
-        Sending { output: Output::new(), ticket: 0, offered: 0, result: None, slices: Vec::new(), header }
+        Sending {
+            output: Output::new(),
+            ticket: 0,
+            offered: 0,
+            is_last: false,
+            result: None,
+            slices: Vec::new(),
+            header,
+        }
     }
 }
 

@@ -362,6 +362,7 @@ impl IoUring {
 
     fn keep(&self, mut sending: Box<Sending>) {
         sending.output = Output::new();
+        sending.is_last = false;
         sending.result = None;
         let mut sendings = self.sendings.borrow_mut();
         if sendings.len() < SENDINGS_KEPT_MAX {
@@ -471,6 +472,11 @@ impl IoUring {
                 if let Some(Err(errno)) = sent.result {
                     connection.break_off(errno);
                     is_broken_off = true;
+                } else if sent.is_last
+                    && let Some(socket) = &connection.socket
+                {
+                    // A peer that has gone meanwhile is no news.
+                    let _ = net::shutdown(socket, net::Shutdown::Write);
                 }
                 self.keep(sent);
             }
@@ -839,6 +845,13 @@ impl Driver for IoUring {
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             connection.is_reset |= control == Control::LingerReset;
             self.send_posted(key, connection, control == Control::ShutdownWrite);
+            if control == Control::ShutdownWrite
+                && let Some(sending) = connection.sending().filter(|sending| sending.is_owned())
+            {
+                // What was posted counts as sent.
+                sending.is_last = true;
+                return Ok(());
+            }
         }
         self.with_socket(key, |socket| {
             match control {
@@ -938,6 +951,8 @@ impl Driver for IoUring {
         self.turn.set(self.turn.get().wrapping_add(1));
         self.handle_failed_posts(&completions);
         self.posts.borrow_mut().clear();
+        // Where there were posts all that had completed was taken.
+        self.ring.borrow_mut().put_back(&mut completions, self.completions_max, Posts::is_of_post);
         for completion in completions.iter() {
             self.handle_completion(completion);
         }

@@ -118,6 +118,11 @@ impl Posts {
         post.map_or(&[], |post| self.bytes[post.range.clone()].get(sent..).unwrap_or_default())
     }
 
+    /// Whether a completion tells of a post that failed.
+    pub fn is_of_post(completion: &Completion) -> bool {
+        kind_and_key(completion.user_data).0 == KIND_POST
+    }
+
     /// All posts are sent, or their rests taken care of.
     pub fn clear(&mut self) {
         self.list.clear();

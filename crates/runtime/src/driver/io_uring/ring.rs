@@ -27,6 +27,10 @@ const CANCEL_CALLS_MAX: u32 = 100_000;
 /// Calls until everything queued is submitted: one, or a few where an entry in error ends a batch or memory is short.
 const SUBMIT_CALLS_MAX: u32 = 10_000;
 
+/// How long the kernel is left to find memory for what is submitted. Nothing else can go on meanwhile, but if it finds none
+/// in [`SUBMIT_CALLS_MAX`] times, some ten seconds, the whole process has to end.
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
+
 /// `IORING_REGISTER_RING_FDS` and `IORING_UNREGISTER_RING_FDS` of io_uring_register(2).
 const REGISTER_RING_FDS: libc::c_uint = 20;
 const UNREGISTER_RING_FDS: libc::c_uint = 21;
@@ -199,9 +203,12 @@ impl Ring {
     pub fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         for _ in 0..SUBMIT_CALLS_MAX {
             // With completions at hand there is nothing to wait for.
-            self.call(if self.stash.is_empty() { timeout } else { Some(Duration::ZERO) })?;
+            let has_memory = self.call(if self.stash.is_empty() { timeout } else { Some(Duration::ZERO) })?;
             if self.ring.submission().is_empty() {
                 return Ok(());
+            }
+            if !has_memory {
+                std::thread::sleep(MEMORY_PAUSE);
             }
             // Some kernels take nothing while completions do not fit their queue.
             let stash = &mut self.stash;
@@ -210,7 +217,8 @@ impl Ring {
         Err(io::ErrorKind::OutOfMemory.into())
     }
 
-    fn call(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    /// False when the kernel has no memory for what is submitted.
+    fn call(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let submission = self.ring.submission();
         let to_submit = submission.len();
         self.counters.calls += 1;
@@ -246,12 +254,13 @@ impl Ring {
             )
         };
         if result >= 0 {
-            return Ok(());
+            return Ok(true);
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             // The time is over, a signal, or completions that have to be taken before more is submitted.
-            Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            Some(libc::ETIME | libc::EINTR | libc::EBUSY) => Ok(true),
+            Some(libc::EAGAIN) => Ok(false),
             _ => Err(error),
         }
     }
@@ -261,6 +270,14 @@ impl Ring {
         let stashed = self.stash.len().min(max);
         into.extend(self.stash.drain(..stashed));
         into.extend(self.ring.completion().take(max - stashed).map(Completion::from));
+    }
+
+    /// Leaves what came beyond `max` for a later [`Ring::take`], in its order, but for what `is_done` says was seen to.
+    pub fn put_back(&mut self, taken: &mut Vec<Completion>, max: usize, is_done: impl Fn(&Completion) -> bool) {
+        if taken.len() > max {
+            let rest = taken.drain(max..).filter(|completion| !is_done(completion));
+            self.stash.splice(..0, rest);
+        }
     }
 
     /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before 6.0).
