@@ -2,14 +2,16 @@
 
 mod support;
 
-use std::fs::File;
+use std::fs::{DirEntry, File};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use rustix::fs::{CWD, FileType, Mode};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, setpriority_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use support::{
     Client, Driver, HAS_TEST_HOOKS, Server, Setup, descriptors_of, http_configuration, wait_ended, with_each_driver,
 };
@@ -17,6 +19,7 @@ use support::{
 with_each_driver!(
     connections_of_a_stalled_worker_are_answered_by_another,
     a_stall_is_logged_with_its_kind_and_place,
+    a_worker_that_is_kept_from_running_says_so,
     with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn,
     with_accept_mutex_a_full_worker_hands_over,
     accept_mutex_comes_and_goes_with_a_reload,
@@ -98,6 +101,49 @@ fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
     assert!(line.contains("[warn]") && line.ends_with("gale_engine::http::http1::Http1::serve"), "{line}");
     stalled.end();
     server.stop();
+}
+
+fn a_worker_that_is_kept_from_running_says_so(driver: Driver) {
+    let processors = sched_getaffinity(None).expect("a mask");
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|&number| processors.is_set(number)).expect("one"));
+    let setup = Setup::server(driver, "root %DIR%/files; gzip on; gzip_min_length 1; gzip_types *;");
+    let setup = setup.replace("worker_processes 2", "worker_processes 1");
+    let server = setup.file("files/file", vec![7; 4 << 20]).start();
+    let worker = worker_thread(server.worker());
+    // It gets a fiftieth of one processor at most, and always has something to do; so it is put aside in the middle of it.
+    sched_setaffinity(Some(worker), &one).expect("ours");
+    setpriority_process(Some(worker), 19).expect("ours");
+    let is_told = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            sched_setaffinity(None, &one).expect("ours");
+            while !is_told.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        scope.spawn(|| {
+            let mut client = server.connect();
+            while !is_told.load(Ordering::Relaxed) {
+                let response = client.ask("GET /file HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
+                assert_eq!(response.status, 200);
+            }
+        });
+        let told = catch_unwind(AssertUnwindSafe(|| server.wait_logged(": preempted, in ")));
+        is_told.store(true, Ordering::Relaxed);
+        let line = told.expect("it is told");
+        assert!(line.contains("[info]") && line.contains("worker 0 stalled for "), "{line}");
+    });
+    server.stop();
+}
+
+/// The thread of the first event loop.
+fn worker_thread(process: Pid) -> Pid {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
+    let name = |task: &DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let task = tasks.into_iter().find(|task| name(task) == "worker 0\n").expect("there is one");
+    Pid::from_raw(task.file_name().to_str().and_then(|number| number.parse().ok()).expect("a number"))
+        .expect("positive")
 }
 
 fn with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn(driver: Driver) {

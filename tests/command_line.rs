@@ -173,6 +173,26 @@ fn help_names_every_option() {
     assert!(outcome.stdout.contains("gale serve DIR"));
     assert!(!run_as("nginx", &directory, &["-h"]).stdout.contains("serve"));
     assert_eq!(run(&directory, &["-?"]), outcome);
+    assert_eq!(run(&directory, &["--help"]), outcome);
+    assert_eq!(run(&directory, &["-t", "--help"]), outcome);
+}
+
+#[test]
+fn every_command_explains_its_own_options() {
+    let directory = Directory::new();
+    let serve = run(&directory, &["serve", "--help"]);
+    assert!(serve.success && serve.stderr.is_empty(), "{serve:?}");
+    assert!(serve.stdout.starts_with("Usage: gale serve DIR"), "{}", serve.stdout);
+    assert!(serve.stdout.contains("\n  --listen ADDRESS ") && serve.stdout.contains("\n  --print-config "));
+    let directives = run(&directory, &["directives", "--help"]);
+    assert!(directives.success && directives.stderr.is_empty(), "{directives:?}");
+    assert!(directives.stdout.contains("\n  --missing "), "{}", directives.stdout);
+    for help in ["-h", "-?", "--help"] {
+        assert_eq!(run(&directory, &["serve", help]), serve);
+        assert_eq!(run(&directory, &["serve", "%DIR%/none", "--listen", "x", help]), serve, "whatever else is wrong");
+        assert_eq!(run(&directory, &["directives", help]), directives);
+        assert_eq!(run(&directory, &["directives", "--missing", help]), directives);
+    }
 }
 
 #[test]

@@ -96,6 +96,7 @@ fn another_event_method_gets_a_new_worker_process() {
     // The old process ends with its connections.
     client.assert_closed();
     server.wait_logged(&format!("worker process {first} exited with code 0"));
+    server.wait_logged(": the new configuration is in force");
     assert_eq!(server.get("/").text(), "ring");
     assert_ne!(server.worker(), first);
     server.stop();
@@ -212,7 +213,9 @@ fn a_connection_survives_reloads_and_sees_each(driver: Driver) {
     for number in 1..=20 {
         server.reload_http(driver, &format!("server {{ listen %UNIX%; return 200 {number}; }}"));
         assert_eq!(client.get("/").text(), number.to_string());
+        server.wait_logged_times(": the new configuration is in force", number);
     }
+    assert_eq!(server.log().matches("the new configuration is in force").count(), 20);
     assert_eq!(server.worker(), worker, "reloads take place in the same process");
     server.stop();
 }
@@ -223,6 +226,8 @@ fn a_broken_file_changes_nothing_and_is_told_of(driver: Driver) {
     let path = server.directory.path().join("gale.conf");
     let line = server.wait_logged("[emerg]");
     assert!(line.ends_with(&format!("unknown directive \"lissten\" in {}:4", path.display())), "{line}");
+    let line = server.wait_logged(": the old configuration stays in force");
+    assert!(line.contains(" [notice] "), "{line}");
     assert_eq!(server.get("/").text(), "old");
     server.reload_http(driver, "server { listen %UNIX%; access_log %DIR%/missing/log; return 200 new; }");
     server.wait_logged("missing/log\" failed (2: No such file or directory)");
@@ -232,8 +237,11 @@ fn a_broken_file_changes_nothing_and_is_told_of(driver: Driver) {
     server.wait_notified("RELOADING=1");
     server.wait_notified("READY=1");
     assert_eq!(server.get("/").text(), "old");
+    assert!(!server.log().contains("the new configuration is in force"));
     server.reload_http(driver, "server { listen %UNIX%; return 200 new; }");
     assert_eq!(server.get("/").text(), "new");
+    server.wait_logged(": the new configuration is in force");
+    assert_eq!(server.log().matches("the old configuration stays in force").count(), 3);
     server.end(Signal::TERM);
 }
 
@@ -423,8 +431,10 @@ fn one_process_does_everything_without_a_master(driver: Driver) {
     let mut client = server.connect();
     server.reload(&text.replace("hello", "again"));
     assert_eq!(client.get("/").text(), "again");
+    server.wait_logged(": the new configuration is in force");
     server.reload("bogus;");
     assert_eq!(client.get("/").text(), "again");
+    server.wait_logged(": the old configuration stays in force");
     server.end(Signal::QUIT);
 }
 

@@ -517,6 +517,12 @@ impl File {
         }
     }
 
+    /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell. `None`
+    /// without procfs.
+    pub fn path(&self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())).ok()
+    }
+
     /// The device that operations on it wait for.
     pub fn device(&self) -> Device {
         Device::number(self.shared.metadata.device)

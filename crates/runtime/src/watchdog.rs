@@ -255,6 +255,8 @@ struct Look {
 struct Suspect {
     began: u64,
     first: Option<Sample>,
+    /// What it was at then; empty when it may have ended before that was asked.
+    first_at: &'static str,
     filed: Option<(StallKind, &'static str)>,
     is_reported: bool,
 }
@@ -390,6 +392,7 @@ impl Look {
         let suspect = self.suspect.get_or_insert_with(|| Suspect {
             began,
             first: watched.sample(),
+            first_at: Some(turns.at()).filter(|_| turns.began() == began).unwrap_or_default(),
             filed: None,
             is_reported: false,
         });
@@ -414,7 +417,8 @@ impl Look {
         Some(stall(inbox, kind, at, age, false))
     }
 
-    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first.
+    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first, and what it
+    /// was at then is told: most stalls are that short.
     fn end(&self, suspect: Suspect) -> Option<Stall> {
         let turns: &Turns = &self.inbox.turns;
         let nanos = turns.ended_stall(suspect.began)?;
@@ -427,7 +431,7 @@ impl Look {
                 let last = Sample { at, state: first.state, sleeps: first.sleeps, ..self.inbox.watched.sample()? };
                 let kind = judge(&first, &last);
                 turns.file(kind);
-                (kind, "")
+                (kind, suspect.first_at)
             }
         };
         turns.file_time(kind, nanos);
@@ -478,6 +482,21 @@ mod tests {
             last = watched.sample().expect("procfs is there");
         }
         assert!(last.at > first.at);
+    }
+
+    #[test]
+    fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
+        let inbox = Inbox::new(3).unwrap();
+        let mut look = Look { inbox: Arc::clone(&inbox), busy: Duration::ZERO, suspect: None };
+        let (began, suspect_at, ended) = (1_000_000, 7_000_000, 13_000_000);
+        inbox.turns.begin(began);
+        inbox.turns.note(|| "something long");
+        assert!(look.look(suspect_at).is_none());
+        inbox.turns.note(|| "something else");
+        inbox.turns.end(began, ended);
+        let stall = look.look(ended).expect("it was long");
+        assert_eq!((stall.at, stall.duration, stall.is_over), ("something long", Duration::from_millis(12), true));
+        assert_eq!(inbox.turns.filed(stall.kind).count, 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The command line, in nginx's way: single letters that may stand together
 //! (`-tq`), values that may follow at once (`-c/etc/x.conf`) or as the next word.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -38,8 +38,8 @@ pub enum Action {
     },
     /// `-s`
     Signal(Command),
-    /// `-h`
-    Help,
+    /// `-h`; of a command, what stands behind it
+    Help(HelpOf),
     /// `-v`
     Version,
     /// `-V`
@@ -51,6 +51,17 @@ pub enum Action {
         /// What nginx has and Gale does not.
         only_missing: bool,
     },
+}
+
+/// Whose options are explained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HelpOf {
+    /// The server's, nginx's.
+    Program,
+    /// Those of `gale serve`.
+    Serve,
+    /// Those of `gale directives`.
+    Directives,
 }
 
 /// `gale serve DIR [--listen ADDR] [--print-config]`
@@ -85,7 +96,7 @@ impl Arguments {
         let mut words = words.peekable();
         match words.peek().map(|word| word.as_bytes().to_vec()).as_deref() {
             Some(b"serve") if !is_nginx => {
-                arguments.action = Action::Serve(Serve::parse(words.skip(1))?);
+                arguments.action = Serve::parse(words.skip(1))?;
             }
             Some(b"directives") if !is_nginx => {
                 arguments.action = parse_directives(words.skip(1))?;
@@ -104,7 +115,7 @@ impl Arguments {
         let program = self.program.clone();
         let text = word.as_bytes();
         match text {
-            b"--help" => return self.set(Action::Help),
+            _ if asks_for_help(word) => return self.set(Action::Help(HelpOf::Program)),
             b"--version" => return self.set(Action::Version),
             _ => {}
         }
@@ -119,7 +130,7 @@ impl Arguments {
                 value.ok_or_else(|| format!("{program}: option \"-{}\" requires {what}", char::from(*letter)))
             };
             match letter {
-                b'?' | b'h' => self.set(Action::Help)?,
+                b'?' | b'h' => self.set(Action::Help(HelpOf::Program))?,
                 b'v' => self.set(Action::Version)?,
                 b'V' => self.set(Action::VersionAndBuild)?,
                 b't' => self.set(Action::Test { prints_texts: false })?,
@@ -160,7 +171,7 @@ impl Arguments {
     /// As in nginx, asking for the version wins over everything else, and a test over a signal.
     fn set(&mut self, action: Action) -> Result<(), String> {
         let keeps = match self.action {
-            Action::Help | Action::Version | Action::VersionAndBuild => true,
+            Action::Help(_) | Action::Version | Action::VersionAndBuild => true,
             Action::Test { prints_texts } => match action {
                 Action::Signal(_) => true,
                 Action::Test { .. } => prints_texts,
@@ -201,12 +212,22 @@ impl Arguments {
     }
 
     /// What `-h` prints.
-    pub fn help(&self) -> String {
+    pub fn help(&self, of: HelpOf) -> String {
+        match of {
+            HelpOf::Program => self.help_of_program(),
+            HelpOf::Serve => SERVE_HELP.to_owned(),
+            HelpOf::Directives => DIRECTIVES_HELP.to_owned(),
+        }
+    }
+
+    fn help_of_program(&self) -> String {
         let program = &self.program;
         let own = if self.is_nginx() {
             String::new()
         } else {
-            "       gale serve DIR [--listen ADDRESS] [--print-config]\n       gale directives [--missing]\n".to_owned()
+            "       gale serve DIR [--listen ADDRESS] [--print-config]\n       gale directives [--missing]\n       \
+             gale serve|directives --help\n"
+                .to_owned()
         };
         format!(
             "{version}
@@ -236,13 +257,14 @@ Options:
 }
 
 impl Serve {
-    fn parse(words: impl Iterator<Item = OsString>) -> Result<Serve, String> {
+    fn parse(words: impl Iterator<Item = OsString>) -> Result<Action, String> {
         let mut words = words;
         let mut directory = None;
         let mut listen = SERVE_ADDRESS.to_owned();
         let mut prints_configuration = false;
         while let Some(word) = words.next() {
             match word.as_bytes() {
+                _ if asks_for_help(&word) => return Ok(Action::Help(HelpOf::Serve)),
                 b"--listen" => {
                     let address = words.next().and_then(|word| word.into_string().ok());
                     listen = address.ok_or("gale: option \"--listen\" requires an address")?;
@@ -256,7 +278,7 @@ impl Serve {
             }
         }
         let directory = directory.ok_or("gale: \"serve\" requires a directory: gale serve DIR")?;
-        Ok(Serve { directory: absolute(&directory), listen, prints_configuration })
+        Ok(Action::Serve(Serve { directory: absolute(&directory), listen, prints_configuration }))
     }
 }
 
@@ -264,12 +286,41 @@ fn parse_directives(words: impl Iterator<Item = OsString>) -> Result<Action, Str
     let mut only_missing = false;
     for word in words {
         match word.as_bytes() {
+            _ if asks_for_help(&word) => return Ok(Action::Help(HelpOf::Directives)),
             b"--missing" => only_missing = true,
             _ => return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy())),
         }
     }
     Ok(Action::Directives { only_missing })
 }
+
+/// Where a word of its own asks for help, on the whole command line.
+fn asks_for_help(word: &OsStr) -> bool {
+    matches!(word.as_bytes(), b"-h" | b"-?" | b"--help")
+}
+
+const SERVE_HELP: &str = "\
+Usage: gale serve DIR [--listen ADDRESS] [--print-config]
+
+Serves the files of a directory until it is interrupted.
+
+Options:
+  -?,-h,--help      : this help
+  --listen ADDRESS  : where to listen, as the directive \"listen\" takes it (default: 127.0.0.1:8080)
+  --print-config    : print the configuration that this would use, and exit
+
+";
+
+const DIRECTIVES_HELP: &str = "\
+Usage: gale directives [--missing]
+
+Prints the reference of all directives.
+
+Options:
+  -?,-h,--help  : this help
+  --missing     : print what nginx has and gale has not
+
+";
 
 /// The path from the current directory, without following links.
 fn absolute(path: &Path) -> PathBuf {

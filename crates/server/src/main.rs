@@ -34,8 +34,8 @@ fn main() -> ExitCode {
         }
     };
     match &arguments.action {
-        Action::Help => {
-            print_to(&mut std::io::stdout(), &arguments.help());
+        Action::Help(of) => {
+            print_to(&mut std::io::stdout(), &arguments.help(*of));
             ExitCode::SUCCESS
         }
         Action::Version => {

@@ -45,11 +45,17 @@ impl FilePiece {
     /// it was when its length was announced.
     pub fn advance(&mut self, count: u64) -> io::Result<()> {
         if count == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was sent"));
+            let message = format!("{} was truncated at {} while it was being sent", self.name(), self.offset);
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
         }
         self.offset += count;
         self.length -= count;
         Ok(())
+    }
+
+    /// The file's name for messages, quoted.
+    pub fn name(&self) -> String {
+        self.file.path().map_or_else(|| "a file".to_owned(), |path| format!("\"{}\"", path.display()))
     }
 }
 

@@ -11,6 +11,7 @@
 #[cfg(test)]
 pub(crate) mod mock;
 
+use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -153,6 +154,11 @@ pub trait Exchange {
     fn end(&self);
     /// The response breaks off here and the client has to see that it is not whole.
     fn abort(&self);
+    /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the exchange
+    /// will have another answer in its place, and nothing more is to be given; else the error comes back.
+    fn take_back(&self, error: io::Error) -> Result<(), io::Error> {
+        Err(error)
+    }
     /// Ready when the queue is empty (then more may be pushed) or the client gone.
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
     /// The next piece of the request's body; `None` at its end. Asking for the

@@ -597,6 +597,7 @@ pub async fn send_rest(request: &Request, mut body: Body) {
                 }
             },
             Some(Err(error)) => {
+                let Err(error) = exchange.take_back(error) else { return };
                 request.log(Level::Error, format_args!("the response broke off: {error}"));
                 // What came before is the client's, also if it was still being gathered. Without the client nothing is.
                 let _ = poll_fn(|context| exchange.poll_sent(context)).await;

@@ -338,6 +338,8 @@ mod tests {
         let piece = |offset, length| BodyItem::File(FilePiece { file: file.clone(), offset, length });
         assert_eq!(items_of(vec![piece(2, 3), piece(0, 0), piece(9, 1)]), ["22334499."]);
         let truncated = items_of(vec![piece(8, 3)]);
-        assert_eq!(truncated, ["the file was truncated while it was sent"]);
+        // The kernel's words for what has no name any more.
+        let expected = format!("\"{} (deleted)\" was truncated at 10 while it was being sent", path.display());
+        assert_eq!(truncated, [expected]);
     }
 }

@@ -65,7 +65,9 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
         Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master }) => {
             let notifier = Notifier::from_environment();
             let waiting = waiting.take();
-            Master::new(program, executable, Start { bundle, signals, notifier, waiting, daemonized, old_master }).run()
+            let left_behind = upgrade::left_behind();
+            let start = Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind };
+            Master::new(program, executable, start).run()
         }
         Err(report) => {
             say(&report.render(&request.program));

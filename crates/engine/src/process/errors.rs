@@ -9,6 +9,11 @@ use gale_config::{Diagnostic, Severity, Sources};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+/// What the log says at the end of a reload, of which nginx tells only the beginning.
+pub(super) const IN_FORCE: &str = "the new configuration is in force";
+/// The same, behind what is wrong with the new one.
+pub(super) const OLD_STAYS: &str = "the old configuration stays in force";
+
 /// Longest text of a report that crosses a link, in bytes of JSON, so that with its framing it fits one packet.
 const REPORT_BYTES_MAX: usize = 32 * 1024;
 /// Most messages of such a report: each costs some framing of its own.

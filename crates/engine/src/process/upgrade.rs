@@ -28,6 +28,8 @@ use super::spawn::worker_environment;
 const VARIABLE: &str = "NGINX";
 /// The old master's process number, beside it. nginx does not set this.
 const MASTER_VARIABLE: &str = "GALE_OLD_MASTER";
+/// The numbers of dead worker processes that the kernel holds, in the same way. They have the sockets, too.
+const HELD_VARIABLE: &str = "GALE_HELD_PROCESSES";
 /// More inherited sockets than this are ignored.
 const INHERITED_MAX: usize = 65536;
 
@@ -65,11 +67,22 @@ pub(super) fn old_master() -> Option<Pid> {
     said.is_none_or(|number| number == parent.to_string()).then_some(parent)
 }
 
+/// The dead worker processes that the old binary has left in the kernel's hands, as far as they had died before the upgrade.
+pub(super) fn left_behind() -> Vec<Pid> {
+    if old_master().is_none() {
+        return Vec::new();
+    }
+    let value = env::var(HELD_VARIABLE).unwrap_or_default();
+    // What is no number is nobody's. The number of one that has ended by now may be another's, who is alive: it is looked at
+    // again and again.
+    value.split(';').filter_map(|number| Pid::from_raw(number.parse().ok().filter(|&number| number > 0)?)).collect()
+}
+
 /// Starts the binary that `argv[0]` now names, on our sockets. The pid file is moved aside before, and back when that fails.
 ///
 /// # Errors
 /// Said in nginx's words.
-pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path) -> Result<Pid, String> {
+pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, held: &[Pid]) -> Result<Pid, String> {
     let mut arguments = env::args_os();
     let name = arguments.next().ok_or("the name of the binary is not known")?;
     let (current, old) = (pid_path, pid_file::old_path(pid_path));
@@ -87,6 +100,9 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path) -> Result<Pid, 
     let mut command = Command::new(path_of_binary(&name));
     command.arg0(&name).args(arguments).env_clear().envs(worker_environment(&bundle.settings));
     command.env(VARIABLE, list).env(MASTER_VARIABLE, std::process::id().to_string()).stdin(Stdio::inherit());
+    if !held.is_empty() {
+        command.env(HELD_VARIABLE, held.iter().map(|pid| format!("{pid};")).collect::<String>());
+    }
     // The service manager has to hear from the new master.
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         command.env("NOTIFY_SOCKET", socket);

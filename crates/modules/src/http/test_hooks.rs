@@ -9,7 +9,7 @@
 //!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!   test_pool NAME SOCKET [DEVICE];
 //!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
-//!   test_leases;             location    tells how many bytes the worker may have on lease
+//!   test_leases [BYTES];     location    tells how many bytes the worker may have on lease, from now on as many as this
 //!   test_pools;              location    tells what the thread pools do
 //!   test_files;              location    tells how files reached the clients
 //!   test_resolve NAME;       location    tells the addresses of a name, or why it has none
@@ -31,7 +31,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use gale_base::units;
-use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::exchange::{BodyLimits, Exchange};
@@ -114,8 +114,9 @@ pub const MODULE: Module = Module {
         },
         Directive {
             name: "test_leases",
-            about: "For tests: tells how many bytes the worker may have on lease.",
-            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Leases)),
+            takes: Takes::Between(0, 1),
+            about: "For tests: tells how many bytes the worker may have on lease, or changes it.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| set_leases(conf, statement)),
             ..HOOK
         },
         Directive {
@@ -186,7 +187,7 @@ enum Answer {
     Echo,
     StoreBody,
     Worker,
-    Leases,
+    Leases { bytes_max: Option<usize> },
     Pool,
     Pools,
     Files,
@@ -214,6 +215,11 @@ fn set_pool(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Re
     let device = statement.args.get(2).map(|word| builder.http_mut().template(word)).transpose()?.unwrap_or_default();
     conf.pool = Some(PoolHook { pool, socket, device });
     set(conf, Answer::Pool)
+}
+
+fn set_leases(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
+    let bytes_max = if statement.args.is_empty() { None } else { Some(values::size(statement)? as usize) };
+    set(conf, Answer::Leases { bytes_max })
 }
 
 fn set_count(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
@@ -244,7 +250,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
         Answer::Worker => Some(tell_worker(request)),
-        Answer::Leases => Some(text(request, gale_runtime::leased_bytes_max().to_string())),
+        Answer::Leases { bytes_max } => Some(tell_leases(request, bytes_max)),
         Answer::Pools => Some(text(request, describe_pools())),
         Answer::Files => Some(text(request, describe_files())),
         Answer::Release => Some(release(request)),
@@ -279,6 +285,12 @@ fn answer<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Fl
 
 fn tell_worker(request: &mut Request) -> Flow {
     text(request, gale_runtime::worker().to_string())
+}
+
+/// The limit holds until a reload, with which the workers share out the memory again.
+fn tell_leases(request: &mut Request, bytes_max: Option<usize>) -> Flow {
+    bytes_max.into_iter().for_each(gale_runtime::set_leased_bytes_max);
+    text(request, gale_runtime::leased_bytes_max().to_string())
 }
 
 /// The thread says the request's arguments when it has begun. With the argument `panic` it panics when it is let go.

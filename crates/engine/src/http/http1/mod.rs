@@ -263,15 +263,36 @@ impl Http1 {
             }
             let sent = poll_fn(|context| in_flight.connection.poll_sent(context)).await;
             match in_flight.connection.afterwards(in_flight.request(), sent) {
-                // The body that nobody wanted is read first.
-                None => Box::pin(in_flight.connection.drain_and_settle(in_flight.request())).await,
+                // The body that nobody wanted is read first, or there has to be another answer.
+                None => Box::pin(in_flight.connection.conclude(in_flight.request(), sent)).await,
                 Some(afterwards) => in_flight.connection.settle(in_flight.request(), afterwards),
             }
         }
     }
 
-    async fn drain_and_settle(&self, request: &Request) -> Afterwards {
-        let afterwards = self.drain_body(request).await;
+    /// A pool has no room to read a file, and nothing of the response has left: then that is the answer. (nginx closes the
+    /// connection.)
+    fn refuse(&self, request: &mut Request) -> Option<Step> {
+        let error = self.state.borrow_mut().transfer().sender.take_refused()?;
+        request.log(Level::Error, format_args!("{error}"));
+        request.response.clear();
+        Some(pipeline::fail(request, 503))
+    }
+
+    /// Does what has to be done before it can be decided what comes after the response: answers anew if nothing of it has left,
+    /// as often as `error_page` names files that cannot be read either (its redirects are bounded); reads what is left of the
+    /// request's body.
+    async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> Afterwards {
+        while let Some(step) = self.refuse(request) {
+            if !pipeline::finish_and_send(request, step).await {
+                return Afterwards::Close;
+            }
+            sent = poll_fn(|context| self.poll_sent(context)).await;
+        }
+        let afterwards = match self.afterwards(request, sent) {
+            None => self.drain_body(request).await,
+            Some(afterwards) => afterwards,
+        };
         self.settle(request, afterwards)
     }
 
@@ -334,6 +355,9 @@ impl Http1 {
     /// Decides what comes after the response; `None` when that shows in what is left of the request's body.
     fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<Afterwards> {
         if sent == Err(Gone::Aborted) {
+            if self.state.borrow_mut().transfer().sender.is_refused() {
+                return None;
+            }
             self.log_file_error(request);
         }
         let core = &request.scope().core;
@@ -364,14 +388,16 @@ impl Http1 {
     fn log_file_error(&self, request: &Request) {
         let error = self.state.borrow_mut().transfer().sender.take_file_error();
         match error {
-            Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                request.log(Level::Alert, format_args!("the file was truncated while it was being sent"));
+            Some((_, error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                request.log(Level::Alert, format_args!("{error}"));
             }
             // An overflow, as nginx says it.
-            Some(error) if error.get_ref().is_some_and(|inner| inner.is::<PoolError>()) => {
+            Some((_, error)) if error.get_ref().is_some_and(|inner| inner.is::<PoolError>()) => {
                 request.log(Level::Error, format_args!("{error}"));
             }
-            Some(error) => request.log(Level::Crit, format_args!("reading the file failed {}", OsErrorText(&error))),
+            Some((name, error)) => {
+                request.log(Level::Crit, format_args!("reading {name} failed {}", OsErrorText(&error)));
+            }
             None => {}
         }
     }
@@ -609,6 +635,10 @@ impl Exchange for Http1 {
 
     fn abort(&self) {
         self.state.borrow_mut().transfer().sender.abort();
+    }
+
+    fn take_back(&self, error: io::Error) -> Result<(), io::Error> {
+        self.state.borrow_mut().transfer().sender.refuse(error)
     }
 
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{Output, Stream, Timer};
+use gale_runtime::{Output, PoolError, Stream, Timer};
 
 use crate::http::body::BodyItem;
 use crate::http::delivery::{Delivery, FileError, Next};
@@ -50,13 +50,15 @@ pub(super) struct Sender {
     closes_at_once: bool,
     is_started: bool,
     has_interim: bool,
+    /// Some of what was queued since the exchange began, or since the last interim response, was given to the socket.
+    has_left: bool,
     gone: Option<Gone>,
     sent: Sent,
     timer: Timer,
     is_waiting: bool,
     send_timeout: Duration,
-    /// Why a file could not be sent to its end.
-    file_error: Option<io::Error>,
+    /// Why a file could not be sent to its end, and its name.
+    file_error: Option<(String, io::Error)>,
     /// The fields that follow a chunked body.
     trailers: Vec<u8>,
     is_ended: bool,
@@ -98,6 +100,7 @@ impl Sender {
         self.keep_alive = false;
         self.closes_at_once = false;
         self.is_started = false;
+        self.has_left = false;
         self.sent = Sent::default();
         self.is_waiting = false;
         self.forget_files();
@@ -118,9 +121,42 @@ impl Sender {
         self.gone == Some(Gone::Aborted) && matches!(self.coding, Coding::UntilClose)
     }
 
-    /// Why a file could not be sent to its end, if that is what happened.
-    pub(super) fn take_file_error(&mut self) -> Option<io::Error> {
+    /// Why a file could not be sent to its end, and its name, if that is what happened.
+    pub(super) fn take_file_error(&mut self) -> Option<(String, io::Error)> {
         self.file_error.take()
+    }
+
+    /// The response cannot be completed: notes the error, to be asked for by [`Sender::take_refused`]; or gives it back when it is
+    /// not such a one.
+    pub(super) fn refuse(&mut self, error: io::Error) -> Result<(), io::Error> {
+        if self.has_left || !is_overload(&error) {
+            return Err(error);
+        }
+        self.file_error = Some((String::new(), error));
+        self.abort();
+        Ok(())
+    }
+
+    /// Whether the response broke off because the server is too busy to read a file, and nothing of it has left.
+    pub(super) fn is_refused(&self) -> bool {
+        let is_overload = self.file_error.as_ref().is_some_and(|(_, error)| is_overload(error));
+        is_overload && self.gone == Some(Gone::Aborted) && !self.has_left
+    }
+
+    /// Then it is forgotten, so that another may be started; and the error told.
+    pub(super) fn take_refused(&mut self) -> Option<io::Error> {
+        if !self.is_refused() {
+            return None;
+        }
+        let (_, error) = self.file_error.take()?;
+        let (version, sent) = (self.version, self.sent);
+        self.clear();
+        self.timer.clear();
+        self.gone = None;
+        self.has_interim = false;
+        self.rest();
+        (self.version, self.sent) = (version, sent);
+        Some(error)
     }
 
     pub(super) fn is_started(&self) -> bool {
@@ -224,6 +260,7 @@ impl Sender {
             scratch.extend_from_slice(&body);
         }
         self.is_ended = true;
+        self.has_left = true;
         match stream.try_send(scratch, self.closes_at_once) {
             Ok(sent) => {
                 self.sent.bytes += sent as u64;
@@ -409,6 +446,7 @@ impl Sender {
             if self.output.is_empty() && self.queue.is_empty() {
                 self.uncork(stream);
                 self.has_interim = false;
+                self.has_left &= self.is_started;
                 self.flushes = false;
                 self.timer.clear();
                 return Poll::Ready(Ok(()));
@@ -419,6 +457,7 @@ impl Sender {
                 self.fail();
                 continue;
             }
+            self.has_left = true;
             let polled = if self.output.is_empty() {
                 self.poll_sendfile(stream, context)
             } else {
@@ -482,7 +521,11 @@ impl Sender {
 
     /// The server is at fault, not the client: a disk, or a file that has changed.
     fn fail_with_file(&mut self, error: io::Error) {
-        self.file_error = Some(error);
+        let name = match self.queue.front() {
+            Some(BodyItem::File(piece)) => piece.name(),
+            _ => unreachable!("what fails stands at the head of the queue"),
+        };
+        self.file_error = Some((name, error));
         self.abort();
     }
 
@@ -571,4 +614,10 @@ impl Sender {
             self.queue.pop_front();
         }
     }
+}
+
+/// Whether a pool had no room, or no thread, for what was to be done: that passes.
+fn is_overload(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref());
+    matches!(error, Some(PoolError::Overflow { .. } | PoolError::NoThread(_)))
 }

@@ -62,9 +62,19 @@ impl<P: Program> Master<P> {
         }
     }
 
+    /// Whether the kernel holds a process that has our sockets, one that an old binary has left behind included.
+    pub(super) fn is_any_held(&self) -> bool {
+        !self.held.is_empty() || !self.left_behind.is_empty()
+    }
+
+    /// These for a new binary.
+    pub(super) fn all_held(&self) -> Vec<Pid> {
+        self.held.iter().chain(&self.left_behind).copied().collect()
+    }
+
     /// When to look again, if there is anything to look at.
     pub(super) fn look_at(&self) -> Option<Instant> {
-        let is_anything = !self.held.is_empty() || self.workers.iter().any(|worker| worker.ending.is_none());
+        let is_anything = self.is_any_held() || self.workers.iter().any(|worker| worker.ending.is_none());
         is_anything.then_some(self.next_look)
     }
 
@@ -91,7 +101,9 @@ impl<P: Program> Master<P> {
                 worker.ending = Some(Ending { gone_at: now + DEAD_TIMEOUT, is_found: true });
             }
         }
-        if !self.held.is_empty() {
+        // No child of ours: nobody tells us of its end.
+        self.left_behind.retain(|pid| remains(*pid).is_some());
+        if self.is_any_held() {
             self.have_connections_looked_for();
         }
     }

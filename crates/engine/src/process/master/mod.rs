@@ -56,6 +56,8 @@ pub(super) struct Start {
     pub daemonized: bool,
     /// The previous binary's, if that has started us.
     pub old_master: Option<Pid>,
+    /// Dead worker processes of its that the kernel holds.
+    pub left_behind: Vec<Pid>,
 }
 
 /// See the head of the file.
@@ -72,6 +74,8 @@ pub(super) struct Master<P: Program> {
     workers: Vec<WorkerProcess>,
     /// Worker processes that the kernel holds and nobody waits for. No more than it took to die one after the other.
     held: Vec<Pid>,
+    /// The same of the binary before this one: nobody's child but its master's.
+    left_behind: Vec<Pid>,
     next_look: Instant,
     reload: Option<Reload>,
     reload_wanted: bool,
@@ -106,6 +110,7 @@ impl<P: Program> Master<P> {
             bundle: Box::new(start.bundle),
             workers: Vec::new(),
             held: Vec::new(),
+            left_behind: start.left_behind,
             next_look: Instant::now(),
             reload: None,
             reload_wanted: false,

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Resource, Rlimit};
 use super::Master;
 use super::workers::{WorkerPhase, WorkerProcess};
 use crate::process::bundle::Bundle;
-use crate::process::errors::{Level, Report, errno_text};
+use crate::process::errors::{IN_FORCE, Level, OLD_STAYS, Report, errno_text};
 use crate::process::link::{Link, Message, Received};
 use crate::process::listen::{self, ListenAddress};
 use crate::process::program::Program;
@@ -210,7 +210,10 @@ impl<P: Program> Master<P> {
 
     pub(super) fn handle_committed(&mut self, pid: Pid) {
         match self.reload.take() {
-            Some(Reload::Committing { previous, worker, .. }) if worker == pid => self.finish_commit(&previous),
+            Some(Reload::Committing { previous, worker, .. }) if worker == pid => {
+                self.log.write(Level::Notice, IN_FORCE);
+                self.finish_commit(&previous);
+            }
             other => self.reload = other,
         }
     }
@@ -282,6 +285,7 @@ impl<P: Program> Master<P> {
             Some(Reload::Helping { .. } | Reload::Committing { .. }) | None => {}
         }
         report.log_to(&*self.log);
+        self.log.write(Level::Notice, OLD_STAYS);
         self.notifier.ready();
         self.take_up_wanted_reload();
     }
@@ -290,7 +294,7 @@ impl<P: Program> Master<P> {
         self.reload = None;
         system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
         drop(bundle);
-        self.reject(Report::new(Level::Emerg, format!("{why}, the old configuration stays")));
+        self.reject(Report::new(Level::Emerg, why));
     }
 
     pub(super) fn drop_reload(&mut self) {

@@ -48,7 +48,7 @@ impl<P: Program> Master<P> {
                 self.last_accepting = Some(LastAccepting { worker, listeners });
             }
             // What only this binary opened is dealt with at the end, if a dead process has it as well.
-            None if is_shared && !self.held.is_empty() => {}
+            None if is_shared && self.is_any_held() => {}
             // Nobody accepts, or nobody would tell us of the end of it.
             None => self.close_listeners(),
         }
@@ -57,7 +57,7 @@ impl<P: Program> Master<P> {
     /// This worker process accepts no more, or is gone. If it was the last, the addresses are free from now on.
     pub(super) fn handle_accepting_ended(&mut self, pid: Pid) {
         let last = self.last_accepting.take_if(|last| last.worker == pid);
-        if let Some(last) = last.filter(|_| !self.held.is_empty()) {
+        if let Some(last) = last.filter(|_| self.is_any_held()) {
             last.listeners.iter().for_each(|listener| listen::shut_down(listener));
         }
     }
@@ -117,7 +117,7 @@ impl<P: Program> Master<P> {
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (!listener.inherited && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
-                if !self.held.is_empty() {
+                if self.is_any_held() {
                     listen::shut_down(&listener);
                 }
             }

@@ -17,7 +17,7 @@ use super::Master;
 use super::ending::Ending;
 use super::reload::Reload;
 use crate::process::bundle::Bundle;
-use crate::process::errors::{Level, Report, errno_text, say};
+use crate::process::errors::{IN_FORCE, Level, Report, errno_text, say};
 use crate::process::link::Link;
 use crate::process::program::Program;
 use crate::process::spawn::Role;
@@ -121,7 +121,12 @@ impl<P: Program> Master<P> {
                 // The reload has brought a worker process back, which is wanted from now on.
                 self.resting = false;
                 self.retire_all_but(pid);
+                // A lost one is replaced with what it had.
+                let is_new = bundle.generation != self.bundle.generation;
                 let previous = self.acknowledge(bundle);
+                if is_new {
+                    self.log.write(Level::Notice, IN_FORCE);
+                }
                 self.finish_commit(&previous);
             }
             other => {
@@ -179,10 +184,7 @@ impl<P: Program> Master<P> {
         };
         self.log_exit(name, pid, status);
         if is_helper {
-            self.reject(Report::new(
-                Level::Emerg,
-                format!("reload helper {pid} died, the configuration was not changed"),
-            ));
+            self.reject(Report::new(Level::Emerg, format!("reload helper {pid} died")));
         } else if self.new_binary == Some(pid) {
             self.new_binary = None;
             upgrade::restore_pid_file(&self.pid_path, &*self.log);

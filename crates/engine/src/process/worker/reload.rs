@@ -19,7 +19,7 @@ use super::retired::Retired;
 use super::start::limit_descriptors;
 use super::{Control, Event, Origin, worker_count};
 use crate::process::bundle::Bundle;
-use crate::process::errors::{Level, Report, errno_text};
+use crate::process::errors::{IN_FORCE, Level, OLD_STAYS, Report, errno_text};
 use crate::process::link::Message;
 use crate::process::log_file::LogHandle;
 use crate::process::loops::{Change, Order};
@@ -273,6 +273,7 @@ impl<P: Program> Control<P> {
             }
             system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
             pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
+            self.log.write(Level::Notice, IN_FORCE);
             single.notifier.ready();
         }
         self.redirect_standard_error();
@@ -327,6 +328,7 @@ impl<P: Program> Control<P> {
         match &self.origin {
             Origin::Single(single) => {
                 report.log_to(&*self.log);
+                self.log.write(Level::Notice, OLD_STAYS);
                 single.notifier.ready();
             }
             Origin::Master(_) => self.tell_refused(generation, report),
