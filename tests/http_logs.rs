@@ -341,18 +341,15 @@ fn receive(socket: &UnixDatagram) -> String {
 }
 
 fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
-    let setup = Setup::configuration(
-        &support::http_configuration(
-            driver,
-            "log_format uri '$uri'; server { listen %UNIX%; root %DIR%/nothing; access_log off;
-                 location /a { access_log syslog:server=unix:%DIR%/syslog,facility=user,tag=access,nohostname uri; return 200 ok; }
-                 location /as { access_log syslog:severity=alert,server=unix:%DIR%/syslog uri if=$arg_log; return 200 ok; }
-                 location /e { error_log syslog:server=unix:%DIR%/syslog,severity=debug; } }",
-        )
-        .replace("events {", "error_log syslog:server=unix:%DIR%/main,tag=main notice; events {"),
+    let text = support::http_configuration(
+        driver,
+        "log_format uri '$uri'; server { listen %UNIX%; root %DIR%/nothing; access_log off;
+             location /a { access_log syslog:server=unix:%DIR%/syslog,facility=user,tag=access,nohostname uri; return 200 ok; }
+             location /as { access_log syslog:severity=alert,server=unix:%DIR%/syslog uri if=$arg_log; return 200 ok; }
+             location /e { error_log syslog:server=unix:%DIR%/syslog,severity=debug; } }",
     );
-    // The sockets have to be there before the server; its directory is made when it starts.
-    let server = setup.start();
+    // The sockets have to be there before anything is logged to them; their directory is made when the server starts.
+    let mut server = Setup::configuration(&text).start();
     let bind = |name: &str| {
         let socket = UnixDatagram::bind(server.directory.path().join(name)).expect("a free name");
         socket.set_read_timeout(Some(DEADLINE)).expect("it is a socket");
@@ -362,6 +359,7 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
         socket
     };
     let (main, socket) = (bind("main"), bind("syslog"));
+    server.reload(&text.replace("events {", "error_log syslog:server=unix:%DIR%/main,tag=main notice; events {"));
     server.get("/a/one");
     let line = receive(&socket);
     assert!(line.starts_with("<14>") && line.ends_with(" access: /a/one"), "{line}");
@@ -378,8 +376,10 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
     assert!(line.contains("/nothing/e\" failed (2: No such file or directory)") && !line.ends_with('\n'), "{line}");
     // The master logs there, too.
     server.signal(rustix::process::Signal::USR1);
-    let line = receive(&main);
-    assert!(line.starts_with("<189>") && line.contains(" main: ") && line.contains("[notice]"), "{line}");
+    let line =
+        std::iter::repeat_with(|| receive(&main)).find(|line| line.contains("reopening logs")).expect("it comes");
+    assert!(line.starts_with("<189>") && line.contains(&format!(" [notice] {}#", server.pid())), "{line}");
+    assert!(line.contains(" main: "), "{line}");
     server.stop();
 }
 
