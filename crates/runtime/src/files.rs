@@ -21,6 +21,7 @@
 mod access_time;
 mod links;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
@@ -365,6 +366,11 @@ fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> 
     }
 }
 
+thread_local! {
+    /// Where [`File::is_resident`] reads what it only wants to know of.
+    static PROBED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Finds out whether `openat2` with `RESOLVE_CACHED` works here: not in kernels before 5.12, nor where seccomp forbids it.
 /// The root directory is always in the cache. To be called before the first open.
 pub(crate) fn probe() {
@@ -625,8 +631,11 @@ impl File {
                 } else {
                     // A byte at either end, for as long as memory holds everything: what is asked is whether the part has
                     // been read at all. When pages have to go, they go in runs of whatever length they were read in, and
-                    // what lies between two that are there may be gone. Then only a read tells, which takes what it finds.
-                    let is_there = !device.is_memory_short(now) && self.probe(at)? && self.probe(part_end - 1)?;
+                    // what lies between two that are there may be gone. Then only reading all of it tells.
+                    let is_there = match device.is_memory_short(now) {
+                        true => self.probe_whole(at, part_end)?,
+                        false => self.probe(at)? && self.probe(part_end - 1)?,
+                    };
                     count_event(if is_there { Event::Hit } else { Event::Miss });
                     if !is_there {
                         return Ok(false);
@@ -686,8 +695,20 @@ impl File {
     }
 
     fn probe(&self, offset: u64) -> io::Result<bool> {
-        let page = self.watched(|| self.read_nowait(offset, &mut [0])).0;
-        page.transpose().map(|count| count == Some(1))
+        self.probe_into(offset, &mut [0])
+    }
+
+    /// Reads a part and forgets it: some 5 µs for 64 KiB, half of what it takes to send it by a copy.
+    fn probe_whole(&self, begin: u64, end: u64) -> io::Result<bool> {
+        PROBED.with_borrow_mut(|memory| {
+            memory.resize(GRANULE as usize, 0);
+            self.probe_into(begin, &mut memory[..(end - begin) as usize])
+        })
+    }
+
+    fn probe_into(&self, offset: u64, memory: &mut [u8]) -> io::Result<bool> {
+        let found = self.watched(|| self.read_nowait(offset, memory)).0;
+        found.transpose().map(|count| count == Some(memory.len()))
     }
 
     /// Calls something that should not wait for this file, and says whether it was quick. If it waited, that is counted, and
