@@ -129,7 +129,7 @@ fn a_worker_that_is_kept_from_running_says_so(driver: Driver) {
                 assert_eq!(response.status, 200);
             }
         });
-        let told = catch_unwind(AssertUnwindSafe(|| server.wait_logged(": preempted, in ")));
+        let told = catch_unwind(AssertUnwindSafe(|| server.wait_logged(": preempted")));
         is_told.store(true, Ordering::Relaxed);
         let line = told.expect("it is told");
         assert!(line.contains("[info]") && line.contains("worker 0 stalled for "), "{line}");

@@ -452,7 +452,9 @@ fn a_mount_says_which_reads_are_left_to_threads(driver: Driver) {
             assert!(may_use_ring || delta("io_uring") == 0, "{kind}, {options}, {way}\n{server}");
             // Past the page cache nobody looks before.
             let is_first_a_threads = way != "direct_on" || left != LeftToThreads::First || delta("pool") > 0;
-            assert!(is_first_a_threads && delta("io_uring") + delta("pool") > 0, "{kind}, {options}, {way}\n{server}");
+            // Having been asked for something, the kernel may have it by the time it is asked again.
+            let was_missed = delta("io_uring") + delta("pool") + delta("probe_misses") > 0;
+            assert!(is_first_a_threads && was_missed, "{kind}, {options}, {way}\n{server}");
         }
         server.stop();
         eprintln!("{kind}, {options}: as it says");

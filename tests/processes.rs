@@ -227,7 +227,7 @@ fn a_broken_file_changes_nothing_and_is_told_of(driver: Driver) {
     let line = server.wait_logged("[emerg]");
     assert!(line.ends_with(&format!("unknown directive \"lissten\" in {}:4", path.display())), "{line}");
     let line = server.wait_logged(": the old configuration stays in force");
-    assert!(line.contains(" [notice] "), "{line}");
+    assert!(line.contains(" [error] "), "{line}");
     assert_eq!(server.get("/").text(), "old");
     server.reload_http(driver, "server { listen %UNIX%; access_log %DIR%/missing/log; return 200 new; }");
     server.wait_logged("missing/log\" failed (2: No such file or directory)");

@@ -16,7 +16,7 @@ use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::accepting::{LeftSocket, accept_options, leave_accept_mutex};
+use crate::http::accepting::{LeftSocket, QUEUED_WAIT_MAX, accept_options, leave_accept_mutex};
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
@@ -341,7 +341,8 @@ impl process::Worker for Serving {
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
             worker.accept_silent(&removed, Some(&old)).await;
-            worker.accept_what_is_queued(&removed, Some(&old)).await;
+            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+            worker.accept_what_is_queued(&removed, Some(&old), until).await;
         })
     }
 
@@ -358,12 +359,13 @@ impl process::Worker for Serving {
                 worker.drain();
                 worker.accept_silent(&left, None).await;
             }
-            worker.accept_what_is_queued(&left, None).await;
+            let until = gale_runtime::now() + QUEUED_WAIT_MAX;
+            worker.accept_what_is_queued(&left, None, until).await;
             // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which is at
             // the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade, would
             // hear of it with the next connection only.
             gale_runtime::yield_now().await;
-            worker.accept_what_is_queued(&left, None).await;
+            worker.accept_what_is_queued(&left, None, until).await;
         })
     }
 

@@ -65,6 +65,8 @@ pub(crate) struct DeviceState {
     reads: AtomicU32,
     looks: AtomicU32,
     accesses: AtomicU32,
+    /// When one of these ended last, or the first of those under way began.
+    access_progress_nanos: AtomicU64,
     /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
     missed_at_nanos: AtomicU64,
     distrusted_until_nanos: AtomicU64,
@@ -95,8 +97,13 @@ impl Knowledge {
     }
 
     /// The same of a look that writes a time of access.
-    pub fn begin_access(self: &Arc<Self>, device: u64) -> Option<Outstanding> {
-        self.begin(device, |state| &state.accesses, ACCESSES_MAX)
+    pub fn begin_access(self: &Arc<Self>, device: u64) -> Option<Access> {
+        let access = Access(self.begin(device, |state| &state.accesses, ACCESSES_MAX)?);
+        let state = self.device(device);
+        if state.accesses.load(Relaxed) == 1 {
+            state.note_access_progress();
+        }
+        Some(access)
     }
 
     fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<Outstanding> {
@@ -112,6 +119,7 @@ impl DeviceState {
             reads: AtomicU32::new(0),
             looks: AtomicU32::new(0),
             accesses: AtomicU32::new(0),
+            access_progress_nanos: AtomicU64::new(0),
             missed_at_nanos: AtomicU64::new(0),
             distrusted_until_nanos: AtomicU64::new(0),
         }
@@ -136,9 +144,14 @@ impl DeviceState {
         now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME || self.reads.load(Relaxed) > 0
     }
 
-    /// Whether somebody looks who writes a time of access, and so may be waiting for the file system.
-    pub fn is_accessed(&self) -> bool {
-        self.accesses.load(Relaxed) > 0
+    /// Whether those who look and write a time of access wait for the file system: none has come to its end for a while.
+    pub fn are_accesses_stuck(&self, now: Moment) -> bool {
+        let progress = Moment::from_nanos(self.access_progress_nanos.load(Relaxed));
+        self.accesses.load(Relaxed) > 0 && now > progress + LONG_CALL
+    }
+
+    fn note_access_progress(&self) {
+        self.access_progress_nanos.store(now_anywhere().as_nanos(), Relaxed);
     }
 
     /// A piece was not in memory, or a call took so long that it may not have been.
@@ -210,6 +223,15 @@ impl Drop for Outstanding {
     }
 }
 
+/// The same of a look that writes a time of access.
+pub(crate) struct Access(Outstanding);
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        self.0.knowledge.device(self.0.device).note_access_progress();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,8 +294,9 @@ mod tests {
         assert!(knowledge.begin_look(5).is_some());
         let accesses: Vec<_> = (0..ACCESSES_MAX).map(|_| knowledge.begin_access(5).expect("room")).collect();
         assert!(knowledge.begin_access(5).is_none() && knowledge.begin_look(5).is_some());
-        assert!(knowledge.device(5).is_accessed() && !knowledge.device(6).is_accessed());
+        let are_stuck = |device, time| knowledge.device(device).are_accesses_stuck(now_anywhere() + time);
+        assert!(are_stuck(5, 2 * LONG_CALL) && !are_stuck(6, 2 * LONG_CALL) && !are_stuck(5, Duration::ZERO));
         drop(accesses);
-        assert!(!knowledge.device(5).is_accessed() && knowledge.begin_access(5).is_some());
+        assert!(!are_stuck(5, 2 * LONG_CALL) && knowledge.begin_access(5).is_some());
     }
 }

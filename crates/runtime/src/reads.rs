@@ -43,7 +43,7 @@ const SHARDS: usize = 16;
 const LOOKS_KEY: u64 = 0x6c6f_6f6b_0000_0000;
 
 /// And one of looks that write a time of access: they wait for the file system's journal, or for nothing. Those for which there
-/// is no place there stand in the line of the device.
+/// is no place there stand in the line of the device; as reads they do not count.
 const ACCESS_KEY: u64 = 0x6163_6373_0000_0000;
 
 /// How a piece is read.
@@ -315,26 +315,34 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how
         count_event(Event::Unlooked);
         let wanted = piece.clone();
         let is_due = piece.file.writes_access_time();
-        let (counted, line) = match is_due {
-            true => (knowledge.begin_access(device), ACCESS_KEY),
-            false => (knowledge.begin_look(device), LOOKS_KEY),
-        };
-        if let Some(counted) = counted {
-            how.unlooked = !is_due;
+        let found = if is_due {
+            how.unlooked = false;
+            let access = knowledge.begin_access(device);
+            let line = if access.is_some() { Device::key(ACCESS_KEY ^ device) } else { piece.file.device() };
             let look = move || {
-                // The thread's, and not that of those who wait: they may leave before it is done.
-                let _counted = counted;
+                let _access = access;
                 wanted.look()
             };
-            let found = match pool.run_for(Device::key(line ^ device), look).await {
-                // A wait that is seldom is better than to refuse what is in memory; but not where somebody may be waiting.
-                Err(PoolError::Overflow { .. }) if is_due && !knowledge.device(device).is_accessed() => piece.look(),
+            match pool.run_for(line, look).await {
+                // A wait that is seldom is better than to refuse what is in memory; but not while others do wait.
+                Err(PoolError::Overflow { .. }) if !knowledge.device(device).are_accesses_stuck(now_anywhere()) => {
+                    piece.look()
+                }
                 found => found?,
-            };
-            if let Some(found) = found {
-                count_event(Event::PoolHit);
-                return Ok(found);
             }
+        } else if let Some(look) = knowledge.begin_look(device) {
+            let look = move || {
+                // The thread's, and not that of those who wait: they may leave before it is done.
+                let _look = look;
+                wanted.look()
+            };
+            pool.run_for(Device::key(LOOKS_KEY ^ device), look).await?
+        } else {
+            None
+        };
+        if let Some(found) = found {
+            count_event(Event::PoolHit);
+            return Ok(found);
         }
     }
     let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
@@ -544,6 +552,9 @@ mod tests {
             let full = ThreadPool::new("full", 1, 0);
             let held = Arc::clone(&gate);
             full.detach(Device::NONE, move || drop(held.lock())).expect("room");
+            while !knowledge.device(device).are_accesses_stuck(now_anywhere()) {
+                crate::yield_now().await;
+            }
             let refused = flights.join(&knowledge, &file, &full, (0, 100), how).expect("memory").await;
             assert!(refused.is_err_and(|error| error.to_string().contains("queue overflow")));
             drop((closed, looks));

@@ -35,7 +35,7 @@ const QUEUED_PER_TURN: usize = 64;
 /// How long room is waited for, for connections at a socket that this loop listens to no more: as long as a reload may
 /// take for that without seeming stuck. What is not accepted then is reset with its socket, as nginx does with all that
 /// wait at a removed address.
-const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
+pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How long a client that has sent nothing is waited for at a deferred socket that is given up. The kernel tells of it after a
 /// second, when it has asked the client once more; this is as much as a round trip longer.
@@ -143,28 +143,34 @@ impl HttpWorker {
                 Poll::Pending => None,
             })
         };
-        while self.is_welcome() {
+        while gale_runtime::now() < until {
+            if !self.is_welcome() {
+                gale_runtime::sleep(MEMORY_PAUSE).await;
+                continue;
+            }
             let next = poll_fn(|context| poll_all(context).unwrap_or(Poll::Pending));
-            let Ok((left, Ok((stream, remote)))) = gale_runtime::timeout(until.since(gale_runtime::now()), next).await
-            else {
-                break;
-            };
-            self.make_room();
-            self.start_connection(stream, remote, &left.address, configuration.cloned());
+            match gale_runtime::timeout(until.since(gale_runtime::now()), next).await {
+                Ok((left, Ok((stream, remote)))) => {
+                    self.make_room();
+                    self.start_connection(stream, remote, &left.address, configuration.cloned());
+                }
+                // Out of descriptors, say; told of by who takes what is left, if it goes on.
+                Ok((_, Err(_))) => gale_runtime::sleep(MEMORY_PAUSE).await,
+                Err(_) => break,
+            }
         }
-        // Whatever ended it early, nobody may be reset before his time.
-        gale_runtime::sleep_until(until).await;
     }
 
     /// Accepts what the kernel has queued on sockets that this loop listens to no more. The first requests of these
     /// connections are answered as `configuration` says, which still knew the address, else by the current one. As with all
-    /// others there has to be room, which idle connections make; it is waited for, and so are descriptors.
+    /// others there has to be room, which idle connections make; it is waited for until `until` at most, and so are
+    /// descriptors.
     pub async fn accept_what_is_queued(
         self: &Rc<Self>,
         sockets: &[LeftSocket],
         configuration: Option<&Rc<Configured>>,
+        until: Moment,
     ) {
-        let until = gale_runtime::now() + QUEUED_WAIT_MAX;
         for socket in sockets {
             self.accept_queue(socket, configuration, until).await;
         }

@@ -409,6 +409,8 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     let scope = configuration.http().scope(request.scope);
     let files = match &body {
         Body::Empty | Body::Bytes(_) => None,
+        // What filters have made of no body.
+        _ if request.response.status == 304 => None,
         Body::File(_) | Body::Items(_) | Body::Stream(_) => {
             let files = FileOptions::of(request, &scope.core);
             if files.is_none() {

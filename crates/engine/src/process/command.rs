@@ -62,10 +62,9 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
             let notifier = Notifier::from_environment();
             worker::run_single(program, signals, bundle, configuration, Single { waiting: waiting.take(), notifier })
         }
-        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master }) => {
+        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind }) => {
             let notifier = Notifier::from_environment();
             let waiting = waiting.take();
-            let left_behind = upgrade::left_behind();
             let start = Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind };
             Master::new(program, executable, start).run()
         }
@@ -154,17 +153,14 @@ enum Prepared<C> {
     /// In the process on the terminal: the daemon has said how it went.
     Ended(ExitCode),
     /// `master_process off`
-    Single {
-        signals: Signals,
-        bundle: Bundle,
-        configuration: C,
-    },
+    Single { signals: Signals, bundle: Bundle, configuration: C },
     Master {
         executable: Executable,
         bundle: Bundle,
         signals: Signals,
         daemonized: bool,
         old_master: Option<Pid>,
+        left_behind: Vec<Pid>,
     },
 }
 
@@ -175,6 +171,7 @@ fn prepare<P: Program>(
     waiting: &mut Option<Waiting>,
 ) -> Result<Prepared<P::Configuration>, Report> {
     let old_master = upgrade::old_master();
+    let left_behind = if old_master.is_some() { upgrade::left_behind() } else { Vec::new() };
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let executable =
         Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
@@ -212,7 +209,7 @@ fn prepare<P: Program>(
     }
     // The master never needs what was built: a respawn and a reload build it elsewhere.
     let daemonized = settings.daemon || upgraded;
-    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master })
+    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind })
 }
 
 fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {

@@ -69,9 +69,6 @@ pub(super) fn old_master() -> Option<Pid> {
 
 /// The dead worker processes that the old binary has left in the kernel's hands, as far as they had died before the upgrade.
 pub(super) fn left_behind() -> Vec<Pid> {
-    if old_master().is_none() {
-        return Vec::new();
-    }
     let value = env::var(HELD_VARIABLE).unwrap_or_default();
     // What is no number is nobody's. The number of one that has ended by now may be another's, who is alive: it is looked at
     // again and again.

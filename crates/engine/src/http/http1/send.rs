@@ -522,8 +522,10 @@ impl Sender {
     /// The server is at fault, not the client: a disk, or a file that has changed.
     fn fail_with_file(&mut self, error: io::Error) {
         let name = match self.queue.front() {
+            // It says nothing of the file.
+            _ if is_overload(&error) => String::new(),
             Some(BodyItem::File(piece)) => piece.name(),
-            _ => unreachable!("what fails stands at the head of the queue"),
+            _ => "a file".to_owned(),
         };
         self.file_error = Some((name, error));
         self.abort();

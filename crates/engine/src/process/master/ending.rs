@@ -67,9 +67,10 @@ impl<P: Program> Master<P> {
         !self.held.is_empty() || !self.left_behind.is_empty()
     }
 
-    /// These for a new binary.
+    /// These for a new binary, and those of which it will show: it leaves out who turns out to have ended.
     pub(super) fn all_held(&self) -> Vec<Pid> {
-        self.held.iter().chain(&self.left_behind).copied().collect()
+        let ending = self.workers.iter().filter(|worker| worker.ending.is_some()).map(|worker| worker.pid);
+        self.held.iter().chain(&self.left_behind).copied().chain(ending).collect()
     }
 
     /// When to look again, if there is anything to look at.

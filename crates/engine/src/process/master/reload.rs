@@ -285,7 +285,7 @@ impl<P: Program> Master<P> {
             Some(Reload::Helping { .. } | Reload::Committing { .. }) | None => {}
         }
         report.log_to(&*self.log);
-        self.log.write(Level::Notice, OLD_STAYS);
+        self.log.write(Level::Error, OLD_STAYS);
         self.notifier.ready();
         self.take_up_wanted_reload();
     }

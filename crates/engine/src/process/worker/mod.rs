@@ -234,8 +234,11 @@ impl<P: Program> Control<P> {
         };
         self.log.write(Level::Notice, &arrived.message(action));
         match action {
-            // With a master, another worker process follows.
-            ", shutting down" => self.begin_graceful_stop(single),
+            ", shutting down" => {
+                // With a master that lives, another worker process follows.
+                let is_last = !matches!(self.origin, Origin::Master(Some(_)));
+                self.begin_graceful_stop(is_last);
+            }
             ", exiting" => self.begin_fast_stop(),
             ", reopening logs" => self.begin_reopening(Reopened::Here),
             ", reconfiguring" => self.begin_own_reload(),

@@ -328,7 +328,7 @@ impl<P: Program> Control<P> {
         match &self.origin {
             Origin::Single(single) => {
                 report.log_to(&*self.log);
-                self.log.write(Level::Notice, OLD_STAYS);
+                self.log.write(Level::Error, OLD_STAYS);
                 single.notifier.ready();
             }
             Origin::Master(_) => self.tell_refused(generation, report),
