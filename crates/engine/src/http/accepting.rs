@@ -137,18 +137,16 @@ impl HttpWorker {
         }
         let until = gale_runtime::now() + SILENT_WAIT;
         let poll_all = |context: &mut Context<'_>| {
-            let mut polled = sockets.iter().map(|left| (left, left.listener.poll_accept(context)));
-            polled.find_map(|(left, polled)| match polled {
-                Poll::Ready(accepted) => Some(Poll::Ready((left, accepted))),
-                Poll::Pending => None,
-            })
+            let mut polled =
+                sockets.iter().map(|left| left.listener.poll_accept(context).map(|accepted| (left, accepted)));
+            polled.find(Poll::is_ready).unwrap_or(Poll::Pending)
         };
         while gale_runtime::now() < until {
             if !self.is_welcome() {
                 gale_runtime::sleep(MEMORY_PAUSE).await;
                 continue;
             }
-            let next = poll_fn(|context| poll_all(context).unwrap_or(Poll::Pending));
+            let next = poll_fn(poll_all);
             match gale_runtime::timeout(until.since(gale_runtime::now()), next).await {
                 Ok((left, Ok((stream, remote)))) => {
                     self.make_room();
