@@ -271,7 +271,7 @@ fn a_removed_address_is_closed_and_a_new_one_opened(driver: Driver) {
 fn who_has_connected_and_said_nothing_is_answered_all_the_same(driver: Driver) {
     let both = "server { listen %TCP%; listen %UNIX%; return 200 one; }";
     let mut server = Setup::http(driver, both).start();
-    let connect = |server: &Server| -> Vec<Client> { (0..5).map(|_| server.connect_tcp(1)).collect() };
+    let connect = |server: &Server| -> Vec<Client> { (0..100).map(|_| server.connect_tcp(1)).collect() };
     let (mut clients, begin) = (connect(&server), Instant::now());
     server.begin_reload(&http_configuration(driver, "server { listen %UNIX%; return 200 two; }"));
     while server.get("/").text() != "two" {

@@ -155,9 +155,9 @@ impl HttpWorker {
         // Nobody will answer these any more: better closed now than under a request.
         let configuration = self.configuration();
         self.close_some(|connection| {
-            let has_no_place = connection.is_idle() && !connection.has_place(&configuration);
-            // One that was just accepted may have sent its request: the old one answers.
-            has_no_place && !connection.begin_with(&old)
+            // A new one may have sent its first request, which the old one answers; also if its task has not run yet.
+            let is_left = !connection.has_place(&configuration) && !connection.begin_with(&old);
+            is_left && connection.is_idle()
         });
         self.hand.begin_again();
         self.wake_waiting_for_room();
