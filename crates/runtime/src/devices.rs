@@ -46,8 +46,8 @@ const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 /// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
 const LOOKS_MAX: u32 = 2;
 
-/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck, beside the half
-/// of the pool that may wait for the device then: the others have to find threads all the same.
+/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck: the threads that
+/// the pool lends to others then are for other devices, and this one's other lines have to find some, too.
 const ACCESSES_MAX: u32 = 4;
 
 const STATES: usize = 64;

@@ -34,17 +34,10 @@ use crate::environment::Environment;
 use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::files::{Blocks, File};
 use crate::mounts;
-use crate::pool::{Device, PoolError, ThreadPool};
+use crate::pool::{PoolError, ThreadPool};
 
 /// Reads in flight are found in one of so many tables.
 const SHARDS: usize = 16;
-
-/// What a lane of looks is called: apart from that of the device, for which they would wait otherwise.
-const LOOKS_KEY: u64 = 0x6c6f_6f6b_0000_0000;
-
-/// And one of looks that write a time of access: they wait for the file system's journal, or for nothing. Those for which there
-/// is no place there stand in the line of the device; as reads they do not count.
-const ACCESS_KEY: u64 = 0x6163_6373_0000_0000;
 
 /// How a piece is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -318,7 +311,8 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how
         let found = if is_due {
             how.unlooked = false;
             let access = knowledge.begin_access(device);
-            let line = if access.is_some() { Device::key(ACCESS_KEY ^ device) } else { piece.file.device() };
+            let own = piece.file.device();
+            let line = if access.is_some() { own.accesses() } else { own };
             let look = move || {
                 let _access = access;
                 wanted.look()
@@ -336,7 +330,7 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how
                 let _look = look;
                 wanted.look()
             };
-            pool.run_for(Device::key(LOOKS_KEY ^ device), look).await?
+            pool.run_for(piece.file.device().looks(), look).await?
         } else {
             None
         };
@@ -451,6 +445,7 @@ mod tests {
     use std::future::poll_fn;
 
     use super::*;
+    use crate::pool::Device;
     use crate::residency::{FileHash, GRANULE, Residency};
     use crate::{EventLoop, LoopOptions};
 
@@ -520,23 +515,23 @@ mod tests {
             return eprintln!("skipped: reads write no times of access here");
         }
         let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
-        let (pool, device) = (ThreadPool::new("test", 10, 100), file.metadata().device);
+        let (pool, device) = (ThreadPool::new("test", 8, 100), file.metadata().device);
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
         let hang = |device: Device| {
             let gate = Arc::clone(&gate);
             pool.detach(device, move || drop(gate.lock())).expect("room");
         };
-        (0..6).for_each(|_| hang(file.device()));
+        (0..4).for_each(|_| hang(file.device()));
         let looks: Vec<_> = std::iter::from_fn(|| knowledge.begin_access(device)).collect();
-        looks.iter().for_each(|_| hang(Device::key(ACCESS_KEY ^ device)));
+        looks.iter().for_each(|_| hang(file.device().accesses()));
         // All threads; there are others only for other devices now.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while pool.counters().running < 6 + looks.len() {
+        while pool.counters().running < 4 + looks.len() {
             assert!(std::time::Instant::now() < end, "the threads do not come");
             std::thread::yield_now();
         }
-        assert_eq!(pool.counters().running, 10);
+        assert_eq!(pool.counters().running, 8);
         let how = ReadHow { unlooked: true, ..ReadHow::default() };
         let join = |number: u64| flights.join(&knowledge, &file, &pool, (number * 100, 100), how).expect("memory");
         let mut reads: Vec<PieceRead> = (0..10).map(join).collect();

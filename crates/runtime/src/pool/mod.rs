@@ -54,21 +54,52 @@ pub struct ThreadPool {
 /// What a task will wait for: within a pool, tasks that name the same device come one after the other, and no device keeps
 /// the pool from the others. It is a number that is compared and nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Device(u64);
+pub struct Device {
+    number: u64,
+    line: Line,
+}
+
+/// The lines in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the device
+/// hangs they all do: so the reserve for other devices is counted for all of them together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Line {
+    Own,
+    Looks,
+    Accesses,
+}
+
+impl Line {
+    const ALL: [Line; 3] = [Line::Own, Line::Looks, Line::Accesses];
+}
 
 impl Device {
     /// None in particular: computing, or a library that tells nothing. All such tasks together are treated as one device.
-    pub const NONE: Device = Device(0);
+    pub const NONE: Device = Device::number(0);
 
     /// The device that a file lies on: `st_dev` of stat(2), [`crate::FileMetadata::device`].
     pub const fn number(number: u64) -> Device {
-        Device(number)
+        Device { number, line: Line::Own }
+    }
+
+    /// The line of those that look what is in memory, and wait only when the device hangs.
+    pub(crate) const fn looks(self) -> Device {
+        Device { line: Line::Looks, ..self }
+    }
+
+    /// The line of those that do that and write a time of access, for which the file system may wait.
+    pub(crate) const fn accesses(self) -> Device {
+        Device { line: Line::Accesses, ..self }
+    }
+
+    /// The same device, in each of its lines.
+    fn lines(self) -> impl Iterator<Item = Device> {
+        Line::ALL.into_iter().map(move |line| Device { line, ..self })
     }
 
     /// Something else that may be slow on its own: a server, a customer. Never equal to a device of files.
     pub const fn key(key: u64) -> Device {
         // The kernel's device numbers have 32 bits.
-        Device(key | 1 << 63)
+        Device::number(key | 1 << 63)
     }
 }
 

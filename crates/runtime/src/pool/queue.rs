@@ -12,13 +12,16 @@
 //!   reserve       . .              B B                . .
 //! ```
 //!
+//! A device's tasks may stand in several lines (`Device::lines`), which are devices of their own here, but for the reserve:
+//! those of one device hang together, and what they have taken of the others' half is lent for all of them.
+//!
 //! Invariants: at most `threads` tasks run, and with the reserve half as many more; the devices other than the largest
 //! always find half of the threads and of the queue; a thread never rests while a task waits that may run. With a single
 //! thread there is no half to lend, and no reserve: tasks run strictly one after the other.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::Device;
+use super::{Device, Line};
 
 /// The tasks of one device.
 struct Lane<J> {
@@ -54,8 +57,8 @@ pub(super) struct FairQueue<J> {
     waiting: usize,
     running: usize,
     busy: usize,
-    /// The device that has more than its share of the threads. There cannot be two, except after the pool was made smaller:
-    /// then the other one is found when something of it begins or ends.
+    /// The device that has more than its share of the threads, with all its lines. There cannot be two, except after the pool
+    /// was made smaller: then the other one is found when something of it begins or ends.
     over_share: Option<Device>,
     /// The same for threads and queue together.
     over_half: Option<Device>,
@@ -96,12 +99,13 @@ impl<J> FairQueue<J> {
     pub fn resize(&mut self, threads_max: usize, queue_max: usize) {
         self.threads_max = threads_max.max(1);
         self.queue_max = queue_max;
-        let largest = |size: fn(&Lane<J>) -> usize| {
-            self.lanes.iter().max_by_key(|(_, lane)| size(lane)).map(|(device, lane)| (*device, size(lane)))
+        let largest = |size: fn(&Lane<J>) -> usize, bound: usize| {
+            let sizes = self.lanes.keys().map(|&device| (self.total(device, size), device));
+            sizes.max_by_key(|&(size, _)| size).filter(|&(size, _)| size > bound).map(|(_, device)| device)
         };
-        let over_share = largest(|lane| lane.busy).filter(|&(_, busy)| busy > self.share());
-        let over_half = largest(Lane::load).filter(|&(_, load)| load > self.half());
-        (self.over_share, self.over_half) = (over_share.map(|over| over.0), over_half.map(|over| over.0));
+        let over_share = largest(|lane| lane.busy, self.share());
+        let over_half = largest(Lane::load, self.half());
+        (self.over_share, self.over_half) = (over_share, over_half);
     }
 
     /// Jobs, whether they count or not.
@@ -133,11 +137,21 @@ impl<J> FairQueue<J> {
         self.lanes.get(&device)
     }
 
+    /// Of all lines of the device.
+    fn total(&self, device: Device, size: impl Fn(&Lane<J>) -> usize) -> usize {
+        device.lines().filter_map(|line| self.lane(line)).map(size).sum()
+    }
+
+    /// Whether this is the device that has more than its share of the threads.
+    fn is_over_share(&self, device: Device) -> bool {
+        self.over_share.is_some_and(|over| over.number == device.number)
+    }
+
     /// How many threads there may be: more than `threads_max` while one device has more than its share of them.
     pub fn threads_allowed(&self) -> usize {
-        let lent = self.over_share.and_then(|device| self.lane(device));
+        let Some(over) = self.over_share else { return self.threads_max };
         let reserved = self.threads_max - self.share();
-        lent.map_or(self.threads_max, |lane| self.threads_max.max(lane.busy.saturating_add(reserved)))
+        self.threads_max.max(self.total(over, |lane| lane.busy).saturating_add(reserved))
     }
 
     /// Whether there is room for one more task of this device; if not, how many tasks wait.
@@ -146,13 +160,14 @@ impl<J> FairQueue<J> {
         if load < self.threads_max {
             return Ok(());
         }
-        let (own_load, own_waiting) = self.lane(device).map_or((0, 0), |lane| (lane.load(), lane.waiting));
+        let own_load = self.lane(device).map_or(0, Lane::load);
         let room = self.threads_max.saturating_add(self.queue_max);
         let admitted = if own_load < self.half() {
-            let others = || self.over_half.and_then(|over| self.lane(over)).map(|over| load - over.load());
+            let over = || self.over_half.filter(|over| over.number != device.number);
+            let others = || over().map(|over| load - self.total(over, Lane::load));
             load < room || others().is_some_and(|others| others < room - self.half())
         } else {
-            load < room && own_waiting == self.waiting
+            load < room && self.total(device, |lane| lane.waiting) == self.waiting
         };
         if admitted { Ok(()) } else { Err(load - self.threads_max) }
     }
@@ -186,12 +201,10 @@ impl<J> FairQueue<J> {
             // Two devices that have their share of the threads have all of them; so one of those that wait has not.
             return !self.turns.is_empty();
         }
-        let Some((over, lane)) = self.over_share.and_then(|over| Some((over, self.lane(over)?))) else {
-            return false;
-        };
+        let Some(over) = self.over_share else { return false };
         let reserved = self.threads_max - self.share();
-        let others_wait = self.turns.iter().take(2).any(|&device| device != over);
-        others_wait && self.busy - lane.busy < reserved
+        let others_wait = || self.turns.iter().take(Line::ALL.len() + 1).any(|&device| !self.is_over_share(device));
+        self.busy - self.total(over, |lane| lane.busy) < reserved && others_wait()
     }
 
     /// The next job for a thread that is free. `counts` says of it whether it still does.
@@ -199,12 +212,13 @@ impl<J> FairQueue<J> {
         if !self.has_startable() {
             return None;
         }
-        // At most three devices can have their share of the threads and are passed over.
+        // At most three lines can have their share of the threads, and the device that lends has three; they are passed over.
+        let lends = self.busy >= self.threads_max;
         let device = (0..self.turns.len()).find_map(|_| {
             let device = self.turns.pop_front()?;
-            let is_alone = self.turns.is_empty() && self.busy < self.threads_max;
+            let is_alone = self.turns.is_empty() && !lends;
             let has_share = self.lane(device).is_some_and(|lane| lane.busy >= self.share());
-            if has_share && !is_alone {
+            if has_share && !is_alone || lends && self.is_over_share(device) {
                 self.turns.push_back(device);
                 return None;
             }
@@ -256,12 +270,12 @@ impl<J> FairQueue<J> {
     }
 
     fn note_busy(&mut self, device: Device) {
-        let is_over = self.lane(device).is_some_and(|lane| lane.busy > self.share());
+        let is_over = self.total(device, |lane| lane.busy) > self.share();
         note(&mut self.over_share, device, is_over);
     }
 
     fn note_load(&mut self, device: Device) {
-        let is_over = self.lane(device).is_some_and(|lane| lane.load() > self.half());
+        let is_over = self.total(device, Lane::load) > self.half();
         note(&mut self.over_half, device, is_over);
     }
 }
@@ -269,7 +283,7 @@ impl<J> FairQueue<J> {
 fn note(place: &mut Option<Device>, device: Device, is_over: bool) {
     if is_over {
         *place = Some(device);
-    } else if *place == Some(device) {
+    } else if place.is_some_and(|noted| noted.number == device.number) {
         *place = None;
     }
 }
@@ -360,6 +374,25 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_hangs_in_all_its_lines_leaves_the_reserve_to_others() {
+        let mut queue = FairQueue::new(4, 0);
+        submit_all(&mut queue, A, [0, 1]);
+        submit_all(&mut queue, A.looks(), [2]);
+        submit_all(&mut queue, A.accesses(), [3]);
+        assert_eq!(take_all(&mut queue), [0, 2, 3, 1]);
+        assert_eq!((submit(&mut queue, A, 4), submit(&mut queue, A.looks(), 4)), (Err(0), Err(0)));
+        submit_all(&mut queue, B, [10, 11]);
+        assert_eq!(submit(&mut queue, B, 12), Err(2));
+        assert_eq!((queue.threads_allowed(), take_all(&mut queue)), (6, vec![10, 11]));
+        // What waits of A gets nothing of the reserve.
+        queue.push(A.looks(), 5, true);
+        queue.finish(B, true);
+        assert_eq!((take(&mut queue), queue.threads_allowed()), (None, 6));
+        (0..2).for_each(|_| queue.finish(A, true));
+        assert_eq!((take(&mut queue), queue.threads_allowed()), (Some(5), 5));
+    }
+
+    #[test]
     fn a_queue_that_one_device_has_filled_has_room_for_others() {
         let mut queue = FairQueue::new(2, 4);
         submit_all(&mut queue, A, 0..6);
@@ -442,11 +475,20 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            4 => (0..4u64).prop_map(Step::Submit),
+            4 => (0..6u64).prop_map(Step::Submit),
             4 => Just(Step::Take),
             2 => any::<usize>().prop_map(Step::Finish),
         ];
         proptest::collection::vec(step, 1..200)
+    }
+
+    /// Four devices, one of which has three lines.
+    fn line(number: u64) -> Device {
+        match number {
+            4 => A.looks(),
+            5 => A.accesses(),
+            number => Device::number(number),
+        }
     }
 
     /// Whatever happens: the bounds hold, order within a device is kept, and no thread rests while something may run.
@@ -457,7 +499,7 @@ mod tests {
         for (number, step) in (1..).zip(steps) {
             match step {
                 Step::Submit(device) => {
-                    let _ = submit(&mut queue, Device::number(device), number);
+                    let _ = submit(&mut queue, line(device), number);
                 }
                 Step::Take => {
                     let could = queue.has_startable();
@@ -496,7 +538,10 @@ mod tests {
             // One device does whatever it likes and never ends anything.
             for step in steps {
                 match step {
-                    Step::Submit(_) => drop(submit(&mut queue, A, 0)),
+                    Step::Submit(number) => {
+                        let line = [A, A.looks(), A.accesses()][number as usize % 3];
+                        let _ = submit(&mut queue, line, 0);
+                    }
                     _ => drop(take(&mut queue)),
                 }
             }
