@@ -42,10 +42,11 @@ const NEVER: u64 = u64::MAX;
 
 /// When the next read of an open file writes its time of access, by the wall clock.
 pub(super) struct AccessTime {
-    /// Until then no read does, as far as is known.
-    believed_until_nanos: AtomicU64,
+    /// For so long from then on no read does, as far as is known. When the clock has been set back, that is over.
+    believed_from_nanos: AtomicU64,
+    believed_for_nanos: AtomicU64,
     due_at_nanos: AtomicU64,
-    restless_until_nanos: AtomicU64,
+    restless_from_nanos: AtomicU64,
     /// As they were seen last.
     accessed_nanos: AtomicU64,
     changed_nanos: AtomicU64,
@@ -59,9 +60,10 @@ impl AccessTime {
     /// Of a file that no loop reads, or whose reads write nothing.
     pub const fn of_no_concern() -> AccessTime {
         AccessTime {
-            believed_until_nanos: AtomicU64::new(NEVER),
+            believed_from_nanos: AtomicU64::new(0),
+            believed_for_nanos: AtomicU64::new(NEVER),
             due_at_nanos: AtomicU64::new(NEVER),
-            restless_until_nanos: AtomicU64::new(0),
+            restless_from_nanos: AtomicU64::new(0),
             accessed_nanos: AtomicU64::new(0),
             changed_nanos: AtomicU64::new(0),
             is_confirmed: AtomicBool::new(false),
@@ -85,7 +87,7 @@ impl AccessTime {
     /// Whether it has to be asked if the next read writes it ([`AccessTime::is_written`]).
     #[inline]
     pub fn may_be_due(&self, wall: Duration) -> bool {
-        nanos(wall) >= self.believed_until_nanos.load(Relaxed)
+        !is_within(wall, &self.believed_from_nanos, self.believed_for_nanos.load(Relaxed))
     }
 
     /// Whether the next read may write it, by what is known of the file and where it lies.
@@ -93,7 +95,7 @@ impl AccessTime {
     pub fn is_written(&self, file: BorrowedFd<'_>, device: u64, wall: Duration) -> bool {
         if !self.is_confirmed.load(Relaxed) {
             if access_times(file, device) == AccessTimes::Never {
-                self.settle(Duration::MAX, Duration::MAX);
+                self.settle(Duration::MAX, Duration::ZERO, Duration::MAX);
                 return false;
             }
             self.is_confirmed.store(true, Relaxed);
@@ -124,7 +126,7 @@ impl AccessTime {
         let is_left_alone = !was_written && was_due_at <= wall && !is_recent(was_due_at) && !is_recent(times.accessed);
         let due_at = self.due_at(times, wall);
         if is_left_alone {
-            self.settle(wall + LEFT_ALONE_TIME, wall + LEFT_ALONE_TIME - TICK_MAX);
+            self.settle(wall + LEFT_ALONE_TIME, wall, LEFT_ALONE_TIME - TICK_MAX);
         } else {
             self.expect_at(due_at, wall);
         }
@@ -139,20 +141,27 @@ impl AccessTime {
     /// When the next read writes, of a file that has these times now.
     fn due_at(&self, times: Times, wall: Duration) -> Duration {
         if self.changed_nanos.swap(nanos(times.changed), Relaxed) != nanos(times.changed) {
-            self.restless_until_nanos.store(nanos(wall + RESTLESS_TIME), Relaxed);
+            self.restless_from_nanos.store(nanos(wall), Relaxed);
         }
-        let is_restless = nanos(wall) < self.restless_until_nanos.load(Relaxed);
+        let is_restless = is_within(wall, &self.restless_from_nanos, nanos(RESTLESS_TIME));
         if self.is_strict || is_restless { Duration::ZERO } else { times.due_at() }
     }
 
     fn expect_at(&self, due_at: Duration, wall: Duration) {
-        self.settle(due_at, due_at.saturating_sub(TICK_MAX).min(wall + BELIEVED));
+        self.settle(due_at, wall, due_at.saturating_sub(wall + TICK_MAX).min(BELIEVED));
     }
 
-    fn settle(&self, due_at: Duration, believed_until: Duration) {
+    fn settle(&self, due_at: Duration, believed_from: Duration, believed_for: Duration) {
         self.due_at_nanos.store(nanos(due_at), Relaxed);
-        self.believed_until_nanos.store(nanos(believed_until), Relaxed);
+        self.believed_from_nanos.store(nanos(believed_from), Relaxed);
+        self.believed_for_nanos.store(nanos(believed_for), Relaxed);
     }
+}
+
+/// Whether so much time has not passed yet since `from`. Before `from` it has: the wall clock was set.
+#[inline]
+fn is_within(wall: Duration, from: &AtomicU64, nanoseconds: u64) -> bool {
+    nanos(wall).wrapping_sub(from.load(Relaxed)) < nanoseconds
 }
 
 /// What its mount writes. Where nothing is known, as `relatime`.
@@ -244,6 +253,23 @@ mod tests {
         assert!(time.is_due(grown + 2 * SECOND), "it may grow on, and is not one whose time nobody writes");
         time.note_read(now, grown + RESTLESS_TIME);
         assert!(!time.is_due(grown + RESTLESS_TIME));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_has_it_asked_again() {
+        let read = times(BEGIN, BEGIN - SECOND, BEGIN - SECOND);
+        let time = of(read);
+        time.note_seen(read, BEGIN + DAY / 2);
+        let before = BEGIN + DAY / 3;
+        assert!(time.may_be_due(before));
+        time.note_seen(read, before);
+        assert!(!time.may_be_due(before) && !time.is_due(before));
+        // It is no longer taken for one that changes, either.
+        let changed = times(before + SECOND, before, before);
+        time.note_seen(changed, before + SECOND);
+        assert!(time.is_due(before + SECOND));
+        time.note_seen(changed, before);
+        assert!(!time.is_due(before));
     }
 
     #[test]
