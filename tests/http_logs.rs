@@ -376,9 +376,10 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
     assert!(line.contains("/nothing/e\" failed (2: No such file or directory)") && !line.ends_with('\n'), "{line}");
     // The master logs there, too.
     server.signal(rustix::process::Signal::USR1);
-    let line =
-        std::iter::repeat_with(|| receive(&main)).find(|line| line.contains("reopening logs")).expect("it comes");
-    assert!(line.starts_with("<189>") && line.contains(&format!(" [notice] {}#", server.pid())), "{line}");
+    let of_master = format!(" [notice] {}#", server.pid());
+    let is_wanted = |line: &String| line.contains("reopening logs") && line.contains(&of_master);
+    let line = std::iter::repeat_with(|| receive(&main)).find(is_wanted).expect("it comes");
+    assert!(line.starts_with("<189>"), "{line}");
     assert!(line.contains(" main: "), "{line}");
     server.stop();
 }
