@@ -13,7 +13,7 @@ use std::panic;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fixture::{Client, Server, ends};
+use fixture::{Client, Server, ends, make_fifo, new_directory};
 use gale_engine::process::{self, BuildRequest, Command};
 use rustix::process::{Pid, Signal};
 use toy::Toy;
@@ -49,6 +49,7 @@ const TESTS: &[(&str, fn())] = &[
     ("orders_to_the_whole_service_do_not_end_the_helper", orders_to_the_whole_service_do_not_end_the_helper),
     ("a_broken_standard_error_is_no_panic", a_broken_standard_error_is_no_panic),
     ("quit_waits_for_connections", quit_waits_for_connections),
+    ("quit_at_the_start_waits_for_who_is_served_already", quit_at_the_start_waits_for_who_is_served_already),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
     ("logs_are_reopened_in_the_middle_of_a_reload", logs_are_reopened_in_the_middle_of_a_reload),
@@ -361,6 +362,26 @@ fn quit_waits_for_connections() {
     assert!(server.wait_exited().success());
     assert!(TcpStream::connect(address).is_err());
     server.wait_logged(&format!("worker process {worker} exited with code 0"));
+}
+
+fn quit_at_the_start_waits_for_who_is_served_already() {
+    let directory = new_directory();
+    let fifo = directory.join("fifo");
+    make_fifo(&fifo);
+    let waits = format!("start_waits_open {}", fifo.display());
+    let mut server = Server::launch(&format!("listen 127.0.0.1:0\nworkers 2\n{waits}\nanswer one"));
+    // The second loop serves while the first one, whose last act this is, has not begun.
+    let holding_up = fs::File::options().write(true).open(&fifo).expect("somebody waits");
+    let mut client = server.connect();
+    let worker = client.ask("x").pid;
+    server.signal(Signal::QUIT);
+    server.wait_logged("gracefully shutting down");
+    assert_eq!(client.ask("x").pid, worker, "still answered");
+    drop(holding_up);
+    assert_eq!(client.ask("x").pid, worker);
+    drop(client);
+    assert!(server.wait_exited().success());
+    fs::remove_dir_all(directory).expect("ours");
 }
 
 fn quit_is_bounded_by_the_shutdown_timeout() {

@@ -53,7 +53,7 @@ impl Server {
         notify.set_read_timeout(Some(DEADLINE)).expect("a timeout");
         let log_path = directory.join("error.log");
         // A FIFO can be waited for; a file would have to be looked at again and again.
-        rustix::fs::mknodat(rustix::fs::CWD, &log_path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+        make_fifo(&log_path);
         let log = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&log_path).expect("open");
         rustix::fs::chmod(&directory, 0o777.into()).expect("shared with the worker's user");
         write_configuration(&directory, configuration);
@@ -80,10 +80,10 @@ impl Server {
         children.split_whitespace().map(number).find(|pid| *pid != worker).expect("a helper")
     }
 
-    /// A FIFO in the server's directory, for `waits`.
+    /// A FIFO in the server's directory, for `waits_open`.
     pub fn new_fifo(&self) -> PathBuf {
         let path = self.directory.join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
+        make_fifo(&path);
         path
     }
 
@@ -261,6 +261,10 @@ impl Client {
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "closed in time"),
         }
     }
+}
+
+pub fn make_fifo(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
 }
 
 /// Whether a process ends before the deadline.

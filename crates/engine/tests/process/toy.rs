@@ -30,6 +30,7 @@ pub struct Configuration {
     addresses: Option<PathBuf>,
     start_fails: bool,
     start_fails_at: Option<usize>,
+    start_waits_open: Option<PathBuf>,
 }
 
 impl Program for Toy {
@@ -67,6 +68,9 @@ impl Program for Toy {
             let _ = std::fs::remove_file(path);
             std::fs::write(path, addresses.join("\n")).map_err(|error| error.to_string())?;
         }
+        if let (0, Some(path)) = (seat.worker, &configuration.start_waits_open) {
+            let _ = std::fs::read(path);
+        }
         TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
         Ok(ToyWorker)
     }
@@ -81,6 +85,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         addresses: None,
         start_fails: false,
         start_fails_at: None,
+        start_waits_open: None,
     };
     let mut specs = Vec::new();
     let mut waits_open = "";
@@ -126,6 +131,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "panic" => panic!("told to panic"),
             "waits" => wait_for_test(value),
             "waits_open" => waits_open = value,
+            "start_waits_open" => configuration.start_waits_open = Some(value.into()),
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
             }

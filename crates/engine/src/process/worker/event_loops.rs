@@ -34,6 +34,7 @@ pub(super) enum LoopPhase {
     SettingUp,
     /// Set up, not yet part of the service.
     Idle,
+    /// Part of the service, or told to become that.
     Serving,
     /// Accepts no more from some moment on; `until` bounds it.
     Draining {
@@ -74,7 +75,7 @@ impl<P: Program> Control<P> {
             LoopEvent::Started { number, result: Ok(()) } if self.started => {
                 self.continue_committing(Some((number, id)));
             }
-            LoopEvent::Started { result: Ok(()), .. } => self.handle_started(index),
+            LoopEvent::Started { result: Ok(()), .. } => self.handle_started(),
             LoopEvent::Started { number, result: Err(message) } if self.started => {
                 self.log.write(Level::Alert, &message);
                 self.loops[index].handle.order(Order::Stop);
@@ -100,15 +101,15 @@ impl<P: Program> Control<P> {
         for each in &mut self.loops {
             let seat = Seat { worker: each.worker, workers };
             each.handle.order(Order::Start(Change { number, seat, configuration: Arc::clone(&self.configuration) }));
+            each.phase = LoopPhase::Serving;
         }
+        self.starting = workers;
     }
 
     /// At the start.
-    fn handle_started(&mut self, index: usize) {
-        if self.loops[index].phase == LoopPhase::Idle {
-            self.loops[index].phase = LoopPhase::Serving;
-        }
-        if self.stop.is_none() && self.loops.iter().all(|each| each.phase == LoopPhase::Serving) {
+    fn handle_started(&mut self) {
+        self.starting -= 1;
+        if self.stop.is_none() && self.starting == 0 {
             self.started = true;
             self.redirect_standard_error();
             let generation = self.bundle.generation;

@@ -90,7 +90,9 @@ struct Control<P: Program> {
     next_change: u64,
     /// Builds that run.
     builders: usize,
-    /// The first configuration serves on every loop.
+    /// Loops that were told to serve the first configuration and have not said yet that they do.
+    starting: usize,
+    /// All of them do.
     started: bool,
     reload: Option<Reload<P::Configuration>>,
     reload_wanted: bool,
@@ -127,6 +129,7 @@ impl<P: Program> Control<P> {
             next_loop: 0,
             next_change: 0,
             builders: 0,
+            starting: 0,
             started: false,
             reload: None,
             reload_wanted: false,

@@ -50,7 +50,8 @@ impl<P: Program> Control<P> {
         if self.stop.is_some() {
             return;
         }
-        if !self.started {
+        // At the start one loop may have clients before another one serves.
+        if !self.loops.iter().any(|each| each.phase == LoopPhase::Serving) {
             return self.begin_fast_stop();
         }
         self.log.write(Level::Notice, "gracefully shutting down");
