@@ -97,7 +97,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "An environment variable that the worker process keeps, or is given.",
+        about: "An environment variable that the worker process keeps, or is given; TZ is kept in any case.",
         store: &Many { parse: environment, slot: slot!(MainSettings, env) },
     },
     Directive {
@@ -124,7 +124,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "The file that holds the master's process number.",
+        about: "The file that holds the master's process number; else where -V says.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, pid) },
     },
     Directive {

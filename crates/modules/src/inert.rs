@@ -22,7 +22,7 @@ const MEMORY: &str = "The size of a memory pool: Gale has none.";
 const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
 const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
 const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have none.";
-const FILES: &str = "How files are read: Gale chooses for each piece.";
+const TEMPORARY: &str = "Who writes temporary files: threads always do.";
 
 const DIRECTIVES: &[Directive] = &[
     row("types_hash_max_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
@@ -35,7 +35,7 @@ const DIRECTIVES: &[Directive] = &[
     row("map_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
     row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
-    row("aio_write", Place::ANYWHERE, Takes::Flag, FILES),
+    row("aio_write", Place::ANYWHERE, Takes::Flag, TEMPORARY),
     row("gzip_hash", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("gzip_no_buffer", Place::ANYWHERE, Takes::Flag, COMPRESSION),
     row("gzip_window", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),

@@ -52,8 +52,8 @@ pub const MODULE: Module = Module {
             place: Place::ANYWHERE.or(Place::IF_IN_LOCATION).or(Place::LIMIT_EXCEPT),
             takes: Takes::AtLeast(1),
             body: Body::None,
-            default: "logs/access.log combined",
-            about: "Where requests are logged, in which format, and which of them; may be repeated.",
+            default: "",
+            about: "Where requests are logged, in which format, and which of them; may be repeated. Else where -V says.",
             store: &Custom(access_log),
         },
         Directive {
