@@ -412,6 +412,38 @@ fn a_paused_listener_does_not_spin_and_accepts_later() {
     });
 }
 
+/// The task that accepts is woken in one turn, has its own in a later one, and is told of connections in between.
+#[test]
+fn more_tasks_than_two_turns_run_keep_nobody_from_accepting() {
+    const CLIENTS: usize = 20;
+    run(async {
+        let listener = Listener::bind(&any_port(), 128, AcceptOptions::default()).unwrap();
+        let address = listener.local_address().unwrap().inet().unwrap();
+        for _ in 0..3000 {
+            spawn(async {
+                loop {
+                    yield_now().await;
+                }
+            });
+        }
+        let accepted = Rc::new(Cell::new(0));
+        let count = Rc::clone(&accepted);
+        spawn(async move {
+            while count.get() < CLIENTS {
+                let _stream = listener.accept().await.unwrap();
+                count.set(count.get() + 1);
+            }
+        });
+        let _clients: Vec<_> = (0..CLIENTS).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+        let mut turns = 0;
+        while accepted.get() < CLIENTS {
+            turns += 1;
+            assert!(turns < 1000, "{} of {CLIENTS} were accepted", accepted.get());
+            yield_now().await;
+        }
+    });
+}
+
 /// The kernel may accept ahead where it can.
 const AHEAD: AcceptOptions = AcceptOptions { exclusive: false, batch: 1, ahead: true };
 

@@ -129,10 +129,10 @@ impl<R> Listening<R> {
     }
 
     /// Notes that the kernel has told of connections, and returns who waits for that. If nobody does, the driver sees to it
-    /// that it is not told again.
+    /// that it is not told again. (Who was woken by an earlier event may not have had his turn yet.)
     pub fn handle_event(&mut self) -> Option<Waker> {
         let acceptor = self.acceptor.take();
-        self.readable = acceptor.is_some();
+        self.readable |= acceptor.is_some();
         self.accepts.note_event();
         acceptor
     }
