@@ -357,7 +357,7 @@ pub fn likely_device(path: &Path) -> Device {
 
 /// Opens from the kernel's cache of names; `None` when it is not there, or when the kernel cannot do this.
 fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
-    if OPENAT2_REFUSED.load(Ordering::Relaxed) {
+    if is_openat2_refused() {
         return None;
     }
     match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED) {
@@ -375,7 +375,13 @@ thread_local! {
 /// The root directory is always in the cache. To be called before the first open.
 pub(crate) fn probe() {
     let result = rustix::fs::openat2(CWD, c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED);
-    OPENAT2_REFUSED.store(result.is_err(), Ordering::Relaxed);
+    // Other errors are the moment's: a mount under way, no free descriptor.
+    let is_refused = matches!(result, Err(Errno::NOSYS | Errno::INVAL | Errno::PERM | Errno::ACCESS));
+    OPENAT2_REFUSED.store(is_refused, Ordering::Relaxed);
+}
+
+fn is_openat2_refused() -> bool {
+    OPENAT2_REFUSED.load(Ordering::Relaxed)
 }
 
 async fn open_in_pool(pool: &ThreadPool, device: Device, path: &Path, flags: OpenFlags) -> io::Result<File> {

@@ -38,17 +38,21 @@ pub struct LinkCheck {
 
 /// Opens a file if the kernel can do it from memory; `None` = not without waiting.
 pub fn try_open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> Option<io::Result<File>> {
-    if World::current().is_some() {
+    let opened = try_open_without_links(path, flags.kernel(), check)?;
+    Some(opened.map_err(io::Error::from).and_then(File::inspect_local))
+}
+
+/// Opens a path on which there is no link if the kernel can do it from memory; `None` = not without waiting.
+fn try_open_without_links(path: &Path, flags: OFlags, check: LinkCheck) -> Option<Result<OwnedFd, Errno>> {
+    if World::current().is_some() || super::is_openat2_refused() {
         return None;
     }
     check_nothing_waits(path, false).ok()?;
-    let opened = open_without_links(path, flags.kernel(), check, ResolveFlags::CACHED);
-    match opened {
+    match open_without_links(path, flags, check, ResolveFlags::CACHED) {
         // There is a link: whose, is found out in a pool.
         Err(Errno::LOOP) if check.refused == RefusedLinks::Foreign => None,
-        Err(Errno::AGAIN | Errno::INTR | Errno::NOSYS | Errno::PERM) => None,
-        Err(errno) => Some(Err(errno.into())),
-        Ok(descriptor) => Some(File::inspect_local(descriptor)),
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        opened => Some(opened),
     }
 }
 
@@ -69,16 +73,8 @@ pub fn open_checked_blocking(path: &Path, flags: OpenFlags, check: LinkCheck) ->
 
 /// As [`stat_checked`], if the kernel can do it from memory; `None` = not without waiting.
 pub fn try_stat_checked(path: &Path, check: LinkCheck) -> Option<io::Result<FileMetadata>> {
-    if World::current().is_some() {
-        return None;
-    }
-    check_nothing_waits(path, false).ok()?;
-    match open_without_links(path, OFlags::PATH | OFlags::CLOEXEC, check, ResolveFlags::CACHED) {
-        Err(Errno::LOOP) if check.refused == RefusedLinks::Foreign => None,
-        Err(Errno::AGAIN | Errno::INTR | Errno::NOSYS | Errno::PERM) => None,
-        Err(errno) => Some(Err(errno.into())),
-        Ok(descriptor) => Some(stat_of(&descriptor)),
-    }
+    let opened = try_open_without_links(path, OFlags::PATH | OFlags::CLOEXEC, check)?;
+    Some(opened.map_err(io::Error::from).and_then(|descriptor| stat_of(&descriptor)))
 }
 
 /// Looks at what a path names. Errors: as [`open_checked`].
