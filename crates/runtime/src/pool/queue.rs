@@ -58,10 +58,12 @@ pub(super) struct FairQueue<J> {
     running: usize,
     busy: usize,
     /// The device that has more than its share of the threads, with all its lines. There cannot be two, except after the pool
-    /// was made smaller: then the other one is found when something of it begins or ends.
+    /// was made smaller: then the other one is found when this one has no more than its share.
     over_share: Option<Device>,
     /// The same for threads and queue together.
     over_half: Option<Device>,
+    /// Its limits have been changed.
+    was_resized: bool,
 }
 
 /// A job that a thread is to take on.
@@ -84,6 +86,7 @@ impl<J> FairQueue<J> {
             busy: 0,
             over_share: None,
             over_half: None,
+            was_resized: false,
         }
     }
 
@@ -99,13 +102,14 @@ impl<J> FairQueue<J> {
     pub fn resize(&mut self, threads_max: usize, queue_max: usize) {
         self.threads_max = threads_max.max(1);
         self.queue_max = queue_max;
-        let largest = |size: fn(&Lane<J>) -> usize, bound: usize| {
-            let sizes = self.lanes.keys().map(|&device| (self.total(device, size), device));
-            sizes.max_by_key(|&(size, _)| size).filter(|&(size, _)| size > bound).map(|(_, device)| device)
-        };
-        let over_share = largest(|lane| lane.busy, self.share());
-        let over_half = largest(Lane::load, self.half());
-        (self.over_share, self.over_half) = (over_share, over_half);
+        self.was_resized = true;
+        self.over_share = self.largest_over(|lane| lane.busy, self.share());
+        self.over_half = self.largest_over(Lane::load, self.half());
+    }
+
+    fn largest_over(&self, size: fn(&Lane<J>) -> usize, bound: usize) -> Option<Device> {
+        let sizes = self.lanes.keys().map(|&device| (self.total(device, size), device));
+        sizes.max_by_key(|&(size, _)| size).filter(|&(size, _)| size > bound).map(|(_, device)| device)
     }
 
     /// Jobs, whether they count or not.
@@ -270,21 +274,28 @@ impl<J> FairQueue<J> {
     }
 
     fn note_busy(&mut self, device: Device) {
-        let is_over = self.total(device, |lane| lane.busy) > self.share();
-        note(&mut self.over_share, device, is_over);
+        self.over_share = self.who_is_over(self.over_share, device, |lane| lane.busy, self.share());
     }
 
     fn note_load(&mut self, device: Device) {
-        let is_over = self.total(device, Lane::load) > self.half();
-        note(&mut self.over_half, device, is_over);
+        self.over_half = self.who_is_over(self.over_half, device, Lane::load, self.half());
     }
-}
 
-fn note(place: &mut Option<Device>, device: Device, is_over: bool) {
-    if is_over {
-        *place = Some(device);
-    } else if place.is_some_and(|noted| noted.number == device.number) {
-        *place = None;
+    /// The device that has more than this, when it was `known` before something of `device` changed.
+    fn who_is_over(
+        &self,
+        known: Option<Device>,
+        device: Device,
+        size: fn(&Lane<J>) -> usize,
+        bound: usize,
+    ) -> Option<Device> {
+        let is_over = || self.total(device, size) > bound;
+        match known {
+            Some(other) if other.number != device.number => known,
+            _ if is_over() => Some(device),
+            Some(_) if self.was_resized => self.largest_over(size, bound),
+            _ => None,
+        }
     }
 }
 
@@ -464,6 +475,22 @@ mod tests {
         assert_eq!(take_all(&mut queue), [10]);
         queue.resize(16, 8);
         assert_eq!(take_all(&mut queue), [11]);
+    }
+
+    #[test]
+    fn a_smaller_pool_remembers_who_hangs_when_another_one_had_more_than_its_share_too() {
+        for b_runs in 0..20 {
+            let mut queue = FairQueue::new(64, 64);
+            submit_all(&mut queue, A, 0..40);
+            submit_all(&mut queue, B, 100..120);
+            assert_eq!(take_all(&mut queue).len(), 60);
+            queue.resize(16, 8);
+            // B gets on, A does not.
+            (0..20 - b_runs).for_each(|_| queue.finish(B, true));
+            queue.push(C, 200, true);
+            assert_eq!(take(&mut queue), (b_runs < 8).then_some(200), "{b_runs} of B run on");
+            assert_eq!(queue.threads_allowed(), 48);
+        }
     }
 
     #[derive(Clone, Debug)]
