@@ -125,6 +125,45 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
     });
 }
 
+/// As the last handle of a large file is, which the kernel deletes then.
+struct SlowToDrop {
+    dropping: mpsc::Sender<()>,
+    gate: mpsc::Receiver<()>,
+}
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        self.dropping.send(()).unwrap();
+        let _ = self.gate.recv();
+    }
+}
+
+#[test]
+fn a_thread_that_drops_a_result_is_busy_for_so_long() {
+    run(async {
+        let pool = ThreadPool::new("test", 2, 10);
+        let (open_gate, gate) = mpsc::channel();
+        let (dropping, is_dropping) = mpsc::channel();
+        let (begun, has_begun) = mpsc::channel();
+        let (finish, may_finish) = mpsc::channel::<()>();
+        let task = pool.run(move || {
+            begun.send(()).unwrap();
+            let _ = may_finish.recv();
+            SlowToDrop { dropping, gate }
+        });
+        has_begun.recv().unwrap();
+        drop(task);
+        drop(finish);
+        is_dropping.recv().unwrap();
+        assert_eq!((pool.counters().running, pool.counters().completed), (1, 0));
+        drop::<mpsc::Sender<()>>(open_gate);
+        while pool.counters().running > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(pool.counters().completed, 1);
+    });
+}
+
 #[test]
 fn threads_start_on_demand_and_are_used_again() {
     run(async {

@@ -227,9 +227,16 @@ where
             }
         };
         drop(state);
-        let result = boundary("pool task", task).map_err(|_| PoolError::Panicked);
-        freed(if result.is_ok() { Ended::Completed } else { Ended::Panicked });
-        let _ = boundary("pool task", || self.deliver(result));
+        let mut result = Some(boundary("pool task", task).map_err(|_| PoolError::Panicked));
+        let ended = if matches!(result, Some(Ok(_))) { Ended::Completed } else { Ended::Panicked };
+        // What nobody wants may take long to drop, as a file that is closed: the thread is busy for so long.
+        if matches!(*self.state.lock(), State::Unwanted) {
+            let _ = boundary("pool task", || drop(result.take()));
+        }
+        freed(ended);
+        if let Some(result) = result {
+            let _ = boundary("pool task", || self.deliver(result));
+        }
         // After the waking: virtual time may go on when nobody is outside any more.
         drop(outside);
     }
