@@ -178,8 +178,13 @@ pub(crate) fn refresh_due() -> bool {
 
 /// Reads the mount table.
 pub(crate) fn refresh() {
+    let table = std::fs::read_to_string("/proc/self/mountinfo");
+    if table.is_err() && POINTS.read().is_some() {
+        // No free descriptor at this moment, say: what is known stays.
+        return;
+    }
     // Without /proc every device is asked by `classify` when something is opened in the pool.
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok();
+    let table = table.ok();
     let mounts: Vec<Mount> = table.iter().flat_map(|table| table.lines().filter_map(mount_of)).collect();
     let mut points = PrefixTree::new();
     for mount in &mounts {
