@@ -24,6 +24,7 @@ with_each_driver!(
     last_answers_leave_before_their_loop_ends,
     last_answers_leave_before_a_worker_is_taken_away,
     last_answers_that_nobody_takes_are_waited_for_in_vain,
+    an_answer_under_way_comes_whole_although_its_connection_ends,
     a_fast_stop_waits_for_nobody,
     a_connection_survives_reloads_and_sees_each,
     a_broken_file_changes_nothing_and_is_told_of,
@@ -196,6 +197,35 @@ fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
     let clients = ask_for_more(&server);
     server.end(Signal::QUIT);
     drop(clients);
+}
+
+/// Who was promised that the connection is kept may have sent the next request already, which must not cost the answer.
+fn an_answer_under_way_comes_whole_although_its_connection_ends(driver: Driver) {
+    const LARGE_BYTES: usize = 8 << 20;
+    let both = "server { listen %TCP%; listen %UNIX%; root %DIR%; }";
+    for is_stop in [false, true] {
+        let setup = Setup::http(driver, both).file("large", vec![b'x'; LARGE_BYTES]);
+        let mut server = setup.start();
+        let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
+        let request = "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        client.send(request);
+        assert_eq!(client.head().header("Connection"), Some("keep-alive"));
+        if is_stop {
+            server.signal(Signal::QUIT);
+            server.wait_logged("gracefully shutting down");
+        } else {
+            server.reload_http(driver, "server { listen %UNIX%; root %DIR%; }");
+        }
+        client.send(request);
+        assert_eq!(client.read_to_end().len(), LARGE_BYTES);
+        assert!(!client.was_reset());
+        drop(client);
+        if is_stop {
+            assert!(server.wait_exited().success());
+        } else {
+            server.end(Signal::QUIT);
+        }
+    }
 }
 
 fn a_fast_stop_waits_for_nobody(driver: Driver) {

@@ -61,6 +61,11 @@ pub fn abort(task: TaskId) {
     Environment::with(|environment| environment.executor.abort(task));
 }
 
+/// Whether this task of the current loop will run soon: something that it waited for has happened.
+pub fn is_awake(task: TaskId) -> bool {
+    Environment::with(|environment| environment.executor.is_awake(task))
+}
+
 /// Lets the other tasks run and goes on in the next turn.
 pub async fn yield_now() {
     let mut yielded = false;
@@ -183,6 +188,11 @@ impl Executor {
         if loop_of(task.word()) == self.loop_index {
             self.remove(key_of(task.word()));
         }
+    }
+
+    fn is_awake(&self, task: TaskId) -> bool {
+        let is_own = loop_of(task.word()) == self.loop_index;
+        is_own && self.tasks.borrow_mut().get_mut(key_of(task.word())).is_some_and(|task| task.queued)
     }
 
     fn remove(&self, key: Key) {

@@ -84,7 +84,7 @@ pub use environment::{
     all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,
 };
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
-pub use executor::{TaskId, TurnEnd, abort, spawn, yield_now};
+pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
 pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
 pub use inbox::{Call, Remote, RemoteError};

@@ -107,9 +107,10 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// From when on the connection may be closed to make room; none while it is busy.
+    /// From when on the connection may be closed to make room; none while it is busy, or something has just come.
     pub(super) fn may_close_at(&self) -> Option<Moment> {
-        self.connection.upgrade()?.may_close_at()
+        let time = self.connection.upgrade()?.may_close_at()?;
+        if self.task.is_some_and(gale_runtime::is_awake) { None } else { Some(time) }
     }
 }
 
@@ -154,10 +155,16 @@ impl HttpWorker {
         self.connections_max.set(connections_max);
         // Nobody will answer these any more: better closed now than under a request.
         let configuration = self.configuration();
-        self.close_some(|connection| {
-            // A new one may have sent its first request, which the old one answers; also if its task has not run yet.
-            let is_left = !connection.has_place(&configuration) && !connection.begin_with(&old);
-            is_left && connection.is_idle()
+        self.close_some(|connection, task| {
+            if connection.has_place(&configuration) {
+                return false;
+            }
+            // What has begun, or may have, the old one answers; also if the task has not run yet.
+            let may_have_begun = connection.may_have_begun() || gale_runtime::is_awake(task);
+            if may_have_begun {
+                connection.begin_with(&old);
+            }
+            !may_have_begun
         });
         self.hand.begin_again();
         self.wake_waiting_for_room();
@@ -186,13 +193,16 @@ impl HttpWorker {
                 if let Some(worker) = worker.upgrade() {
                     worker.close_idle();
                 }
+                // Those that something has come for have their turn.
+                gale_runtime::yield_now().await;
             }
         });
     }
 
     /// When the next idle connection may be closed.
     fn next_close(&self) -> Option<Moment> {
-        self.connections.borrow().iter().filter_map(|(_, entry)| entry.may_close_at()).min()
+        let connections = self.connections.borrow();
+        connections.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at()).min()
     }
 
     /// Ready when no connection is open any more, and nothing is done in the background.
@@ -212,7 +222,7 @@ impl HttpWorker {
     pub fn expire(&self, configuration: Option<&HttpConfiguration>) {
         let newest = configuration.map_or(u64::MAX, |http| http.generation);
         let is_last_call = configuration.is_none();
-        self.close_some(|connection| {
+        self.close_some(|connection, _| {
             is_last_call || connection.exchange_generation().is_some_and(|generation| generation <= newest)
         });
         let expired = |background: &Background| background.generation <= newest;
@@ -226,16 +236,17 @@ impl HttpWorker {
     /// Closes idle connections that may be closed now.
     fn close_idle(&self) {
         let now = gale_runtime::now();
-        self.close_some(|connection| connection.may_close_at().is_some_and(|time| time <= now));
+        self.close_some(|connection, task| {
+            connection.may_close_at().is_some_and(|time| time <= now) && !gale_runtime::is_awake(task)
+        });
     }
 
-    fn close_some(&self, chosen: impl Fn(&Http1) -> bool) {
-        let is_chosen = |entry: &Entry| entry.connection.upgrade().is_some_and(|connection| chosen(&connection));
-        let tasks: Vec<TaskId> = {
-            let connections = self.connections.borrow();
-            let entries = connections.iter().filter(|(_, entry)| is_chosen(entry));
-            entries.filter_map(|(_, entry)| entry.task).collect()
+    fn close_some(&self, chosen: impl Fn(&Http1, TaskId) -> bool) {
+        let chosen_task = |entry: &Entry| {
+            let (connection, task) = (entry.connection.upgrade()?, entry.task?);
+            chosen(&connection, task).then_some(task)
         };
+        let tasks: Vec<TaskId> = self.connections.borrow().iter().filter_map(|(_, entry)| chosen_task(entry)).collect();
         // Each abort drops a connection, which takes itself off the list.
         for &task in &tasks {
             gale_runtime::abort(task);

@@ -159,6 +159,9 @@ impl Http1 {
                         self.note_idle();
                         timer.poll_after(wait, context)
                     } else {
+                        if pending.is_none() {
+                            self.note_still_idle();
+                        }
                         timer.poll_expired(context)
                     };
                     if polled.is_pending() {
@@ -232,8 +235,9 @@ impl Http1 {
             ignore_invalid_headers: *core.ignore_invalid_headers.get(),
             underscores_in_headers: *core.underscores_in_headers.get(),
         };
-        // On a new connection that had to be waited for, the time runs since it was accepted.
-        let has_waited = self.info.requests.get() == 0 && self.is_idle();
+        // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker that
+        // ends is for the first byte.
+        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker.is_draining();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
         let mut request = self.worker.take_request();

@@ -169,14 +169,15 @@ impl Http1 {
         Some(idle_since + min)
     }
 
-    /// Whether the first exchange is still to come; then it will use `configuration`.
-    pub fn begin_with(&self, configuration: &Rc<Configured>) -> bool {
-        let is_new = self.info.requests.get() == 0;
-        if is_new {
-            let first = self.first_configuration.take();
-            self.first_configuration.set(first.or_else(|| Some(Rc::clone(configuration))));
-        }
-        is_new
+    /// Its next exchange will use `configuration`, if it begins by what has come already or comes first of all.
+    pub fn begin_with(&self, configuration: &Rc<Configured>) {
+        let next = self.first_configuration.take();
+        self.first_configuration.set(next.or_else(|| Some(Rc::clone(configuration))));
+    }
+
+    /// Whether a request may have begun: it is the first one and nobody knows, or something has come.
+    pub fn may_have_begun(&self) -> bool {
+        self.info.requests.get() == 0 || !self.is_idle()
     }
 
     /// Whether the configuration still has the address that the connection came by.
@@ -192,6 +193,11 @@ impl Http1 {
     /// It waits for a request from now on: it may make room for another connection.
     fn note_idle(&self) {
         self.idle_since.set(gale_runtime::now());
+        self.note_still_idle();
+    }
+
+    /// It was awake, and nothing had come.
+    fn note_still_idle(&self) {
         if let Some(number) = self.number_in_list() {
             self.worker.note_idle(number);
         }
@@ -298,13 +304,22 @@ impl Http1 {
 
     /// The last look at what comes after the response.
     fn settle(&self, request: &Request, afterwards: Afterwards) -> Afterwards {
+        let core = &request.scope().core;
         if afterwards == Afterwards::KeepAlive {
-            if self.worker.is_draining() {
-                return Afterwards::Close;
+            if self.has_no_future() {
+                return match lingering_when_kept(*core.lingering_close.get()) {
+                    LingeringClose::Off => Afterwards::Close,
+                    LingeringClose::On | LingeringClose::Always => Afterwards::Linger(Lingering::of(core)),
+                };
             }
-            self.set_nodelay(&request.scope().core);
+            self.set_nodelay(core);
         }
         afterwards
+    }
+
+    /// Whether this response is the last one here, whatever the client wants: the worker ends, or the address is gone.
+    fn has_no_future(&self) -> bool {
+        self.worker.is_draining() || !self.has_place(&self.worker.configuration())
     }
 
     /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
@@ -374,14 +389,12 @@ impl Http1 {
             }
             return Some(Afterwards::Close);
         }
-        if sender.keeps_alive() && body.may_be_followed() && !self.worker.is_draining() {
+        if sender.keeps_alive() && body.may_be_followed() && !self.has_no_future() {
             return body.is_read().then_some(Afterwards::KeepAlive);
         }
-        Some(if lingers(request.lingering_close(), body, input) {
-            Afterwards::Linger(Lingering::of(core))
-        } else {
-            Afterwards::Close
-        })
+        let setting = request.lingering_close();
+        let setting = if request.keeps_alive() { lingering_when_kept(setting) } else { setting };
+        Some(if lingers(setting, body, input) { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
     }
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
@@ -455,13 +468,12 @@ impl Http1 {
     /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
     fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
         self.idle_max_ms.set(u32::try_from(options.keep_alive_idle.as_millis()).unwrap_or(u32::MAX));
-        let may_keep = options.keep_alive
-            && body.may_be_followed()
-            && !self.worker.is_draining()
-            && self.has_place(&self.worker.configuration());
-        if may_keep {
+        let would_be_kept = options.keep_alive && body.may_be_followed();
+        let setting = options.lingering_close;
+        let setting = if would_be_kept { lingering_when_kept(setting) } else { setting };
+        if would_be_kept && !self.has_no_future() {
             After::MayKeep
-        } else if lingers(options.lingering_close, body, input) {
+        } else if lingers(setting, body, input) {
             After::Lingers
         } else {
             After::Closes
@@ -545,6 +557,12 @@ impl Drop for InFlight<'_> {
 
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
+
+/// `lingering_close` where only we end a connection that the client would have kept: its next request may be on its way, as
+/// [`Request::lingering_close`] has it.
+fn lingering_when_kept(setting: LingeringClose) -> LingeringClose {
+    if setting == LingeringClose::On { LingeringClose::Always } else { setting }
+}
 
 /// Whether a closing connection is read from for a while: the client may still be sending.
 fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
