@@ -310,10 +310,15 @@ impl TempFile {
         let root = temp_path.path.clone();
         let temp_path = temp_path.clone();
         let device = likely_device(&root);
-        let created = default_pool().run_for(device, move || create_blocking(&temp_path, number, has_name)).await;
+        let create = move || {
+            let (file, path) = create_blocking(&temp_path, number, has_name)?;
+            // From the first moment on: nobody may want it any more when it is there.
+            let name = has_name.then(|| TempName { path: path.clone(), is_kept: false });
+            Ok((file, path, name))
+        };
+        let created = default_pool().run_for(device, create).await;
         let refused = |error: gale_runtime::PoolError| Failure { call: "open", path: root, error: error.into() };
-        let (file, path) = created.map_err(refused)??;
-        let name = has_name.then(|| TempName { path: path.clone(), is_kept: false });
+        let (file, path, name) = created.map_err(refused)??;
         Ok(TempFile { file: Some(file), path, name, device, written: 0 })
     }
 

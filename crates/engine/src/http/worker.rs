@@ -222,8 +222,9 @@ impl HttpWorker {
     pub fn expire(&self, configuration: Option<&HttpConfiguration>) {
         let newest = configuration.map_or(u64::MAX, |http| http.generation);
         let is_last_call = configuration.is_none();
+        let is_expired = |generation: Option<u64>| generation.is_some_and(|generation| generation <= newest);
         self.close_some(|connection, _| {
-            is_last_call || connection.exchange_generation().is_some_and(|generation| generation <= newest)
+            is_last_call || is_expired(connection.exchange_generation()) || is_expired(connection.next_generation())
         });
         let expired = |background: &Background| background.generation <= newest;
         let tasks: Vec<TaskId> = {

@@ -305,7 +305,12 @@ impl Link {
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut into = [IoSliceMut::new(&mut self.buffer)];
-        let received = match rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags) {
+        let mut received = rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags);
+        if matches!(received, Err(rustix::io::Errno::CONNRESET)) {
+            // Said once, of a peer that ended without reading all of ours, and before what it has said itself.
+            received = rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags);
+        }
+        let received = match received {
             Ok(received) => received,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
             Err(error) => return Err(error.into()),

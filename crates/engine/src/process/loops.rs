@@ -21,7 +21,8 @@ use super::program::{Program, Quiet, Seat, Worker};
 /// The main future of an event loop; resolves when the loop is to stop.
 pub type LoopMain = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap.
+/// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen logs that
+/// follow each other wait as one.
 const ORDERS_MAX: usize = 64;
 
 /// What the control thread tells a loop.
@@ -157,6 +158,10 @@ impl<C> Mailbox<C> {
     fn push(&self, order: Order<C>) -> bool {
         let waker = {
             let mut state = self.state.lock();
+            if matches!((&order, state.orders.back()), (Order::Reopen, Some(Order::Reopen))) {
+                // Said with the one that waits: many log files are reopened in several messages.
+                return true;
+            }
             if state.orders.len() == ORDERS_MAX {
                 return false;
             }
@@ -191,7 +196,7 @@ struct Attendance<P: Program> {
     unsettled: Vec<(Settles, Quiet)>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Settles {
     Commit {
         number: u64,
@@ -199,6 +204,8 @@ enum Settles {
     /// It accepts no more, and may drain.
     Stop,
     Drain,
+    /// Nothing is left to drain, but a change is under way by which connections still come.
+    DrainAgain,
 }
 
 impl<P: Program> Unpin for Attendance<P> {}
@@ -216,29 +223,43 @@ impl<P: Program> Future for Attendance<P> {
                 return Poll::Ready(());
             }
         }
-        let Attendance { report, serving, unsettled, .. } = this;
-        unsettled.retain_mut(|(settles, quiet)| {
-            loop {
-                if quiet.as_mut().poll(context).is_pending() {
-                    return true;
-                }
-                match (*settles, &mut *serving) {
-                    (Settles::Commit { number }, _) => report(LoopEvent::Committed { number }),
-                    (Settles::Stop, Some(worker)) => {
-                        (*settles, *quiet) = (Settles::Drain, worker.drain());
-                        report(LoopEvent::Draining);
-                        continue;
-                    }
-                    (Settles::Stop | Settles::Drain, _) => report(LoopEvent::Drained),
-                }
-                return false;
-            }
-        });
+        this.settle(context);
         Poll::Pending
     }
 }
 
 impl<P: Program> Attendance<P> {
+    /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which has no end
+    /// while connections still come by them: those that wait at sockets that were left.
+    fn settle(&mut self, context: &mut Context<'_>) {
+        let Attendance { report, serving, unsettled, .. } = self;
+        let mut changes = 0;
+        unsettled.retain_mut(|(settles, quiet)| {
+            if let (Settles::DrainAgain, 0, Some(worker)) = (*settles, changes, &mut *serving) {
+                (*settles, *quiet) = (Settles::Drain, worker.drain());
+            }
+            while *settles != Settles::DrainAgain && quiet.as_mut().poll(context).is_ready() {
+                match (*settles, &mut *serving) {
+                    (Settles::Commit { number }, _) => {
+                        report(LoopEvent::Committed { number });
+                        return false;
+                    }
+                    (Settles::Stop, Some(worker)) => {
+                        (*settles, *quiet) = (Settles::Drain, worker.drain());
+                        report(LoopEvent::Draining);
+                    }
+                    (Settles::Drain, Some(_)) if changes > 0 => *settles = Settles::DrainAgain,
+                    (Settles::Stop | Settles::Drain | Settles::DrainAgain, _) => {
+                        report(LoopEvent::Drained);
+                        return false;
+                    }
+                }
+            }
+            changes += usize::from(matches!(settles, Settles::Commit { .. }));
+            true
+        });
+    }
+
     fn carry_out(&mut self, order: Order<P::Configuration>) -> std::ops::ControlFlow<()> {
         match (order, &mut self.serving) {
             (Order::Start(Change { number, seat, configuration }), _) => {

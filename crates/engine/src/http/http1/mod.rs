@@ -213,6 +213,14 @@ impl Http1 {
         self.state.borrow().transfer.as_ref()?.generation.map(NonZeroU64::get)
     }
 
+    /// The generation of the configuration that it holds for its next exchange, if it holds one.
+    pub fn next_generation(&self) -> Option<u64> {
+        let next = self.first_configuration.take();
+        let generation = next.as_ref().map(|next| next.http().generation);
+        self.first_configuration.set(next);
+        generation
+    }
+
     /// Serves the connection to its end. (A block, because the future of an `async fn` holds its arguments and what they
     /// have become.)
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal};
 
 use super::Master;
 use super::workers::{WorkerPhase, WorkerProcess};
-use crate::process::errors::Level;
+use crate::process::errors::{Level, OLD_STAYS};
 use crate::process::link::Message;
 use crate::process::listen::{self, ListenerHandle};
 use crate::process::program::Program;
@@ -83,7 +83,11 @@ impl<P: Program> Master<P> {
         }
         self.resting = true;
         self.respawn.at = None;
-        self.drop_reload();
+        if self.reload.is_some() {
+            self.drop_reload();
+            self.log.write(Level::Error, OLD_STAYS);
+            self.notifier.ready();
+        }
         self.tell_to_leave(&Message::Quit { is_last: false }, Signal::QUIT);
     }
 

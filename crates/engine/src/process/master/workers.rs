@@ -158,6 +158,8 @@ impl<P: Program> Master<P> {
         }
         if let Some(worker) = self.worker_mut(pid) {
             worker.phase = WorkerPhase::Leaving;
+            let since = worker.since;
+            self.note_healthy(since);
         }
         self.end_reload_of(pid, "the worker process was told to leave");
         self.succeed();
@@ -220,10 +222,15 @@ impl<P: Program> Master<P> {
             self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
-        if worker.since.elapsed() >= RESPAWN_HEALTHY {
+        self.note_healthy(worker.since);
+        self.succeed();
+    }
+
+    /// A worker process that has served for a while is succeeded at once.
+    fn note_healthy(&mut self, since: Instant) {
+        if since.elapsed() >= RESPAWN_HEALTHY {
             self.respawn.pause = Duration::ZERO;
         }
-        self.succeed();
     }
 
     /// Sees to it that a worker process comes after one that is gone or leaves, if one is wanted.
@@ -243,8 +250,12 @@ impl<P: Program> Master<P> {
     /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the old
     /// one drains, as in a reload that needs a new process.
     pub(super) fn replace_lost(&mut self, pid: Pid, now: Instant) {
-        // SIGCHLD may have been taken by somebody else.
-        let is_gone = matches!(rustix::process::waitpid(Some(pid), WaitOptions::NOHANG), Err(rustix::io::Errno::CHILD));
+        // SIGCHLD may have been taken by somebody else, or be on its way.
+        let is_gone = match rustix::process::waitpid(Some(pid), WaitOptions::NOHANG) {
+            Ok(Some((_, status))) => return self.handle_exit(pid, status),
+            Ok(None) => false,
+            Err(errno) => errno == rustix::io::Errno::CHILD,
+        };
         let Some(position) = self.workers.iter().position(|worker| worker.pid == pid) else {
             return;
         };

@@ -157,6 +157,7 @@ impl<P: Program> Control<P> {
     /// whatever is left.
     pub(super) fn check_draining(&mut self) {
         let now = Instant::now();
+        let mut has_stopped = false;
         for each in &mut self.loops {
             let LoopPhase::Draining { until, expired, .. } = &mut each.phase else {
                 continue;
@@ -169,7 +170,12 @@ impl<P: Program> Control<P> {
             } else {
                 each.handle.order(Order::Stop);
                 each.phase = LoopPhase::Stopping;
+                has_stopped = true;
             }
+        }
+        if has_stopped {
+            // One that is stuck has not said that it accepts no more.
+            self.check_accepting();
         }
     }
 
@@ -185,6 +191,7 @@ impl<P: Program> Control<P> {
             reload if self.stop.is_some() || ended.phase == LoopPhase::Stopping => {
                 self.reload = reload;
                 self.log.write(Level::Alert, &message);
+                self.check_accepting();
             }
             Some(Reload::Growing { bundle, .. }) if ended.phase == LoopPhase::SettingUp => {
                 self.give_up_growing(&bundle, message);

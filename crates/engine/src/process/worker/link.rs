@@ -20,7 +20,12 @@ impl<P: Program> Control<P> {
             let Origin::Master(Some(link)) = &mut self.origin else {
                 return;
             };
-            let received = link.flush().and_then(|()| link.receive());
+            let flushed = link.flush();
+            // Everything that has come, also when nothing can be said any more.
+            let received = match link.receive() {
+                Ok(None) => flushed.map(|()| None),
+                received => received,
+            };
             match received {
                 Ok(Some(received)) => self.handle_received(received),
                 Ok(None) => return,

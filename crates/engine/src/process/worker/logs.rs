@@ -47,6 +47,11 @@ impl<P: Program> Control<P> {
                 earlier.extend(logs);
                 Reopened::ByMaster(earlier)
             }
+            (Some(Reopened::ByMaster(earlier)), Reopened::Here) => {
+                // What we may not be able to open ourselves.
+                self.replace_logs(earlier);
+                Reopened::Here
+            }
             (_, logs) => logs,
         };
         let has_taken = |each: &&Loop<_>| each.phase != LoopPhase::Stopping && each.handle.order(Order::Reopen);
@@ -68,11 +73,7 @@ impl<P: Program> Control<P> {
         {
             match reopening.logs {
                 Reopened::Here => self.reopen_logs(),
-                Reopened::ByMaster(logs) => {
-                    for (path, descriptor) in logs {
-                        self.replace_log(&path, &descriptor);
-                    }
-                }
+                Reopened::ByMaster(logs) => self.replace_logs(logs),
             }
             self.redirect_standard_error();
         }
@@ -97,6 +98,10 @@ impl<P: Program> Control<P> {
             Some(Reload::Committing { .. }) | None => &[],
         };
         self.bundle.record.logs.iter().chain(coming)
+    }
+
+    fn replace_logs(&self, logs: Vec<(PathBuf, OwnedFd)>) {
+        logs.iter().for_each(|(path, descriptor)| self.replace_log(path, descriptor));
     }
 
     fn replace_log(&self, path: &Path, descriptor: &OwnedFd) {
