@@ -921,12 +921,13 @@ impl File {
         Ok((blocks.memory, piece))
     }
 
-    /// Whether [`File::direct`] will not block.
-    pub(crate) fn was_opened_directly(&self) -> bool {
-        self.shared.direct.get().is_some()
+    /// The descriptor of [`File::direct`] if that has been asked for, without blocking; within, none if there cannot be one.
+    pub(crate) fn opened_directly(&self) -> Option<Option<BorrowedFd<'_>>> {
+        self.shared.direct.get().map(|direct| direct.as_ref().map(AsFd::as_fd))
     }
 
-    /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. May block.
+    /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. None where the file
+    /// system has no such thing, which is remembered, or if it could not be opened just now. May block.
     pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
         if matches!(self.shared.access, Access::Simulated(_)) {
             return None;
@@ -934,9 +935,19 @@ impl File {
         let open = || {
             let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.as_fd()));
             let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()
+            rustix::fs::openat(CWD, path, flags, Mode::empty())
         };
-        self.shared.direct.get_or_init(open).as_ref().map(AsFd::as_fd)
+        if let Some(opened) = self.opened_directly() {
+            return opened;
+        }
+        match open() {
+            Err(Errno::INVAL) => self.shared.direct.get_or_init(|| None),
+            // No free descriptor, say, or no right to read it any more.
+            Err(_) => &None,
+            Ok(direct) => self.shared.direct.get_or_init(|| Some(direct)),
+        }
+        .as_ref()
+        .map(AsFd::as_fd)
     }
 
     /// Reads until `into` is full or the file ends, where the caller may block.

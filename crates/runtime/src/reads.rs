@@ -403,11 +403,14 @@ impl Piece {
         if !mounts::reads_asynchronously(self.file.metadata().device) {
             return Ok(None);
         }
-        let mut is_direct = direct.is_some();
-        if is_direct && !self.file.was_opened_directly() {
-            let file = self.file.clone();
-            is_direct = pool.run_for(self.file.device(), move || file.direct().is_some()).await?;
-        }
+        let is_direct = match self.file.opened_directly() {
+            _ if direct.is_none() => false,
+            Some(opened) => opened.is_some(),
+            None => {
+                let file = self.file.clone();
+                pool.run_for(self.file.device(), move || file.direct().is_some()).await?
+            }
+        };
         let blocks = direct.filter(|_| is_direct).map(|alignment| Blocks::around(self.offset, self.length, alignment));
         let (memory, into, offset, blocks) = match blocks {
             Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),

@@ -1,4 +1,4 @@
-//! Accepting when the process has no descriptors left. A program of its own, because the limit is the process's.
+//! Accepting and reading when the process has no descriptors left. A program of its own, because the limit is the process's.
 
 mod common;
 
@@ -6,14 +6,19 @@ mod common;
 #[allow(dead_code)]
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use common::*;
 use gale_runtime::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// There is one limit.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn accept_tells_of_exhaustion_waits_without_spinning_and_recovers() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut event_loop = event_loop(simulated_time());
     let remote = event_loop.remote();
     event_loop.run(async move {
@@ -33,5 +38,31 @@ fn accept_tells_of_exhaustion_waits_without_spinning_and_recovers() {
         setrlimit(Resource::Nofile, limit).unwrap();
         let (_server, peer) = listener.accept().await.unwrap();
         assert_eq!(peer.inet(), Some(client.local_addr().unwrap()));
+    });
+}
+
+/// That needs a descriptor of its own.
+#[test]
+fn what_cannot_be_read_past_the_page_cache_just_now_is_read_through_it() {
+    const PIECE: usize = 65536;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = Directory::new();
+    let content: Vec<u8> = (0..4 * PIECE).map(|index| (index / 7) as u8).collect();
+    run_real(async {
+        let file = files::open(&directory.file("file", &content), OpenFlags::READ).await.unwrap();
+        let pool = ThreadPool::new("test", 1, 10);
+        let how = ReadHow { direct: Some(512), by_ring: true, unlooked: false };
+        let limit = getrlimit(Resource::Nofile);
+        for piece in 0..4 {
+            if piece == 0 {
+                setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: limit.maximum }).unwrap();
+            }
+            let offset = piece * PIECE;
+            let read = file.begin_read(&pool, offset as u64, PIECE, how).unwrap().await;
+            if piece == 1 {
+                setrlimit(Resource::Nofile, limit).unwrap();
+            }
+            assert!(read.unwrap()[..] == content[offset..offset + PIECE], "{piece}");
+        }
     });
 }

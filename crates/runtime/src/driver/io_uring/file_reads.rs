@@ -1,7 +1,7 @@
 //! Reads of files on the ring. Each has a slot with its memory and its file, until the kernel is done with both.
 
 use std::cell::RefCell;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use io_uring::{opcode, types};
 use rustix::io::Errno;
@@ -45,10 +45,8 @@ impl FileReads {
         let mut reads = self.reads.borrow_mut();
         for key in self.begun.borrow_mut().drain(..) {
             let (read, _) = reads.get_mut(key).expect("a slot stays until its read is done");
-            let descriptor = types::Fd(match read.is_direct {
-                true => read.file.direct().expect("it was opened before").as_raw_fd(),
-                false => std::os::fd::AsFd::as_fd(&read.file).as_raw_fd(),
-            });
+            let direct = if read.is_direct { read.file.opened_directly().flatten() } else { None };
+            let descriptor = types::Fd(direct.unwrap_or_else(|| read.file.as_fd()).as_raw_fd());
             let into = &mut read.memory[read.into.clone()];
             // Pieces are far below 4 GiB.
             let entry = opcode::Read::new(descriptor, into.as_mut_ptr(), into.len() as u32).offset(read.offset);
