@@ -329,6 +329,9 @@ fn the_reference_describes_every_directive() {
     let outcome = run(&directory, &["directives"]);
     assert!(outcome.success && outcome.stderr.is_empty());
     assert!(outcome.stdout.contains("\nlisten\n    "), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("\ninclude\n    "), "of the parser: no module has it");
+    let pool = "    default: thread_pool default threads=32 max_queue=65536;\n";
+    assert!(outcome.stdout.contains(pool), "shown, though a function of its own stores it");
     let names: Vec<&str> =
         outcome.stdout.lines().filter(|line| !line.starts_with([' ', '#']) && !line.is_empty()).collect();
     let contexts = outcome.stdout.lines().filter(|line| line.starts_with("    context: ")).count();

@@ -1,4 +1,4 @@
-//! What every crate of Gale shares: units, HTTP dates, prefix trees, histograms, words for operating-system errors.
+//! What Gale's crates share: units, HTTP dates, prefix trees, networks, histograms, words for operating-system errors.
 //!
 //! No I/O, no clock, no `unsafe`: everything here is a function of its arguments. Nothing panics on hostile input.
 #![forbid(unsafe_code)]

@@ -133,7 +133,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "A prefix for lock files where nginx needs any; Gale's workers are threads and need none.",
+        // nginx's is "logs/nginx.lock".
+        about: "A prefix for lock files where nginx needs any; Gale's workers are threads: none, and no default.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, lock_file) },
     },
     Directive {
@@ -142,7 +143,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, and from which level on; may be repeated.",
+        about: "Where messages go, and from which level on; may be repeated; else where -e or -V say, from error on.",
         store: &ManyWith { parse: error_log, slot: slot!(MainSettings, error_log) },
     },
     Directive {
@@ -150,7 +151,7 @@ const DIRECTIVES: &[Directive] = &[
         place: Place::MAIN,
         takes: Takes::Between(2, 3),
         body: Body::None,
-        default: "",
+        default: "default threads=32 max_queue=65536",
         about: "A named pool of threads for work that may wait.",
         store: &Custom(thread_pool),
     },

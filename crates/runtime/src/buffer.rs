@@ -295,14 +295,6 @@ impl Buffer {
         }
     }
 
-    /// The same bytes, for decoding in place.
-    pub fn readable_mut(&mut self) -> &mut [u8] {
-        match &mut self.block {
-            Some(block) => &mut block.memory[self.start as usize..self.end as usize],
-            None => &mut [],
-        }
-    }
-
     /// How many bytes are readable.
     #[inline]
     pub fn len(&self) -> usize {

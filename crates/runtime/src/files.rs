@@ -10,8 +10,9 @@
 //! | last close of a file that was unlinked | pool | |
 //!
 //! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
-//! (`residency.rs`) goes to the pool without a look; so does the one read in a day that writes the file's time of access
-//! (`files/access_time.rs`). What a pool reads is read once for all who want it (`reads.rs`).
+//! (`residency.rs`) goes to the pool without a look; so do the reads that write the file's time of access: with
+//! `relatime` the first after a change, and one a day (`files/access_time.rs`). What a pool reads is
+//! read once for all who want it (`reads.rs`).
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
 //! that is leased out.) Where `openat2` is missing (old kernels,

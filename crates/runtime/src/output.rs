@@ -141,15 +141,6 @@ impl Output {
         Ok(())
     }
 
-    /// Moves everything that waits in `other` behind what waits here.
-    pub fn append_output(&mut self, other: &mut Output) {
-        debug_assert!(other.loan.is_none(), "what is being sent cannot be sent elsewhere");
-        for chunk in other.chunks.drain(..) {
-            self.push(chunk);
-        }
-        other.clear();
-    }
-
     /// Drops everything that waits.
     pub fn clear(&mut self) {
         self.chunks.clear();

@@ -59,11 +59,6 @@ impl Detached {
         }
         stream
     }
-
-    /// The socket, and the bytes that come before those in the kernel.
-    pub fn into_parts(self) -> (OwnedFd, Vec<u8>) {
-        (self.socket, self.received)
-    }
 }
 
 impl Stream {
@@ -78,7 +73,7 @@ impl Stream {
         Ok(Stream::attach(Environment::current(), socket, Fresh::Accepted))
     }
 
-    /// Takes the stream from its loop, for another one ([`Detached::attach`]) or another owner. A receive that nobody waits
+    /// Takes the stream from its loop, for another one ([`Detached::attach`]). A receive that nobody waits
     /// for any more may have got something: that comes along. With io_uring it costs a system call to be sure of that.
     ///
     /// Errors, with which the connection is closed: a send is under way, so that nobody could tell how much of it will have

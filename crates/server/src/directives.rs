@@ -5,10 +5,23 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use gale_config::{Body, Inert, Place, Takes};
 use gale_engine::configuration::tables;
-use gale_engine::module::Module;
+use gale_engine::module::{Directive, Module};
 use gale_engine::nginx_names;
 use gale_modules::order::ORDER;
+
+/// The parser puts files in its place, so no module has a row for it, and nothing is ever stored by this one.
+/// <https://nginx.org/en/docs/ngx_core_module.html#include>
+const INCLUDE: Directive = Directive {
+    name: "include",
+    place: Place::ANY,
+    takes: Takes::Exactly(1),
+    body: Body::None,
+    default: "",
+    about: "What is written in a file, or in all files that a pattern matches, as if it stood here.",
+    store: &Inert,
+};
 
 /// Prints the reference, or with `only_missing` what is not built yet.
 pub fn print(only_missing: bool) -> ExitCode {
@@ -34,7 +47,10 @@ fn reference(out: &mut impl Write) -> io::Result<()> {
 }
 
 fn describe(out: &mut impl Write, module: &Module) -> io::Result<()> {
-    let mut rows: Vec<_> = module.directives.iter().collect();
+    let mut rows: Vec<&Directive> = module.directives.iter().collect();
+    if module.name == "core" {
+        rows.push(&INCLUDE);
+    }
     rows.sort_by_key(|row| row.name);
     for row in rows {
         writeln!(out, "{}", row.name)?;

@@ -2,8 +2,9 @@
 //!
 //! Building has no effects: files are read and opened through
 //! [`Resources`], first the texts, and at the very end, when
-//! everything else is known to be right, logs and listening sockets. The master
-//! and the worker process run the same code and come to the same result.
+//! everything else is known to be right, logs and listening sockets. The process
+//! that starts, the helper and the worker process run the same code and come to
+//! the same result.
 
 mod builder;
 mod hosts;

@@ -36,9 +36,6 @@ pub const SENDFILE_MIN: u64 = 64 * 1024;
 /// Most of a file that one `sendfile` sends, whatever the configuration allows: other connections want their turn, too.
 const SENDFILE_PIECE_MAX: u64 = 1 << 20;
 
-/// The same for `aio off`, as nginx's default of `sendfile_max_chunk`.
-const BLOCKING_SENDFILE_MAX: u64 = 2 << 20;
-
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
 pub const READ_PIECE: u64 = 64 * 1024;
 
@@ -202,7 +199,7 @@ impl Delivery {
             return self.begin_read(piece, ReadHow { direct, ..ReadHow::default() });
         }
         if self.may_sendfile(piece) {
-            let length = self.sendfile_length(piece, SENDFILE_PIECE_MAX);
+            let length = self.sendfile_length(piece);
             if piece.file.is_resident(piece.offset, length)? {
                 return Ok(Next::Sendfile(length));
             }
@@ -220,7 +217,7 @@ impl Delivery {
     /// As nginx does it: whatever it takes.
     fn next_in_place(&mut self, piece: &mut FilePiece, direct: Option<u32>) -> io::Result<Next> {
         if self.options.sendfile && direct.is_none() && !self.sendfile_is_refused {
-            return Ok(Next::Sendfile(self.sendfile_length(piece, BLOCKING_SENDFILE_MAX)));
+            return Ok(Next::Sendfile(self.sendfile_length(piece)));
         }
         let (file, offset) = (&piece.file, piece.offset);
         let most = piece.length.min(self.read_piece());
@@ -302,9 +299,9 @@ impl Delivery {
         (file.metadata().size >= self.options.direct_from).then_some(self.options.direct_alignment)
     }
 
-    fn sendfile_length(&self, piece: &FilePiece, most: u64) -> u64 {
-        let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0).unwrap_or(most);
-        piece.length.min(most).min(chunk_max)
+    fn sendfile_length(&self, piece: &FilePiece) -> u64 {
+        let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0).unwrap_or(SENDFILE_PIECE_MAX);
+        piece.length.min(SENDFILE_PIECE_MAX).min(chunk_max)
     }
 
     /// How much is read at once.

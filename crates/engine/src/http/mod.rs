@@ -1,5 +1,6 @@
 //! HTTP above the codecs: the request, its way through the phases, and the
-//! response. Nothing in here but `http1` knows which version the client speaks.
+//! response. Nothing in here but `http1` knows how a version is spoken; which
+//! one it is, a request says to whom it matters (`Request::version`).
 
 pub mod accepting;
 pub mod addresses;

@@ -65,8 +65,8 @@ const DIRECTIVES: &[Directive] = &[
         place: Place::SERVER,
         takes: Takes::AtLeast(1),
         body: Body::None,
-        default: "",
-        about: "An address that the server answers on.",
+        default: "*:80 | *:8000",
+        about: "An address that the server answers on; without any it is port 80 for root, and 8000 for others.",
         store: &Custom(|_: &mut (), builder, statement| builder::listen(builder, statement)),
     },
     Directive {
@@ -183,7 +183,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 4),
         body: Body::None,
         default: "",
-        about: "Where bodies that are too large for memory are kept.",
+        about: "Where bodies that are too large for memory are kept; else /var/lib/gale/body (or /var/lib/nginx/body).",
         store: &OneWith { parse: temp_path, slot: slot!(CoreSettings, client_body_temp_path) },
     },
     Directive {
@@ -354,7 +354,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
-        about: "How many files are kept open, and how long without use; off keeps nothing in memory.",
+        // nginx's is "off", which here says more than nothing.
+        about: "How many files are kept, and how long without use; off keeps none; when not said, some in demand.",
         store: &One { parse: open_file_cache, slot: slot!(CoreSettings, open_file_cache) },
     },
     Directive {
@@ -418,7 +419,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "512",
-        about: "How reads past the page cache are aligned.",
+        about: "How reads past the page cache are aligned; 4096 at least.",
         store: &One { parse: alignment, slot: slot!(CoreSettings, directio_alignment) },
     },
     Directive {
@@ -455,7 +456,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         // nginx's is "0"; written out it is warned of.
         default: "",
-        about: "Has no meaning on Linux.",
+        about: "Has no meaning on Linux; 0 when not said.",
         store: &OneWith { parse: send_lowat, slot: slot!(CoreSettings, send_lowat) },
     },
     Directive {
@@ -710,7 +711,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, and from which level on; may be repeated.",
+        about: "Where messages go, and from which level on; may be repeated; else where those of the main context go.",
         store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
     },
 ];

@@ -291,12 +291,6 @@ impl HeadParser {
         self.phase == Phase::Start
     }
 
-    /// True while the request line is not complete: tells "reading client request line" from
-    /// "reading client request headers".
-    pub fn in_request_line(&self) -> bool {
-        self.phase != Phase::Fields
-    }
-
     /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows
     /// from call to call; it may move in memory. `limits` and `head` stay the same ones throughout
     /// a head.
