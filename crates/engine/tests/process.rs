@@ -64,6 +64,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_start_that_fails_is_seen_on_the_terminal", a_start_that_fails_is_seen_on_the_terminal),
     ("without_a_master_one_process_does_everything", without_a_master_one_process_does_everything),
     ("a_new_binary_takes_over_the_sockets", a_new_binary_takes_over_the_sockets),
+    ("a_new_binary_takes_over_every_socket_of_an_address", a_new_binary_takes_over_every_socket_of_an_address),
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
     ("the_pid_file_of_a_new_binary_is_left_alone", the_pid_file_of_a_new_binary_is_left_alone),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
@@ -577,6 +578,23 @@ fn a_new_binary_takes_over_the_sockets() {
     assert!(!server.directory.join("pid.oldbin").exists());
     let answer = Client::connect(&address).ask("x");
     assert_ne!(answer.pid, old_worker);
+    process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
+    assert!(ends(new_master));
+}
+
+fn a_new_binary_takes_over_every_socket_of_an_address() {
+    let mut server = Server::start("reuseport 4\nworkers 4\nanswer one");
+    let address = server.addresses()[0].clone();
+    server.reload(&format!("reuseport 4 {address}\nworkers 4\nanswer two"));
+    let old_worker = server.ask().pid;
+    server.signal(Signal::USR2);
+    server.wait_notified("READY=1");
+    let new_master = server.pid_in_file();
+    server.signal(Signal::QUIT);
+    assert!(server.wait_exited().success());
+    for _ in 0..60 {
+        assert_ne!(Client::connect(&address).ask("x").pid, old_worker);
+    }
     process::send_signal(&server.directory.join("pid"), Command::Stop).expect("it runs");
     assert!(ends(new_master));
 }

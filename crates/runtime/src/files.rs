@@ -401,10 +401,9 @@ fn stat_blocking(path: &Path) -> io::Result<FileMetadata> {
     }
     let descriptor = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&descriptor)?;
-    if mounts::any_waiting() {
-        mounts::classify(FileMetadata::from_kernel(&stat).device, descriptor.as_fd());
-    }
-    Ok(FileMetadata::from_kernel(&stat))
+    let metadata = FileMetadata::from_kernel(&stat);
+    mounts::classify(metadata.device, descriptor.as_fd());
+    Ok(metadata)
 }
 
 /// An open file: descriptor and what was known when it was opened. Clones are the same file.

@@ -156,6 +156,10 @@ pub(crate) fn classify(device: u64, file: BorrowedFd<'_>) -> bool {
     // Where the answer is refused, waiting is assumed.
     let kind = rustix::fs::fstatfs(file).map_or(Kind::Remote, |fs| kind_by_magic(fs.f_type as u64 & 0xffff_ffff));
     DEVICES.write().get_or_insert_default().insert(device, kind);
+    if kind == Kind::Remote {
+        // Mounted since the table was read: from now on every path is looked at before it is opened on a loop.
+        ANY_WAITING.store(true, Ordering::Relaxed);
+    }
     waits(kind)
 }
 

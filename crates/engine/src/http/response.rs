@@ -121,11 +121,14 @@ impl ResponseHead {
     }
 
     /// Sets `ETag` from a file's time and length, as nginx makes it:
-    /// `"hex(seconds)-hex(length)"`.
-    pub fn set_etag(&mut self, modified_seconds: u64, length: u64) {
+    /// `"hex(seconds)-hex(length)"`, with a sign before 1970.
+    pub fn set_etag(&mut self, modified_seconds: i64, length: u64) {
         self.etag.clear();
         self.etag.push(b'"');
-        push_hex(&mut self.etag, modified_seconds);
+        if modified_seconds < 0 {
+            self.etag.push(b'-');
+        }
+        push_hex(&mut self.etag, modified_seconds.unsigned_abs());
         self.etag.push(b'-');
         push_hex(&mut self.etag, length);
         self.etag.push(b'"');
@@ -199,5 +202,7 @@ mod tests {
         assert_eq!(&*head.etag, b"\"5f000000-267\"");
         head.set_etag(0, u64::MAX);
         assert_eq!(&*head.etag, b"\"0-ffffffffffffffff\"");
+        head.set_etag(-1000, 4);
+        assert_eq!(&*head.etag, b"\"-3e8-4\"");
     }
 }

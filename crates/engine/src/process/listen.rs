@@ -235,7 +235,8 @@ pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log:
             );
         }
         // Last, as in nginx. One second: how long a connection has waited already cannot be known.
-        if spec.deferred != previous.is_some_and(|old| old.deferred) {
+        let is_inet = matches!(spec.address, ListenAddress::Inet(_));
+        if is_inet && spec.deferred != previous.is_some_and(|old| old.deferred) {
             let seconds = spec.deferred.into();
             if let Err(error) = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds) {
                 let why = errno_text(&error);

@@ -42,7 +42,9 @@ pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHand
     for number in numbers(&value, log) {
         match claim(number) {
             Ok((spec, socket)) => {
-                let known = listeners.iter_mut().find(|known| known.spec == spec);
+                let is_same =
+                    |known: &&mut Listener| (&known.spec.address, known.spec.kind) == (&spec.address, spec.kind);
+                let known = listeners.iter_mut().find(is_same);
                 match known {
                     // Several sockets of one address: they were opened with `reuseport`.
                     Some(known) => {

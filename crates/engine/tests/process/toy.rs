@@ -121,8 +121,9 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "listen" => specs.push(ListenSpec::new(ListenAddress::Inet(value.parse().expect("an address")))),
             "listen_unix" => specs.push(ListenSpec::new(ListenAddress::Unix(value.into()))),
             "reuseport" => {
-                let address = ListenAddress::Inet("127.0.0.1:0".parse::<SocketAddr>().expect("an address"));
-                specs.push(ListenSpec { reuseport: value.parse().expect("a number"), ..ListenSpec::new(address) });
+                let (count, address) = value.split_once(' ').unwrap_or((value, "127.0.0.1:0"));
+                let address = ListenAddress::Inet(address.parse::<SocketAddr>().expect("an address"));
+                specs.push(ListenSpec { reuseport: count.parse().expect("a number"), ..ListenSpec::new(address) });
             }
             "answer" => configuration.answer = value.into(),
             "addresses" => configuration.addresses = Some(value.into()),

@@ -94,7 +94,7 @@ pub(super) fn send(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
     request.response.last_modified = Some(modified);
     request.response.content_length = Some(metadata.size);
     if *request.scope().core.etag.get() {
-        request.response.set_etag(modified, metadata.size);
+        request.response.set_etag(metadata.modified_seconds, metadata.size);
     }
     set_content_type(request);
     request.response.allows_ranges = true;

@@ -181,6 +181,10 @@ impl<P: Program> Master<P> {
 
     /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its place.
     fn handle_prepared_late(&mut self, pid: Pid) {
+        if self.stop.is_some() || self.worker_mut(pid).is_some_and(|worker| worker.phase == WorkerPhase::Leaving) {
+            // What it has been told to end may still be on its way to it.
+            return;
+        }
         self.log.write(Level::Alert, &format!("worker process {pid} was prepared too late"));
         if let Some(worker) = self.worker_mut(pid) {
             worker.link = None;
