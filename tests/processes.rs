@@ -203,27 +203,29 @@ fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
 fn an_answer_under_way_comes_whole_although_its_connection_ends(driver: Driver) {
     const LARGE_BYTES: usize = 8 << 20;
     let both = "server { listen %TCP%; listen %UNIX%; root %DIR%; }";
-    for is_stop in [false, true] {
+    for why in ["reload", "stop", "close"] {
         let setup = Setup::http(driver, both).file("large", vec![b'x'; LARGE_BYTES]);
         let mut server = setup.start();
         let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
-        let request = "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        client.send(request);
-        assert_eq!(client.head().header("Connection"), Some("keep-alive"));
-        if is_stop {
-            server.signal(Signal::QUIT);
-            server.wait_logged("gracefully shutting down");
-        } else {
-            server.reload_http(driver, "server { listen %UNIX%; root %DIR%; }");
+        let wanted = if why == "close" { "close" } else { "keep-alive" };
+        let request = format!("GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: {wanted}\r\n\r\n");
+        client.send(&request);
+        assert_eq!(client.head().header("Connection"), Some(wanted));
+        match why {
+            "reload" => server.reload_http(driver, "server { listen %UNIX%; root %DIR%; }"),
+            "stop" => {
+                server.signal(Signal::QUIT);
+                server.wait_logged("gracefully shutting down");
+            }
+            _ => {}
         }
-        client.send(request);
-        assert_eq!(client.read_to_end().len(), LARGE_BYTES);
+        client.send(&request);
+        assert_eq!(client.read_to_end().len(), LARGE_BYTES, "{why}");
         assert!(!client.was_reset());
         drop(client);
-        if is_stop {
-            assert!(server.wait_exited().success());
-        } else {
-            server.end(Signal::QUIT);
+        match why {
+            "stop" => assert!(server.wait_exited().success()),
+            _ => server.end(Signal::QUIT),
         }
     }
 }

@@ -218,6 +218,12 @@ pub(crate) trait Driver {
 
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;
 
+    /// Whether the kernel has data that nobody has received yet.
+    fn has_unread(&self, key: Key) -> bool {
+        let _ = key;
+        false
+    }
+
     /// What the kernel knows of a TCP connection.
     fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
         let _ = key;

@@ -244,6 +244,12 @@ impl Stream {
         self.environment.driver.control(self.key, Control::LingerReset)
     }
 
+    /// Whether the kernel has data that nobody has received yet: whoever closes now resets the connection. A system call; false
+    /// where nothing can be known.
+    pub fn has_unread(&self) -> bool {
+        self.environment.driver.has_unread(self.key)
+    }
+
     /// What the kernel knows of the connection; a system call. Errors: that it is no TCP connection.
     pub fn tcp_info(&self) -> io::Result<TcpInfo> {
         self.environment.driver.tcp_info(self.key)

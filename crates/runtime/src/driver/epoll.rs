@@ -331,6 +331,12 @@ impl Driver for Epoll {
         end.address_of(socket)
     }
 
+    fn has_unread(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
+        rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0)
+    }
+
     fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
         let mut connections = self.connections.borrow_mut();
         TcpInfo::of(&connections.get_mut(key).expect("an open stream owns its slot").socket)

@@ -402,7 +402,13 @@ impl Http1 {
         }
         let setting = request.lingering_close();
         let setting = if request.keeps_alive() { lingering_when_kept(setting) } else { setting };
-        Some(if lingers(setting, body, input) { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
+        let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
+        Some(if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
+    }
+
+    /// Whether something has come meanwhile that nobody has read, if the response took its time.
+    fn has_more(&self, request: &Request) -> bool {
+        gale_runtime::now() != request.started && self.stream.has_unread()
     }
 
     /// A file that somebody shortens while it is sent is worth an alert, as in nginx.

@@ -869,6 +869,10 @@ impl Driver for IoUring {
         self.with_socket(key, |socket| end.address_of(socket))
     }
 
+    fn has_unread(&self, key: Key) -> bool {
+        self.with_socket(key, |socket| Ok(rustix::io::ioctl_fionread(socket)? > 0)).unwrap_or(false)
+    }
+
     fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
         self.with_socket(key, TcpInfo::of)
     }
