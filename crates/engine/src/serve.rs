@@ -200,6 +200,14 @@ impl Accepting {
         gale_runtime::abort(self.task);
         self.left.listener.pause();
     }
+
+    /// Nobody will listen on it any more.
+    fn leave_for_good(self) -> LeftSocket {
+        if self.left.is_deferred {
+            process::stop_deferring(&self.socket);
+        }
+        self.left
+    }
 }
 
 /// A listening socket that a loop is to accept from.
@@ -337,7 +345,7 @@ impl process::Worker for Serving {
         };
         // A socket that another loop takes over is not drained: its queue lives on.
         let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
-        let removed: Vec<LeftSocket> = removed.map(|accepting| accepting.left).collect();
+        let removed: Vec<LeftSocket> = removed.map(Accepting::leave_for_good).collect();
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
             worker.accept_silent(&removed, Some(&old)).await;
@@ -353,7 +361,8 @@ impl process::Worker for Serving {
         let worker = self.worker.clone();
         Box::pin(async move {
             let Some(worker) = worker else { return };
-            let left: Vec<LeftSocket> = accepting.into_iter().map(|accepting| accepting.left).collect();
+            let leave = |accepting: Accepting| if is_last { accepting.leave_for_good() } else { accepting.left };
+            let left: Vec<LeftSocket> = accepting.into_iter().map(leave).collect();
             if is_last {
                 // Everybody else need not wait for them.
                 worker.drain();

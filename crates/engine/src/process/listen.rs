@@ -259,6 +259,13 @@ pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
+/// Has the kernel tell of every connection from now on, whether something was sent or not: of a socket that nobody will listen on
+/// any more. Who has connected before is told of when the kernel has asked again, after a second.
+pub fn stop_deferring(socket: &OwnedFd) {
+    // In vain, who says nothing in time is reset, as by nginx.
+    let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);
+}
+
 /// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null from
 /// now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's table
 /// with nobody accepting. `null` is that file, which was opened while there was room for it.

@@ -40,7 +40,7 @@ mod worker;
 pub use bundle::{Bundle, BundleResources, PROTOCOL_VERSION};
 pub use command::{Command, SignalError, inherited_role, run_role, send_signal, start, test};
 pub use errors::{ErrorLog, Level, Report, ReportEntry, StderrLog, errno_text};
-pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind};
+pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind, stop_deferring};
 pub use log_file::{LogFile, LogHandle};
 pub use loops::LoopMain;
 pub use program::{BuildRequest, Built, Program, Quiet, Seat, Worker};

@@ -18,7 +18,7 @@ use super::workers::{WorkerPhase, WorkerProcess};
 use crate::process::bundle::Bundle;
 use crate::process::errors::{IN_FORCE, Level, OLD_STAYS, Report, errno_text};
 use crate::process::link::{Link, Message, Received};
-use crate::process::listen::{self, ListenAddress};
+use crate::process::listen;
 use crate::process::program::Program;
 use crate::process::spawn::Role;
 use crate::process::{pid_file, system};
@@ -51,7 +51,6 @@ pub(super) enum Reload {
         worker: Pid,
     },
     Committing {
-        previous: Vec<ListenAddress>,
         worker: Pid,
         until: Instant,
     },
@@ -169,8 +168,8 @@ impl<P: Program> Master<P> {
     pub(super) fn handle_prepared(&mut self, pid: Pid, generation: u64) {
         match self.reload.take() {
             Some(Reload::Preparing { bundle, worker, .. }) if worker == pid && bundle.generation == generation => {
-                let previous = self.acknowledge(bundle);
-                self.reload = Some(Reload::Committing { previous, worker, until: Instant::now() + COMMIT_TIMEOUT });
+                self.acknowledge(bundle);
+                self.reload = Some(Reload::Committing { worker, until: Instant::now() + COMMIT_TIMEOUT });
             }
             other => {
                 self.reload = other;
@@ -195,8 +194,11 @@ impl<P: Program> Master<P> {
     /// From here on this is the configuration, whatever happens to the worker. Our copies of removed sockets are closed with
     /// the previous bundle; the worker has its own, accepts what they have queued, and is the last to close them. The other
     /// way round, what is queued between its last look and our closing would be reset.
-    pub(super) fn acknowledge(&mut self, bundle: Box<Bundle>) -> Vec<ListenAddress> {
+    ///
+    /// A removed Unix socket can be connected to as long as its file is there, so that goes first.
+    pub(super) fn acknowledge(&mut self, bundle: Box<Bundle>) {
         let previous = std::mem::replace(&mut self.bundle, bundle);
+        system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
         self.log = self.program.error_log(&self.bundle.error_log_targets());
         for listener in &self.bundle.record.listeners {
             if let Some(old) = previous.spec_of(listener) {
@@ -205,7 +207,6 @@ impl<P: Program> Master<P> {
         }
         self.move_pid_file();
         self.redirect_standard_error();
-        previous.addresses()
     }
 
     /// To where the configuration wants it; not while the file of a new binary is in that place.
@@ -218,16 +219,15 @@ impl<P: Program> Master<P> {
 
     pub(super) fn handle_committed(&mut self, pid: Pid) {
         match self.reload.take() {
-            Some(Reload::Committing { previous, worker, .. }) if worker == pid => {
+            Some(Reload::Committing { worker, .. }) if worker == pid => {
                 self.log.write(Level::Notice, IN_FORCE);
-                self.finish_commit(&previous);
+                self.finish_commit();
             }
             other => self.reload = other,
         }
     }
 
-    pub(super) fn finish_commit(&mut self, previous: &[ListenAddress]) {
-        system::remove_old_socket_files(previous, &self.bundle, &*self.log);
+    pub(super) fn finish_commit(&mut self) {
         self.notifier.ready();
         self.take_up_wanted_reload();
     }
@@ -250,10 +250,10 @@ impl<P: Program> Master<P> {
                 let seconds = PREPARE_TIMEOUT.as_secs();
                 self.discard(*bundle, &format!("the worker process was not prepared within {seconds} seconds"));
             }
-            Some(Reload::Committing { previous, worker, until }) if until <= now => {
+            Some(Reload::Committing { worker, until }) if until <= now => {
                 let text = format!("worker process {worker} has not changed over completely");
                 self.log.write(Level::Alert, &text);
-                self.finish_commit(&previous);
+                self.finish_commit();
             }
             other => self.reload = other,
         }
@@ -279,7 +279,7 @@ impl<P: Program> Master<P> {
                 self.discard(*bundle, why);
             }
             // Acknowledged: the next process is started with the new configuration.
-            Some(Reload::Committing { previous, worker, .. }) if worker == pid => self.finish_commit(&previous),
+            Some(Reload::Committing { worker, .. }) if worker == pid => self.finish_commit(),
             other => self.reload = other,
         }
     }
@@ -312,10 +312,7 @@ impl<P: Program> Master<P> {
             Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {
                 system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
             }
-            Some(Reload::Committing { previous, .. }) => {
-                system::remove_old_socket_files(&previous, &self.bundle, &*self.log);
-            }
-            None => {}
+            Some(Reload::Committing { .. }) | None => {}
         }
     }
 }

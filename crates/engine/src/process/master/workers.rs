@@ -123,11 +123,11 @@ impl<P: Program> Master<P> {
                 self.retire_all_but(pid);
                 // A lost one is replaced with what it had.
                 let is_new = bundle.generation != self.bundle.generation;
-                let previous = self.acknowledge(bundle);
+                self.acknowledge(bundle);
                 if is_new {
                     self.log.write(Level::Notice, IN_FORCE);
                 }
-                self.finish_commit(&previous);
+                self.finish_commit();
             }
             other => {
                 self.reload = other;
