@@ -32,8 +32,8 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};
-use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;
+use gale_runtime::{PoolError, default_pool};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -188,12 +188,14 @@ fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             return Flow::Respond(no_room(request));
         }
         let path = PathBuf::from(OsString::from_vec(path));
+        let own = path.clone();
         let listed = default_pool().run_for(likely_device(&path), move || {
-            let directory = read_directory(&path)?;
+            let directory = read_directory(&own)?;
             Ok((in_room(form.write(&directory.entries)), directory.skipped, directory.is_cut))
         });
         let Some(listed) = while_client_stays(request, listed).await else { return Flow::Respond(CLIENT_LEFT) };
-        let (text, skipped, is_cut) = match listed.unwrap_or_else(|refused| Err(Failure::pool(refused.into()))) {
+        let refused = |refused: PoolError| Err(Failure { call: "readdir", path, error: refused.into() });
+        let (text, skipped, is_cut) = match listed.unwrap_or_else(refused) {
             Ok(list) => list,
             Err(failure) => return Flow::Respond(refusal(request, &failure)),
         };
@@ -274,12 +276,6 @@ struct Failure {
     call: &'static str,
     path: PathBuf,
     error: io::Error,
-}
-
-impl Failure {
-    fn pool(error: io::Error) -> Failure {
-        Failure { call: "readdir", path: PathBuf::new(), error }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
