@@ -348,7 +348,7 @@ impl process::Worker for Serving {
         let removed: Vec<LeftSocket> = removed.map(Accepting::leave_for_good).collect();
         Box::pin(async move {
             let (Some(worker), Some(old)) = (worker, old) else { return };
-            worker.accept_silent(&removed, Some(&old)).await;
+            worker.accept_late(&removed, Some(&old)).await;
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
             worker.accept_what_is_queued(&removed, Some(&old), until).await;
         })
@@ -366,7 +366,7 @@ impl process::Worker for Serving {
             if is_last {
                 // Everybody else need not wait for them.
                 worker.drain();
-                worker.accept_silent(&left, None).await;
+                worker.accept_late(&left, None).await;
             }
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
             worker.accept_what_is_queued(&left, None, until).await;

@@ -41,6 +41,10 @@ pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
 /// second, when it has asked the client once more; this is as much as a round trip longer.
 const SILENT_WAIT: Duration = Duration::from_millis(1200);
 
+/// How long connections are accepted at a Unix socket that is not in the configuration any more: the master removes its file, by
+/// which clients come, at the same time.
+const UNLINK_WAIT: Duration = Duration::from_millis(100);
+
 /// How long accepting pauses when the worker's memory for buffers is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -128,14 +132,19 @@ impl HttpWorker {
         self.connection_count().saturating_sub(max - max / 8)
     }
 
-    /// Accepts from deferred sockets that this loop is about to leave for good until all of those have come who are connected
-    /// already, as their side sees it, and have sent nothing: the kernel tells of them late, and would reset them with the
-    /// socket. `configuration` as in [`HttpWorker::accept_what_is_queued`], which is to follow.
-    pub async fn accept_silent(self: &Rc<Self>, sockets: &[LeftSocket], configuration: Option<&Rc<Configured>>) {
-        if !sockets.iter().any(|left| left.is_deferred) {
+    /// Accepts from sockets that this loop is about to leave for good until those have come of whom the kernel tells late, and
+    /// whom it would reset with the socket: at deferred ones who has connected already, as his side sees it, and sent nothing;
+    /// at Unix sockets who finds their files. `configuration` as in [`HttpWorker::accept_what_is_queued`], which is to follow.
+    pub async fn accept_late(self: &Rc<Self>, sockets: &[LeftSocket], configuration: Option<&Rc<Configured>>) {
+        let is_unix = |left: &LeftSocket| matches!(*left.address, ListenAddress::Unix(_));
+        let wait = if sockets.iter().any(|left| left.is_deferred) {
+            SILENT_WAIT
+        } else if configuration.is_some() && sockets.iter().any(is_unix) {
+            UNLINK_WAIT
+        } else {
             return;
-        }
-        let until = gale_runtime::now() + SILENT_WAIT;
+        };
+        let until = gale_runtime::now() + wait;
         let poll_all = |context: &mut Context<'_>| {
             let mut polled =
                 sockets.iter().map(|left| left.listener.poll_accept(context).map(|accepted| (left, accepted)));
