@@ -157,7 +157,6 @@ impl<P: Program> Control<P> {
     /// whatever is left.
     pub(super) fn check_draining(&mut self) {
         let now = Instant::now();
-        let mut has_stopped = false;
         for each in &mut self.loops {
             let LoopPhase::Draining { until, expired, .. } = &mut each.phase else {
                 continue;
@@ -170,12 +169,7 @@ impl<P: Program> Control<P> {
             } else {
                 each.handle.order(Order::Stop);
                 each.phase = LoopPhase::Stopping;
-                has_stopped = true;
             }
-        }
-        if has_stopped {
-            // One that is stuck has not said that it accepts no more.
-            self.check_accepting();
         }
     }
 
