@@ -148,6 +148,11 @@ impl HttpWorker {
         Rc::clone(&self.configuration.borrow())
     }
 
+    /// Calls `look` with the configuration for the next exchange.
+    pub fn with_configuration<T>(&self, look: impl FnOnce(&Configured) -> T) -> T {
+        look(&self.configuration.borrow())
+    }
+
     /// From now on new exchanges use `configuration`.
     pub fn commit(&self, configuration: Rc<Configured>, connections_max: usize) {
         let old = self.configuration.replace(configuration);

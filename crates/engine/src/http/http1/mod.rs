@@ -310,24 +310,16 @@ impl Http1 {
         self.settle(request, afterwards)
     }
 
-    /// The last look at what comes after the response.
     fn settle(&self, request: &Request, afterwards: Afterwards) -> Afterwards {
-        let core = &request.scope().core;
         if afterwards == Afterwards::KeepAlive {
-            if self.has_no_future() {
-                return match lingering_when_kept(*core.lingering_close.get()) {
-                    LingeringClose::Off => Afterwards::Close,
-                    LingeringClose::On | LingeringClose::Always => Afterwards::Linger(Lingering::of(core)),
-                };
-            }
-            self.set_nodelay(core);
+            self.set_nodelay(&request.scope().core);
         }
         afterwards
     }
 
     /// Whether this response is the last one here, whatever the client wants: the worker ends, or the address is gone.
     fn has_no_future(&self) -> bool {
-        self.worker.is_draining() || !self.has_place(&self.worker.configuration())
+        self.worker.is_draining() || self.worker.with_configuration(|configuration| !self.has_place(configuration))
     }
 
     /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
@@ -438,6 +430,11 @@ impl Http1 {
             loop {
                 match poll_fn(|context| self.poll_body(context, &limits)).await {
                     Ok(Some(_)) => {}
+                    // It may have become the last one meanwhile.
+                    Ok(None) if self.has_no_future() => {
+                        let lingers = *core.lingering_close.get() != LingeringClose::Off;
+                        return if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close };
+                    }
                     Ok(None) => return Afterwards::KeepAlive,
                     // The answer is on its way and the client still sending.
                     Err(BodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
