@@ -94,6 +94,9 @@ pub struct HttpWorker {
     pub(super) room_alarm: Cell<Option<(Moment, TaskId)>>,
 }
 
+/// Between two looks at the idle connections of a worker that ends.
+const CLOSE_PAUSE: Duration = Duration::from_millis(1);
+
 /// A task that no connection waits for.
 struct Background {
     task: Option<TaskId>,
@@ -198,8 +201,8 @@ impl HttpWorker {
                 if let Some(worker) = worker.upgrade() {
                     worker.close_idle();
                 }
-                // Those that something has come for have their turn.
-                gale_runtime::yield_now().await;
+                // Those that something has come for have their turn, and others their end.
+                gale_runtime::sleep(CLOSE_PAUSE).await;
             }
         });
     }

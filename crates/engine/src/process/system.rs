@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::Files;
+use rustix::process::Pid;
 
 use super::bundle::{AccountEntry, Bundle, Record};
 use super::errors::{ErrorLog, Level, errno_text};
@@ -310,6 +311,15 @@ fn remove_file_of(address: &ListenAddress, log: &dyn ErrorLog) {
     if let Err(error) = std::fs::remove_file(path) {
         log.write(Level::Emerg, &format!("unlink() {} failed{}", path.display(), errno_text(&error)));
     }
+}
+
+/// How many descriptors that process may let itself have; `None` when that cannot be asked.
+pub(super) fn descriptors_max_of(pid: Pid) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: without a new limit the call only writes the present one to where the pointer says, which is alive.
+    let code =
+        unsafe { libc::prlimit(pid.as_raw_nonzero().get(), libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit) };
+    (code == 0).then_some(limit.rlim_max)
 }
 
 /// Removes the socket files of addresses that `current` does not have any more.

@@ -160,6 +160,10 @@ impl Http1 {
                         timer.poll_after(wait, context)
                     } else {
                         if pending.is_none() {
+                            // It was kept by a reload for what might have come.
+                            if self.info.requests.get() > 0 && self.next_generation().is_some() {
+                                return Poll::Ready(Arrival::Closed);
+                            }
                             self.note_still_idle();
                         }
                         timer.poll_expired(context)

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Resource, Rlimit, getrlimit};
+use rustix::process::{Pid, Resource, Rlimit};
 
 use super::Master;
 use super::workers::{WorkerPhase, WorkerProcess};
@@ -156,9 +156,8 @@ impl<P: Program> Master<P> {
     /// The worker may not raise its own limit, we may. If not even we, it says so itself. A lower one it sets when it commits:
     /// until then the present configuration holds.
     fn raise_descriptor_limit(&self, pid: Pid, bundle: &Bundle) {
-        let present = self.bundle.settings.rlimit_nofile.or_else(|| getrlimit(Resource::Nofile).current);
-        if let (Some(limit), Some(present)) = (bundle.settings.rlimit_nofile, present)
-            && limit > present
+        if let Some(limit) = bundle.settings.rlimit_nofile
+            && system::descriptors_max_of(pid).is_some_and(|max| limit > max)
         {
             let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
             let _ = rustix::process::prlimit(Some(pid), Resource::Nofile, limits);

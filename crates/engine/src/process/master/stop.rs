@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use super::Master;
+use super::reload::Reload;
 use super::workers::{WorkerPhase, WorkerProcess};
-use crate::process::errors::{Level, OLD_STAYS};
+use crate::process::errors::{IN_FORCE, Level, OLD_STAYS};
 use crate::process::link::Message;
 use crate::process::listen::{self, ListenerHandle};
 use crate::process::program::Program;
@@ -56,6 +57,10 @@ impl<P: Program> Master<P> {
 
     /// This worker process accepts no more, or is gone. If it was the last, the addresses are free from now on.
     pub(super) fn handle_accepting_ended(&mut self, pid: Pid) {
+        if let Some(worker) = self.worker_mut(pid) {
+            // All of its loops have served, also of one that was told to leave before it could say that it is ready.
+            worker.kill_at = None;
+        }
         let last = self.last_accepting.take_if(|last| last.worker == pid);
         if let Some(last) = last.filter(|_| self.is_any_held()) {
             last.listeners.iter().for_each(|listener| listen::shut_down(listener));
@@ -83,9 +88,16 @@ impl<P: Program> Master<P> {
         }
         self.resting = true;
         self.respawn.at = None;
-        if self.reload.is_some() {
-            self.drop_reload();
-            self.log.write(Level::Error, OLD_STAYS);
+        let end = match &self.reload {
+            Some(Reload::Committing { .. }) => Some((Level::Notice, IN_FORCE)),
+            // A lost one was to be replaced with what it had.
+            Some(Reload::Replacing { bundle, .. }) if bundle.generation == self.bundle.generation => None,
+            Some(_) => Some((Level::Error, OLD_STAYS)),
+            None => None,
+        };
+        self.drop_reload();
+        if let Some((level, text)) = end {
+            self.log.write(level, text);
             self.notifier.ready();
         }
         self.tell_to_leave(&Message::Quit { is_last: false }, Signal::QUIT);

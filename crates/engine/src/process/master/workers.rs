@@ -120,10 +120,10 @@ impl<P: Program> Master<P> {
             Some(Reload::Replacing { bundle, worker }) if worker == pid => {
                 // The reload has brought a worker process back, which is wanted from now on.
                 self.resting = false;
-                self.retire_all_but(pid);
                 // A lost one is replaced with what it had.
                 let is_new = bundle.generation != self.bundle.generation;
                 self.acknowledge(bundle);
+                self.retire_all_but(pid);
                 if is_new {
                     self.log.write(Level::Notice, IN_FORCE);
                 }

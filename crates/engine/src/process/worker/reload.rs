@@ -199,6 +199,10 @@ impl<P: Program> Control<P> {
         self.tell_master(&Message::Prepared { generation });
         self.log = self.program.error_log(&bundle.error_log_targets());
         let previous = std::mem::replace(&mut self.bundle, bundle);
+        if let Origin::Single(_) = &self.origin {
+            // As the master does it: before the last look at the sockets.
+            system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
+        }
         let old = std::mem::replace(&mut self.configuration, configuration);
         let expires = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         self.retired.push(Retired { configuration: old, expires });
@@ -271,7 +275,6 @@ impl<P: Program> Control<P> {
             for listener in &self.bundle.record.listeners {
                 listen::configure(listener, previous.spec_of(listener), &*self.log);
             }
-            system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
             pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
             self.log.write(Level::Notice, IN_FORCE);
             single.notifier.ready();
