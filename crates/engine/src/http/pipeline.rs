@@ -439,7 +439,7 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         keep_alive: keeps_alive,
         keep_alive_idle: keep_alive.idle,
         keep_alive_advertised: keep_alive.advertised,
-        lingering_close: if keeps_alive { *core.lingering_close.get() } else { request.lingering_close() },
+        lingering_close: request.lingering_close(),
         chunked: *core.chunked_transfer_encoding.get(),
         files,
         send_timeout: *core.send_timeout.get(),

@@ -697,9 +697,7 @@ impl Request {
         let core = &self.scope().core;
         let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
         match *core.lingering_close.get() {
-            LingeringClose::On if self.more_may_come.get() && !self.keeps_alive() && !never_keeps() => {
-                LingeringClose::Always
-            }
+            LingeringClose::On if self.more_may_come.get() && !never_keeps() => LingeringClose::Always,
             setting => setting,
         }
     }

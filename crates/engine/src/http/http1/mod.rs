@@ -393,7 +393,6 @@ impl Http1 {
             return body.is_read().then_some(Afterwards::KeepAlive);
         }
         let setting = request.lingering_close();
-        let setting = if request.keeps_alive() { lingering_when_kept(setting) } else { setting };
         let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
         Some(if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
     }
@@ -479,12 +478,9 @@ impl Http1 {
     /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
     fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
         self.idle_max_ms.set(u32::try_from(options.keep_alive_idle.as_millis()).unwrap_or(u32::MAX));
-        let would_be_kept = options.keep_alive && body.may_be_followed();
-        let setting = options.lingering_close;
-        let setting = if would_be_kept { lingering_when_kept(setting) } else { setting };
-        if would_be_kept && !self.has_no_future() {
+        if options.keep_alive && body.may_be_followed() && !self.has_no_future() {
             After::MayKeep
-        } else if lingers(setting, body, input) {
+        } else if lingers(options.lingering_close, body, input) {
             After::Lingers
         } else {
             After::Closes
@@ -568,12 +564,6 @@ impl Drop for InFlight<'_> {
 
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
-
-/// `lingering_close` where only we end a connection that the client would have kept: its next request may be on its way, as
-/// [`Request::lingering_close`] has it.
-fn lingering_when_kept(setting: LingeringClose) -> LingeringClose {
-    if setting == LingeringClose::On { LingeringClose::Always } else { setting }
-}
 
 /// Whether a closing connection is read from for a while: the client may still be sending.
 fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
