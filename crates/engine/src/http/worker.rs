@@ -113,7 +113,12 @@ impl Entry {
     /// From when on the connection may be closed to make room; none while it is busy, or something has just come.
     pub(super) fn may_close_at(&self) -> Option<Moment> {
         let time = self.connection.upgrade()?.may_close_at()?;
-        if self.task.is_some_and(gale_runtime::is_awake) { None } else { Some(time) }
+        if self.is_awake() { None } else { Some(time) }
+    }
+
+    /// Whether something has come for its task, which has not run since.
+    fn is_awake(&self) -> bool {
+        self.task.is_some_and(gale_runtime::is_awake)
     }
 }
 
@@ -163,12 +168,12 @@ impl HttpWorker {
         self.connections_max.set(connections_max);
         // Nobody will answer these any more: better closed now than under a request.
         let configuration = self.configuration();
-        self.close_some(|connection, task| {
+        self.close_some(|entry, connection| {
             if connection.has_place(&configuration) {
                 return false;
             }
             // What has begun, or may have, the old one answers; also if the task has not run yet.
-            let may_have_begun = connection.may_have_begun() || gale_runtime::is_awake(task);
+            let may_have_begun = connection.may_have_begun() || entry.is_awake();
             if may_have_begun {
                 connection.begin_with(&old);
             }
@@ -231,7 +236,7 @@ impl HttpWorker {
         let newest = configuration.map_or(u64::MAX, |http| http.generation);
         let is_last_call = configuration.is_none();
         let is_expired = |generation: Option<u64>| generation.is_some_and(|generation| generation <= newest);
-        self.close_some(|connection, _| {
+        self.close_some(|_, connection| {
             is_last_call || is_expired(connection.exchange_generation()) || is_expired(connection.next_generation())
         });
         let expired = |background: &Background| background.generation <= newest;
@@ -245,16 +250,12 @@ impl HttpWorker {
     /// Closes idle connections that may be closed now.
     fn close_idle(&self) {
         let now = gale_runtime::now();
-        self.close_some(|connection, task| {
-            connection.may_close_at().is_some_and(|time| time <= now) && !gale_runtime::is_awake(task)
-        });
+        self.close_some(|entry, _| entry.may_close_at().is_some_and(|time| time <= now));
     }
 
-    fn close_some(&self, chosen: impl Fn(&Http1, TaskId) -> bool) {
-        let chosen_task = |entry: &Entry| {
-            let (connection, task) = (entry.connection.upgrade()?, entry.task?);
-            chosen(&connection, task).then_some(task)
-        };
+    fn close_some(&self, chosen: impl Fn(&Entry, &Http1) -> bool) {
+        let is_chosen = |entry: &Entry| entry.connection.upgrade().is_some_and(|connection| chosen(entry, &connection));
+        let chosen_task = |entry: &Entry| entry.task.filter(|_| is_chosen(entry));
         let tasks: Vec<TaskId> = self.connections.borrow().iter().filter_map(|(_, entry)| chosen_task(entry)).collect();
         // Each abort drops a connection, which takes itself off the list.
         for &task in &tasks {
