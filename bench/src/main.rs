@@ -6,6 +6,7 @@
 //! measure a server that does not answer correctly first.
 
 mod accept;
+mod burst;
 mod case;
 mod check;
 mod client;
@@ -67,6 +68,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("check", check::measure, false),
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
+    ("burst", burst::measure, false),
     // They write gigabytes.
     ("thread-pools", thread_pools::measure, false),
     ("slow-ranges", thread_pools::files::measure_slow_ranges, false),

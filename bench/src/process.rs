@@ -100,6 +100,8 @@ pub type Threads = BTreeMap<u32, Thread>;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Thread {
     pub cpu_time: Duration,
+    /// How long it could have run and waited for a core.
+    pub run_delay: Duration,
     /// How often it went to sleep, and how often it was made to wait.
     pub voluntary_switches: u64,
     pub involuntary_switches: u64,
@@ -110,8 +112,10 @@ impl Thread {
         let schedstat = fs::read_to_string(directory.join("schedstat")).ok()?;
         let status = fs::read_to_string(directory.join("status")).ok()?;
         let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        let mut nanos = schedstat.split_whitespace().map_while(|field| field.parse().ok().map(Duration::from_nanos));
         Some(Thread {
-            cpu_time: Duration::from_nanos(schedstat.split_whitespace().next()?.parse().ok()?),
+            cpu_time: nanos.next()?,
+            run_delay: nanos.next()?,
             voluntary_switches: count("voluntary_ctxt_switches:")?,
             involuntary_switches: count("nonvoluntary_ctxt_switches:")?,
         })
@@ -121,6 +125,7 @@ impl Thread {
     pub fn since(self, earlier: Thread) -> Thread {
         Thread {
             cpu_time: self.cpu_time.saturating_sub(earlier.cpu_time),
+            run_delay: self.run_delay.saturating_sub(earlier.run_delay),
             voluntary_switches: self.voluntary_switches.saturating_sub(earlier.voluntary_switches),
             involuntary_switches: self.involuntary_switches.saturating_sub(earlier.involuntary_switches),
         }

@@ -229,7 +229,7 @@ impl Tally {
 }
 
 /// Takes bytes off the socket without copying them.
-fn discard(stream: &TcpStream, length: usize) -> rustix::io::Result<usize> {
+pub fn discard(stream: &TcpStream, length: usize) -> rustix::io::Result<usize> {
     // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer, which may therefore be null (tcp(7)).
     let result =
         unsafe { libc::recv(stream.as_raw_fd(), std::ptr::null_mut(), length, libc::MSG_TRUNC | libc::MSG_DONTWAIT) };

@@ -1,0 +1,355 @@
+//! burst: many clients ask for much at one moment, and one for two bytes: how long does that one wait?
+//!
+//! One worker on a core of its own. The greedy are kept-alive connections that have had an answer before; then all of them
+//! ask at once, and take what comes off their sockets without copying it. The probe asks again and again over a connection
+//! of its own, one request after the other, in real-time priority, so that its answers do not wait for the greedy clients
+//! on their core. What counts is its longest wait in a burst; of ten bursts the median. A burst in which the server's
+//! threads had to wait for their core for much of the time says nothing about the server and is counted apart.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::Serialize;
+
+use crate::Measured;
+use crate::client::load::Connection;
+use crate::client::swarm::discard;
+use crate::options::Options;
+use crate::process;
+use crate::report::{self, Document, Spread};
+use crate::servers::{Kind, Program, Running, Setting, letters};
+
+const BURSTS: usize = 10;
+
+/// Bursts that are tried, at most, for so many in which the server had its core.
+const TRIES_MAX: usize = 30;
+
+/// A burst ends then, if not all of the greedy have had everything before.
+const BURST_TIME: Duration = Duration::from_millis(500);
+
+/// Before and between bursts the probe asks in peace.
+const PEACE: Duration = Duration::from_millis(50);
+
+/// Between an answer and the probe's next request.
+const PROBE_PAUSE: Duration = Duration::from_micros(100);
+
+/// A share of the burst's time: if the server could have run for so long and had no core, the burst does not count.
+const PREEMPTED_MAX: f64 = 0.05;
+
+const FILE_BYTES: usize = 16 << 20;
+const TEXT_BYTES: usize = 1 << 20;
+const NAMES: usize = 100_000;
+const INCLUDES: usize = 5_000;
+
+/// Taken off one connection before it is another one's turn.
+const TAKEN_AT_ONCE: usize = 1 << 20;
+
+/// What the greedy ask for.
+struct Case {
+    name: &'static str,
+    path: &'static str,
+    greedy: usize,
+    /// What the probe may wait at most, by the median of the bursts.
+    target_ms: f64,
+}
+
+const CASES: &[Case] = &[
+    Case { name: "file-50", path: "/burst/file", greedy: 50, target_ms: 3.0 },
+    Case { name: "file-200", path: "/burst/file", greedy: 200, target_ms: 3.0 },
+    Case { name: "file-1000", path: "/burst/file", greedy: 1000, target_ms: 8.0 },
+    Case { name: "read-200", path: "/burst/read/file", greedy: 200, target_ms: 3.0 },
+    Case { name: "gzip-50", path: "/burst/text.html", greedy: 50, target_ms: 3.0 },
+    Case { name: "ssi-50", path: "/burst/page.shtml", greedy: 50, target_ms: 3.0 },
+    Case { name: "autoindex-20", path: "/burst/names/", greedy: 20, target_ms: 3.0 },
+];
+
+#[derive(Debug, Serialize)]
+struct Row {
+    server: String,
+    case: &'static str,
+    /// The probe's longest wait in each burst, in milliseconds.
+    worst_ms: Spread,
+    /// Its 99th percentile.
+    p99_ms: Spread,
+    /// What the greedy got meanwhile, in MiB/s.
+    mib_per_second: Spread,
+    /// How long one of the server's threads could have run and had no core, in milliseconds.
+    run_delay_ms: Spread,
+    preempted: usize,
+    target_ms: f64,
+}
+
+/// What one burst was like.
+struct Burst {
+    worst: Duration,
+    p99: Duration,
+    bytes_per_second: f64,
+    run_delay: Duration,
+    was_preempted: bool,
+}
+
+pub fn measure(options: &Options) -> Measured {
+    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let chosen = |case: &&Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
+    let cases: Vec<&Case> = CASES.iter().filter(chosen).collect();
+    if cases.is_empty() {
+        return Err(format!(
+            "burst: the cases are {}",
+            CASES.iter().map(|case| case.name).collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let site = Site::write()?;
+    pin(options.client_core)?;
+    let mut rows = Vec::new();
+    for case in cases {
+        for program in programs.iter().filter(|program| matches!(program.kind, Kind::Nginx | Kind::Gale)) {
+            let row = measure_case(options, program, &site, case)?;
+            eprintln!("  {} {}: {} ms, {} preempted", row.server, row.case, row.worst_ms, row.preempted);
+            rows.push(row);
+        }
+    }
+    let table = report::table_of(
+        &rows,
+        &[
+            ("case", &|row: &Row| row.case.to_owned()),
+            ("server", &|row| row.server.clone()),
+            ("worst wait ms", &|row| row.worst_ms.to_string()),
+            ("goal", &|row| format!("{:.0}", row.target_ms)),
+            ("p99 ms", &|row| row.p99_ms.to_string()),
+            ("the others' MiB/s", &|row| format!("{:.0}", row.mib_per_second.median)),
+            ("waited for the core ms", &|row| row.run_delay_ms.to_string()),
+            ("bursts not counted", &|row| row.preempted.to_string()),
+        ],
+    );
+    let body = format!(
+        "The longest wait of a probe for two bytes, while others ask for much at one moment: median (least – greatest) of \
+         {BURSTS} bursts. One worker on core {}, all clients on core {}. `file`: {} MiB by `sendfile`; `read`: the same \
+         with `sendfile off`; `gzip`: {} MiB of text; `ssi`: a page of {INCLUDES} commands; `autoindex`: {NAMES} names. The \
+         number is that of the clients. A burst in which the server waited for its core for over {} of the time is not \
+         counted.\n\n{table}",
+        options.server_core,
+        options.client_core,
+        FILE_BYTES >> 20,
+        TEXT_BYTES >> 20,
+        report::percent(PREEMPTED_MAX),
+    );
+    Ok((Document::new("burst", "Two bytes beside a burst", &programs, &body, &rows)?, true))
+}
+
+fn measure_case(options: &Options, program: &Program, site: &Site, case: &Case) -> Result<Row, String> {
+    let server = program.start(site.setting(options.server_core))?;
+    let mut bursts = Vec::new();
+    let mut preempted = 0;
+    for _ in 0..TRIES_MAX {
+        let burst = run_burst(&server, case)?;
+        if burst.was_preempted {
+            preempted += 1;
+        } else {
+            bursts.push(burst);
+        }
+        if bursts.len() == BURSTS {
+            break;
+        }
+    }
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    Ok(Row {
+        server: server.label.clone(),
+        case: case.name,
+        worst_ms: Spread::of(bursts.iter().map(|burst| ms(burst.worst))),
+        p99_ms: Spread::of(bursts.iter().map(|burst| ms(burst.p99))),
+        mib_per_second: Spread::of(bursts.iter().map(|burst| burst.bytes_per_second / f64::from(1 << 20))),
+        run_delay_ms: Spread::of(bursts.iter().map(|burst| ms(burst.run_delay))),
+        preempted,
+        target_ms: case.target_ms,
+    })
+}
+
+fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
+    let mut greedy = Greedy::connect(&server.address, case.greedy)?;
+    let tree = server.root.tree();
+    std::thread::scope(|scope| {
+        let (over, is_over) = std::sync::mpsc::channel::<()>();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let probe = scope.spawn(move || probe(&server.address, &ready, &is_over));
+        // An error of the probe ends its side of the channel.
+        let _ = is_ready.recv();
+        std::thread::sleep(PEACE);
+        let before = process::threads(&tree);
+        let begun = Instant::now();
+        let taken = greedy.ask_and_take(case.path, begun + BURST_TIME);
+        let time = begun.elapsed();
+        drop(over);
+        let after = process::threads(&tree);
+        let mut waits = probe.join().expect("the probe does not panic")?;
+        // Also what was asked before and answered after the burst began.
+        waits.retain(|(asked, wait)| *asked + *wait >= begun);
+        let mut lengths: Vec<Duration> = waits.into_iter().map(|(_, wait)| wait).collect();
+        lengths.sort();
+        let nothing = || "the probe had no answer during a burst".to_owned();
+        let worst = *lengths.last().ok_or_else(nothing)?;
+        let p99 = lengths[lengths.len() * 99 / 100];
+        let delays = after.iter().filter_map(|(id, thread)| Some(thread.since(*before.get(id)?).run_delay));
+        let run_delay = delays.max().unwrap_or_default();
+        let was_preempted = run_delay > time.mul_f64(PREEMPTED_MAX);
+        Ok(Burst { worst, p99, bytes_per_second: taken? as f64 / time.as_secs_f64(), run_delay, was_preempted })
+    })
+}
+
+/// Asks for two bytes until it is told to end; when each was asked and how long its answer took.
+fn probe(
+    address: &str,
+    ready: &std::sync::mpsc::Sender<()>,
+    is_over: &std::sync::mpsc::Receiver<()>,
+) -> Result<Vec<(Instant, Duration)>, String> {
+    take_priority();
+    let failed = |failure: crate::client::load::Failure| format!("probe: {failure:?}");
+    let mut connection = Connection::open(address).map_err(failed)?;
+    connection.request("/return", false).map_err(failed)?;
+    // Nobody waits for it any more if that fails.
+    let _ = ready.send(());
+    let mut waits = Vec::new();
+    while matches!(is_over.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
+        let asked = Instant::now();
+        connection.request("/return", false).map_err(failed)?;
+        waits.push((asked, asked.elapsed()));
+        std::thread::sleep(PROBE_PAUSE);
+    }
+    Ok(waits)
+}
+
+/// Has this thread run as soon as its answer is there. Without the right to that, waits are a little longer.
+fn take_priority() {
+    let parameter = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameter is a live value of the kernel's layout; 0 names the calling thread.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) } != 0 {
+        eprintln!("note: no real-time priority for the probe: waits include those for the client's core");
+    }
+}
+
+fn pin(core: usize) -> Result<(), String> {
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only).map_err(|error| format!("core {core}: {error}"))
+}
+
+/// Kept-alive connections that will all ask at once.
+struct Greedy {
+    poll: std::os::fd::OwnedFd,
+    /// With what each still has to get, if that is known.
+    streams: Vec<(TcpStream, bool)>,
+}
+
+impl Greedy {
+    fn connect(address: &str, count: usize) -> Result<Greedy, String> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| format!("burst: {error}"))?;
+        let mut streams = Vec::with_capacity(count);
+        for number in 0..count {
+            let mut connection = Connection::open(address).map_err(|failure| format!("burst: {failure:?}"))?;
+            connection.request("/return", false).map_err(|failure| format!("burst: {failure:?}"))?;
+            let stream = connection.into_stream().0;
+            stream.set_nonblocking(true).map_err(|error| format!("burst: {error}"))?;
+            let data = epoll::EventData::new_u64(number as u64);
+            epoll::add(&poll, &stream, data, epoll::EventFlags::IN).map_err(|error| format!("burst: {error}"))?;
+            streams.push((stream, true));
+        }
+        Ok(Greedy { poll, streams })
+    }
+
+    /// Asks on all of them for `path` and takes what comes until they are closed or the time is over; returns how many bytes.
+    fn ask_and_take(&mut self, path: &str, until: Instant) -> Result<u64, String> {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+        for (stream, _) in &mut self.streams {
+            stream.write_all(request.as_bytes()).map_err(|error| format!("burst: {error}"))?;
+        }
+        let mut open = self.streams.len();
+        let mut taken = 0;
+        let mut events = Vec::with_capacity(256);
+        while open > 0 && Instant::now() < until {
+            let patience = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            match epoll::wait(&self.poll, spare_capacity(&mut events), Some(&patience)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(format!("burst: {error}")),
+            }
+            for event in events.drain(..) {
+                let event: epoll::Event = event;
+                let (stream, is_open) = &mut self.streams[event.data.u64() as usize];
+                match discard(stream, TAKEN_AT_ONCE) {
+                    Ok(0) => {
+                        *is_open = false;
+                        open -= 1;
+                        // It will be closed with the others.
+                        let _ = epoll::delete(&self.poll, &*stream);
+                    }
+                    Ok(bytes) => taken += bytes as u64,
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    Err(error) => return Err(format!("burst: a greedy client: {error}")),
+                }
+            }
+        }
+        if taken < self.streams.len() as u64 * 100 {
+            return Err(format!("burst: {} clients got {taken} bytes for {path}", self.streams.len()));
+        }
+        Ok(taken)
+    }
+}
+
+/// What the greedy ask for. Removed at the end.
+struct Site {
+    directory: PathBuf,
+}
+
+impl Site {
+    fn write() -> Result<Site, String> {
+        let directory = std::env::temp_dir().join(format!("gale-bench-burst-{}", std::process::id()));
+        let site = Site { directory };
+        site.write_files().map_err(|error| format!("{}: {error}", site.directory.display()))?;
+        Ok(site)
+    }
+
+    fn write_files(&self) -> std::io::Result<()> {
+        let names = self.directory.join("names");
+        fs::create_dir_all(&names)?;
+        fs::write(self.directory.join("file"), letters(FILE_BYTES))?;
+        fs::write(self.directory.join("text.html"), crate::location::html(TEXT_BYTES))?;
+        let page: String = (0..INCLUDES).map(|n| format!("<p>{n} <!--#echo var=\"request_uri\" --></p>\n")).collect();
+        fs::write(self.directory.join("page.shtml"), page)?;
+        for number in 0..NAMES {
+            fs::write(names.join(format!("a-file-with-the-number-{number}")), b"")?;
+        }
+        // Once from the disk, so that it is in memory, also in its times of access.
+        let mut sink = Vec::new();
+        for name in ["file", "text.html", "page.shtml"] {
+            fs::File::open(self.directory.join(name))?.read_to_end(&mut sink)?;
+        }
+        Ok(())
+    }
+
+    fn setting(&self, core: usize) -> Setting {
+        let directory = self.directory.display();
+        Setting {
+            cores: Some(vec![core]),
+            server: format!(
+                "location = /burst/text.html {{ alias {directory}/text.html; default_type text/html; gzip on; }}\n\
+                 \x20       location = /burst/page.shtml {{ alias {directory}/page.shtml; default_type text/html; ssi on; }}\n\
+                 \x20       location = /burst/file {{ alias {directory}/file; open_file_cache max=100; }}\n\
+                 \x20       location /burst/read/ {{ alias {directory}/; sendfile off; open_file_cache max=100; }}\n\
+                 \x20       location /burst/names/ {{ alias {directory}/names/; autoindex on; }}"
+            ),
+            ..Setting::default()
+        }
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(Path::new(&self.directory));
+    }
+}
