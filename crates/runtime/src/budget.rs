@@ -1,28 +1,55 @@
-//! Long computations in short pieces: all of them together have a bounded share of every turn.
+//! The budget of a turn: who wants little goes before who wants much, and all that want much have a bounded share.
 //!
-//! Whoever compresses, searches or parses more than a few microseconds' worth asks before each piece. What does not fit into
-//! this turn's share stands in line, first come, first served; so however many compute, others wait for one share, and at
-//! most for one piece that took longer than expected. What a piece will take is first guessed and then known from those
-//! before it. (In virtual time no piece takes any; the guess stays, and the order is the same every time.)
+//! A head, a small answer or a few bytes for a tunnel is done at once. A large send, a body that keeps arriving, or a
+//! piece of compression is *bulk*: its task waits in one line, first come, first served, and the line moves when nothing
+//! else can run. A task then has one quantum before the next one's turn; when the share of the turn is spent, the loop
+//! looks for events. So a thousand connections that take all they can get delay a quiet one by the rest of a turn, and
+//! not by a thousand bounded sends.
+//!
+//! ```text
+//!   turn:  | events, calls, timers | tasks that want little … | quantum | quantum | wait (0 s while anybody is in line)
+//!                                    TURN_NANOS at most         BULK_NANOS at most
+//! ```
+//!
+//! The kernel may know of more events than a turn brought (a ring brings some twenty completions at once): then the line
+//! stands still, but for no more than [`STARVED_TURNS`] turns.
+//!
+//! What work takes is estimated before it is done, and for bulk measured by the clock. In virtual time nothing takes any
+//! time: the estimates stand in its place, and the order is the same every time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::environment::Environment;
+use crate::slots::Key;
 
-/// What all computations of a turn may take together: a tenth of what counts as a stall.
-const SHARE_NANOS: u64 = 1_000_000;
+/// What tasks that want little may take of a turn before the loop looks for events.
+pub(crate) const TURN_NANOS: u64 = 1_000_000;
 
-/// How long a piece should take: several fit into a turn.
-const PIECE_NANOS: u64 = 500_000;
+/// What all bulk of a turn may take together. Looking for events after that costs a system call of about a microsecond.
+pub(crate) const BULK_NANOS: u64 = 500_000;
+
+/// What one task may take of that before the next one in line.
+const QUANTUM_NANOS: u64 = 125_000;
+
+/// A task that takes no more than this in one poll wants little.
+const LITTLE_NANOS: u64 = 50_000;
+
+/// After so many turns without bulk the first in line goes before everything else.
+const STARVED_TURNS: u64 = 8;
+
+/// What it takes to copy a KiB into a socket or out of one, by estimate (loopback, two cores: 150 to 300 ns).
+const COPY_NANOS_PER_KIB: u64 = 250;
+
+/// As many bytes as one task sends or receives at once: about a quantum.
+pub(crate) const QUANTUM_BYTES: usize = 512 * 1024;
+
+/// How long a piece of a computation should take: it is a turn's bulk by itself, and long enough to be worth its beginning.
+const PIECE_NANOS: u64 = BULK_NANOS;
 
 /// How long one may take at worst: a stall is far, even on a machine that is busy.
 const PIECE_NANOS_WORST: u64 = 2_000_000;
-
-/// Of fewer units than this, what a piece takes says nothing about what a unit takes.
-const UNITS_KNOWN_MIN: usize = 256;
 
 /// What a unit of work takes, in nanoseconds; a unit is a byte, as a rule.
 #[derive(Clone, Copy, Debug)]
@@ -40,142 +67,217 @@ impl Effort {
         let worst = PIECE_NANOS_WORST / self.worst_nanos.max(1);
         usual.min(worst).max(1) as usize
     }
-}
 
-/// Somebody who computes in pieces. Dropped, it leaves the line.
-pub struct TurnShare {
-    effort: Effort,
-    /// What a unit has taken of late.
-    unit_nanos: u64,
-    /// When the piece under way began, and what was charged for it.
-    piece: (u64, u64),
-    /// While it stands in line, and until it notices that its turn has come.
-    place: Option<Rc<Place>>,
-}
-
-struct Place {
-    nanos: u64,
-    has_come: Cell<bool>,
-    waker: RefCell<Waker>,
-}
-
-impl TurnShare {
-    /// For work of this kind.
-    pub fn new(effort: Effort) -> TurnShare {
-        TurnShare { effort, unit_nanos: effort.usual_nanos.max(1), piece: (0, 0), place: None }
-    }
-
-    /// How many units should make a piece, at most.
-    pub fn units_at_once(&self) -> usize {
-        self.effort.units_at_once()
-    }
-
-    /// Ready when a piece of so many units may be computed now: do it, and call [`TurnShare::done`]. One that is larger than
-    /// the whole share has a turn for itself.
-    pub fn poll(&mut self, context: &mut Context<'_>, units: usize) -> Poll<()> {
-        let nanos = (units as u64).saturating_mul(self.unit_nanos);
-        Environment::with(|environment| {
-            let line = &environment.computing;
-            match &self.place {
-                Some(place) if !place.has_come.get() => {
-                    place.waker.borrow_mut().clone_from(context.waker());
-                    return Poll::Pending;
-                }
-                // Somebody before it has taken longer than expected: it comes first in the next turn.
-                Some(place) if line.has_overrun.get() => {
-                    place.has_come.set(false);
-                    place.waker.borrow_mut().clone_from(context.waker());
-                    line.waiting.borrow_mut().push_front(Rc::clone(place));
-                    return Poll::Pending;
-                }
-                Some(_) => self.place = None,
-                None if line.waiting.borrow().is_empty() && line.try_spend(nanos) => {}
-                None => {
-                    let waker = RefCell::new(context.waker().clone());
-                    let place = Rc::new(Place { nanos, has_come: Cell::new(false), waker });
-                    line.waiting.borrow_mut().push_back(Rc::clone(&place));
-                    self.place = Some(place);
-                    return Poll::Pending;
-                }
-            }
-            self.piece = (environment.clock.read(), nanos);
-            Poll::Ready(())
-        })
-    }
-
-    /// A piece of so many units has been computed.
-    pub fn done(&mut self, units: usize) {
-        Environment::with(|environment| {
-            let (began, charged) = self.piece;
-            let taken = environment.clock.read().saturating_sub(began);
-            environment.computing.overrun(taken.saturating_sub(charged));
-            // Up at once, and slowly down.
-            if taken > 0 && units >= UNITS_KNOWN_MIN {
-                let decayed = self.unit_nanos - self.unit_nanos / 8;
-                self.unit_nanos = decayed.max(taken / units as u64).max(1);
-            }
-        });
+    fn nanos(self, units: usize) -> u64 {
+        (units as u64).saturating_mul(self.usual_nanos)
     }
 }
 
-/// Those that wait for a share of a later turn. As many as there are tasks, at most.
+/// Ready when the running task may do work of so many units now; until then it waits in line for its share of a turn.
+/// Do the work in this poll, and tell [`charge_units`].
+pub fn poll_units(context: &mut Context<'_>, effort: Effort, units: usize) -> Poll<()> {
+    Environment::with(|environment| environment.poll_budget(context, effort.nanos(units)))
+}
+
+/// Work of so many units has been done.
+pub fn charge_units(effort: Effort, units: usize) {
+    Environment::with(|environment| environment.budget.charge(effort.nanos(units)));
+}
+
+/// Ready when the running task may copy so many bytes now (read them from the page cache, send them); until then it waits
+/// in line for its share of a turn. Streams ask by themselves: this is for what comes before a send.
+pub fn poll_copy(context: &mut Context<'_>, bytes: usize) -> Poll<()> {
+    Environment::with(|environment| environment.poll_copy(context, bytes.min(QUANTUM_BYTES)))
+}
+
+/// The estimate for copying so many bytes.
+fn copy_nanos(bytes: usize) -> u64 {
+    bytes as u64 * COPY_NANOS_PER_KIB / 1024
+}
+
+/// The budget of a loop's turns.
 #[derive(Default)]
-pub(crate) struct Line {
-    spent_nanos: Cell<u64>,
-    /// The share has been used up by pieces that took longer than expected.
-    has_overrun: Cell<bool>,
-    waiting: RefCell<VecDeque<Rc<Place>>>,
+pub(crate) struct Budget {
+    /// The tasks in line; each once, so they are no more than there are tasks.
+    line: RefCell<VecDeque<Waiting>>,
+    /// What bulk has taken of this turn.
+    bulk_nanos: Cell<u64>,
+    /// What was charged in this turn, by estimate.
+    turn_nanos: Cell<u64>,
+    /// What was charged in this poll, by estimate.
+    poll_nanos: Cell<u64>,
+    /// Whose turn in line has come, until it is polled.
+    next: Cell<Option<Key>>,
+    /// When the poll under way began to have a quantum, and what had been charged in it; `None` for one without.
+    quantum: Cell<Option<(u64, u64)>>,
+    /// The turn in which there was bulk for the last time, or in which somebody came into an empty line.
+    last_bulk: Cell<u64>,
 }
 
-impl Line {
-    /// Hands out the share of the turn that begins.
-    pub fn begin_turn(&self) {
-        self.spent_nanos.set(0);
-        self.has_overrun.set(false);
-        while let Some(place) = self.next() {
-            place.has_come.set(true);
-            place.waker.borrow().wake_by_ref();
+struct Waiting {
+    task: Key,
+    /// Who has to be woken beside the task, where that is not the task's own waker.
+    inner: Option<Waker>,
+}
+
+impl Budget {
+    /// Whether somebody is in line: the loop must not sleep.
+    pub fn is_awaited(&self) -> bool {
+        !self.line.borrow().is_empty()
+    }
+
+    /// Whether tasks that want little have had, by estimate, their share of this turn.
+    pub fn is_turn_spent(&self) -> bool {
+        self.turn_nanos.get() >= TURN_NANOS
+    }
+
+    pub fn charge_copy(&self, bytes: usize) {
+        self.charge(copy_nanos(bytes));
+    }
+
+    fn charge(&self, nanos: u64) {
+        self.poll_nanos.set(self.poll_nanos.get().saturating_add(nanos));
+    }
+
+    fn begin_turn(&self) {
+        self.bulk_nanos.set(0);
+        self.turn_nanos.set(0);
+    }
+
+    fn has_bulk_left(&self) -> bool {
+        self.bulk_nanos.get() < BULK_NANOS && self.next.get().is_none()
+    }
+}
+
+impl Environment {
+    #[inline]
+    pub fn poll_copy(&self, context: &mut Context<'_>, bytes: usize) -> Poll<()> {
+        self.poll_budget(context, copy_nanos(bytes))
+    }
+
+    #[inline]
+    pub fn poll_budget(&self, context: &mut Context<'_>, nanos: u64) -> Poll<()> {
+        if self.budget.poll_nanos.get().saturating_add(nanos) <= LITTLE_NANOS {
+            return Poll::Ready(());
+        }
+        self.poll_bulk(context)
+    }
+
+    fn poll_bulk(&self, context: &mut Context<'_>) -> Poll<()> {
+        let Budget { line, quantum, last_bulk, .. } = &self.budget;
+        match quantum.get() {
+            Some(begin) if self.taken_since(begin) < QUANTUM_NANOS => return Poll::Ready(()),
+            // Nobody else wants anything: no need to queue.
+            None if !self.executor.has_ready() && line.borrow().is_empty() && self.budget.has_bulk_left() => {
+                self.begin_quantum();
+                return Poll::Ready(());
+            }
+            _ => {}
+        }
+        let Some((task, is_new)) = self.executor.enter_line() else {
+            // Outside of any task nobody could be woken.
+            return Poll::Ready(());
+        };
+        let mut line = line.borrow_mut();
+        let inner = || (!self.executor.is_waker_of(task, context.waker())).then(|| context.waker().clone());
+        if is_new {
+            if line.is_empty() {
+                last_bulk.set(self.clock.turn());
+            }
+            line.push_back(Waiting { task, inner: inner() });
+        } else if let Some(inner) = inner() {
+            // A future with wakers of its own: the last one to ask is woken.
+            if let Some(waiting) = line.iter_mut().find(|waiting| waiting.task == task) {
+                waiting.inner = Some(inner);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// A turn begins. Who has waited for long comes first.
+    pub fn begin_budget(&self) {
+        self.budget.begin_turn();
+        // One that was woken in a turn that ended before it was polled keeps its place; one that has ended makes room.
+        if self.budget.next.get().is_some_and(|task| !self.executor.is_queued(task)) {
+            self.budget.next.set(None);
+        }
+        if self.budget.is_awaited() && self.budget.next.get().is_none() && self.is_bulk_starved() {
+            self.wake_next_in_line();
         }
     }
 
-    /// Whether the next turn has something to compute.
-    pub fn is_waiting(&self) -> bool {
-        !self.waiting.borrow().is_empty()
+    /// Nothing else can run: wakes the first in line if the share of the turn is not spent and no events wait. False if
+    /// nobody was woken.
+    pub fn wake_bulk(&self) -> bool {
+        let may_run = self.budget.is_awaited() && self.budget.has_bulk_left();
+        may_run && (!self.driver.has_events() || self.is_bulk_starved()) && self.wake_next_in_line()
     }
 
-    /// The first in line, if what it asks for fits in.
-    fn next(&self) -> Option<Rc<Place>> {
-        let mut waiting = self.waiting.borrow_mut();
+    fn is_bulk_starved(&self) -> bool {
+        self.clock.turn() - self.budget.last_bulk.get() >= STARVED_TURNS
+    }
+
+    fn wake_next_in_line(&self) -> bool {
         loop {
-            let first = waiting.front()?;
-            let has_left = Rc::strong_count(first) == 1;
-            if !has_left && !self.try_spend(first.nanos) {
-                return None;
+            let Some(Waiting { task, inner }) = self.budget.line.borrow_mut().pop_front() else { return false };
+            // One that has ended is not there any more.
+            if self.executor.leave_line(task) {
+                self.budget.next.set(Some(task));
+                self.executor.wake_first(task);
+                inner.into_iter().for_each(Waker::wake);
+                return true;
             }
-            let first = waiting.pop_front();
-            if !has_left {
-                return first;
-            }
         }
     }
 
-    fn try_spend(&self, nanos: u64) -> bool {
-        let spent = self.spent_nanos.get();
-        let fits = spent == 0 || spent.saturating_add(nanos) <= SHARE_NANOS;
-        if fits {
-            self.spend(nanos.max(1));
-        }
-        fits
-    }
-
-    fn overrun(&self, nanos: u64) {
-        self.spend(nanos);
-        if nanos > 0 && self.spent_nanos.get() > SHARE_NANOS {
-            self.has_overrun.set(true);
+    /// A poll of this task begins.
+    #[inline]
+    pub fn begin_poll(&self, task: Key) {
+        if self.budget.next.get() == Some(task) {
+            self.budget.next.set(None);
+            self.begin_quantum();
         }
     }
 
-    fn spend(&self, nanos: u64) {
-        self.spent_nanos.set(self.spent_nanos.get().saturating_add(nanos));
+    /// The poll is over.
+    #[inline]
+    pub fn end_poll(&self) {
+        let budget = &self.budget;
+        let charged = budget.poll_nanos.take();
+        match budget.quantum.take() {
+            None => budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(charged)),
+            Some(begin) => self.end_quantum(begin, charged),
+        }
+    }
+
+    fn begin_quantum(&self) {
+        self.budget.quantum.set(Some((self.clock.read(), self.budget.poll_nanos.get())));
+    }
+
+    fn end_quantum(&self, begin: (u64, u64), charged: u64) {
+        let budget = &self.budget;
+        budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(begin.1));
+        let taken = if self.clock.is_virtual() { charged - begin.1 } else { self.clock.read().saturating_sub(begin.0) };
+        budget.bulk_nanos.set(budget.bulk_nanos.get().saturating_add(taken));
+        budget.last_bulk.set(self.clock.turn());
+        if self.simulation.is_some() {
+            self.assert_budget();
+        }
+    }
+
+    /// What the poll under way has taken since its quantum began.
+    fn taken_since(&self, (began, charged): (u64, u64)) -> u64 {
+        match self.clock.is_virtual() {
+            true => self.budget.poll_nanos.get() - charged,
+            false => self.clock.read().saturating_sub(began),
+        }
+    }
+
+    /// No turn of a simulated world goes beyond its budget by more than what one task does at once.
+    fn assert_budget(&self) {
+        let (bulk, turn) = (self.budget.bulk_nanos.get(), self.budget.turn_nanos.get());
+        let one_more = QUANTUM_NANOS + PIECE_NANOS_WORST.max(copy_nanos(QUANTUM_BYTES));
+        assert!(bulk <= BULK_NANOS + one_more, "bulk took {bulk} ns of a turn");
+        assert!(turn <= TURN_NANOS + LITTLE_NANOS + one_more, "a turn took {turn} ns");
     }
 }

@@ -309,6 +309,11 @@ pub(crate) trait Driver {
         Err(read)
     }
 
+    /// Whether the kernel is known to have more events than the last [`Driver::wait`] has brought. Costs no call.
+    fn has_events(&self) -> bool {
+        false
+    }
+
     /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
     fn next_event(&self) -> Option<u64> {
         None

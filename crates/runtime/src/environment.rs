@@ -10,13 +10,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::budget::Budget;
 use crate::clock::{Clock, Moment};
 use crate::driver::{Driver, RingCounters};
 use crate::executor::Executor;
 use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
 use crate::timer::Wheel;
-use crate::turn_share::Line;
 
 thread_local! {
     /// A plain pointer, because a request looks at the clock several times: no count, no flag, no destructor.
@@ -31,8 +31,8 @@ pub(crate) struct Environment {
     pub driver: Box<dyn Driver>,
     pub inbox: Arc<Inbox>,
     pub random: Cell<u64>,
-    /// Who waits for a share of the turn.
-    pub computing: Line,
+    /// What the turn may take, and the tasks that wait for more.
+    pub budget: Budget,
     /// The world behind `driver` when that is simulated: files and pools ask for it.
     pub simulation: Option<Rc<World>>,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// Whether something can run without waiting for an event.
     pub fn has_work(&self) -> bool {
-        self.executor.has_work() || self.computing.is_waiting()
+        self.executor.has_work() || self.budget.is_awaited()
     }
 
     /// The environment of the running loop. Panics outside of one.

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::budget::{BULK_NANOS, Budget, TURN_NANOS};
 use crate::buffer;
 use crate::clock::{Clock, ClockChoice};
 use crate::driver::epoll::Epoll;
@@ -25,11 +26,13 @@ use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::simulation::{Simulation, World};
 use crate::timer::Wheel;
-use crate::turn_share::Line;
 use crate::watchdog;
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
+
+/// Polls between two looks at the clock: together they take no more than a quarter of a turn.
+const POLLS_PER_LOOK: usize = 8;
 
 /// Longer waits exceed what some kernels and sandboxes accept; a turn per hour costs nothing.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
@@ -156,7 +159,7 @@ impl EventLoop {
             driver,
             inbox,
             random: seed.into(),
-            computing: Line::default(),
+            budget: Budget::default(),
             simulation,
         });
         let driver_reason = None;
@@ -191,19 +194,34 @@ impl EventLoop {
         loop {
             self.take_calls_and_wakes();
             self.expire_timers();
-            environment.computing.begin_turn();
             environment.executor.begin_turn();
+            environment.begin_budget();
             let mut is_at_end = false;
-            for _ in 0..POLLS_PER_TURN {
-                match environment.executor.pop() {
-                    None if !is_at_end && environment.executor.end_turn() => is_at_end = true,
+            let mut polls = 0;
+            while polls < POLLS_PER_TURN && !self.is_turn_over(polls) {
+                let runnable = match environment.executor.pop() {
+                    Some(runnable) => runnable,
+                    None if environment.wake_bulk() => continue,
+                    None if !is_at_end && environment.executor.end_turn() => {
+                        is_at_end = true;
+                        continue;
+                    }
                     None => break,
-                    Some(Runnable::Task(key)) => environment.executor.poll_task(key, turns),
-                    Some(Runnable::Main) => {
+                };
+                polls += 1;
+                match runnable {
+                    Runnable::Task(key) => {
+                        environment.begin_poll(key);
+                        environment.executor.poll_task(key, turns);
+                        environment.end_poll();
+                    }
+                    Runnable::Main(key) => {
                         turns.note(|| "the main task");
+                        environment.begin_poll(key);
                         environment.executor.set_main_running(true);
                         let polled = main.as_mut().poll(&mut Context::from_waker(&waker));
                         environment.executor.set_main_running(false);
+                        environment.end_poll();
                         if let Poll::Ready(output) = polled {
                             return output;
                         }
@@ -215,6 +233,14 @@ impl EventLoop {
             }
             self.wait();
         }
+    }
+
+    /// Whether the tasks of this turn have had their time, or by estimate will have had it when the kernel is called. What
+    /// is left of them goes first in the next turn, behind a look for events.
+    fn is_turn_over(&self, polls: usize) -> bool {
+        let Environment { clock, budget, .. } = &*self.environment;
+        let is_late = || clock.read() - clock.now().as_nanos() >= TURN_NANOS + BULK_NANOS;
+        budget.is_turn_spent() || polls > 0 && polls.is_multiple_of(POLLS_PER_LOOK) && !clock.is_virtual() && is_late()
     }
 
     fn take_calls_and_wakes(&mut self) {

@@ -4,7 +4,8 @@
 //! generation: copied, never counted. Waking on the loop's own thread pushes on a queue without atomics; waking from
 //! another thread goes through that loop's inbox. A waker that outlives its task or its loop finds nothing.
 //!
-//! Fairness: a turn polls at most [`POLLS_PER_TURN`] times, and a task that wakes itself waits for the next turn.
+//! Fairness: a turn polls at most [`POLLS_PER_TURN`] times, and a task that wakes itself waits for the next turn. Tasks
+//! that want much wait in a line of their own (`budget.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -124,12 +125,14 @@ struct Task {
     /// Taken out while it is polled, so that no borrow is held while its code runs. Always `None` for the main future.
     future: Option<BoxedFuture>,
     queued: bool,
+    /// It waits in the line for bulk.
+    in_line: bool,
 }
 
 /// What there is to poll next.
 pub(crate) enum Runnable {
     /// The future given to `run`, which lives on its stack.
-    Main,
+    Main(Key),
     Task(Key),
 }
 
@@ -179,7 +182,7 @@ impl Executor {
     }
 
     fn insert(&self, future: Option<BoxedFuture>) -> Key {
-        let key = self.tasks.borrow_mut().insert(Task { future, queued: false });
+        let key = self.tasks.borrow_mut().insert(Task { future, queued: false, in_line: false });
         assert!(key.index < INDEX_MASK, "more tasks than a waker can name");
         key
     }
@@ -191,8 +194,7 @@ impl Executor {
     }
 
     fn is_awake(&self, task: TaskId) -> bool {
-        let is_own = loop_of(task.word()) == self.loop_index;
-        is_own && self.tasks.borrow_mut().get_mut(key_of(task.word())).is_some_and(|task| task.queued)
+        loop_of(task.word()) == self.loop_index && self.is_queued(key_of(task.word()))
     }
 
     fn remove(&self, key: Key) {
@@ -231,6 +233,21 @@ impl Executor {
         queue.borrow_mut().push_back(key);
     }
 
+    /// As [`Executor::wake`], for a task that goes before all others; not while it runs.
+    pub fn wake_first(&self, key: Key) {
+        let mut tasks = self.tasks.borrow_mut();
+        if let Some(task) = tasks.get_mut(key)
+            && !std::mem::replace(&mut task.queued, true)
+        {
+            self.ready.borrow_mut().push_front(key);
+        }
+    }
+
+    /// Whether a task is on a run queue.
+    pub fn is_queued(&self, key: Key) -> bool {
+        self.tasks.borrow_mut().get_mut(key).is_some_and(|task| task.queued)
+    }
+
     /// Makes those that woke themselves in the last turn runnable.
     pub fn begin_turn(&self) {
         let mut next_turn = self.next_turn.borrow_mut();
@@ -255,13 +272,38 @@ impl Executor {
         !self.ready.borrow().is_empty() || !self.next_turn.borrow().is_empty()
     }
 
+    /// Whether a task can run in this turn.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.borrow().is_empty()
+    }
+
+    /// Notes that the running task waits in line, and whether that is new. `None` when no task runs.
+    pub fn enter_line(&self) -> Option<(Key, bool)> {
+        let key = self.running.get()?;
+        let mut tasks = self.tasks.borrow_mut();
+        // The table keeps the entry of a running task, unless it has aborted itself: then nobody comes back.
+        let is_new = tasks.get_mut(key).is_some_and(|task| !std::mem::replace(&mut task.in_line, true));
+        Some((key, is_new))
+    }
+
+    /// Notes that a task has left the line; false if it has ended.
+    pub fn leave_line(&self, key: Key) -> bool {
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.get_mut(key).map(|task| task.in_line = false).is_some()
+    }
+
+    /// Whether this waker is the task's own.
+    pub fn is_waker_of(&self, key: Key, waker: &Waker) -> bool {
+        word_of(waker) == Some(self.word(key))
+    }
+
     pub fn pop(&self) -> Option<Runnable> {
         let key = self.ready.borrow_mut().pop_front()?;
         if self.main.get() == Some(key) {
             if let Some(task) = self.tasks.borrow_mut().get_mut(key) {
                 task.queued = false;
             }
-            return Some(Runnable::Main);
+            return Some(Runnable::Main(key));
         }
         Some(Runnable::Task(key))
     }

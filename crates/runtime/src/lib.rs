@@ -40,6 +40,7 @@
 
 mod accept_mutex;
 mod address;
+mod budget;
 mod buffer;
 mod clock;
 mod datagram;
@@ -68,12 +69,12 @@ mod slots;
 pub mod stall;
 mod stream;
 mod timer;
-mod turn_share;
 pub mod watch;
 mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
+pub use budget::{Effort, charge_units, poll_copy, poll_units};
 pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
@@ -98,4 +99,3 @@ pub use pool::{
 pub use reads::{PieceRead, ReadHow};
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
-pub use turn_share::{Effort, TurnShare};

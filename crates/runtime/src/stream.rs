@@ -9,11 +9,12 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
 
 use crate::address::SocketAddress;
+use crate::budget::QUANTUM_BYTES;
 use crate::buffer::Buffer;
 use crate::driver::{Control, End, Fresh, Released, TcpInfo};
 use crate::environment::Environment;
@@ -126,7 +127,13 @@ impl Stream {
         if let Some(ahead) = self.ahead.take() {
             return Poll::Ready(self.take_ahead(ahead, into, max));
         }
-        self.environment.driver.poll_recv(self.key, cx, into, max)
+        let environment = &*self.environment;
+        ready!(environment.poll_copy(cx, max.min(QUANTUM_BYTES)));
+        let polled = environment.driver.poll_recv(self.key, cx, into, max);
+        if let Poll::Ready(Ok(received)) = polled {
+            environment.budget.charge_copy(received);
+        }
+        polled
     }
 
     #[cold]
@@ -149,7 +156,17 @@ impl Stream {
     /// progress, with 0 only when `out` is empty. Errors: the connection's.
     #[inline]
     pub fn poll_send(&self, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
-        self.environment.driver.poll_send(self.key, cx, out)
+        let environment = &*self.environment;
+        let wanted = out.len_bytes().min(QUANTUM_BYTES);
+        ready!(environment.poll_copy(cx, wanted));
+        let polled = environment.driver.poll_send(self.key, cx, out);
+        match polled {
+            Poll::Ready(Ok(sent)) => environment.budget.charge_copy(sent),
+            // It may be queued, for the call that ends the turn.
+            Poll::Pending => environment.budget.charge_copy(wanted),
+            Poll::Ready(Err(_)) => {}
+        }
+        polled
     }
 
     /// Sends the first of `bytes` if that takes no waiting, and returns how many: for a short answer, which then needs no
@@ -160,10 +177,11 @@ impl Stream {
     /// after this, if all was sent: then the end leaves in the same packet. Errors: the connection's.
     #[inline]
     pub fn try_send(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        self.environment.budget.charge_copy(bytes.len());
         self.environment.driver.try_send(self.key, bytes, is_last)
     }
 
-    /// Sends at most `length` bytes of `file` (a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of
+    /// Sends at most `length` bytes of `file` (half a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of
     /// the file.
     ///
     /// Reads what is not in memory from the disk and *blocks* meanwhile: for pieces known to be resident only. The process
@@ -175,7 +193,14 @@ impl Stream {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
-        self.environment.driver.poll_sendfile(self.key, cx, file.as_fd(), offset, length)
+        let environment = &*self.environment;
+        let length = length.min(QUANTUM_BYTES);
+        ready!(environment.poll_copy(cx, length));
+        let polled = environment.driver.poll_sendfile(self.key, cx, file.as_fd(), offset, length);
+        if let Poll::Ready(Ok(sent)) = polled {
+            environment.budget.charge_copy(sent);
+        }
+        polled
     }
 
     /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be

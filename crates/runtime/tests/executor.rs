@@ -7,11 +7,12 @@ mod common;
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -451,58 +452,156 @@ fn a_loop_that_stalls_does_not_keep_the_accept_mutex() {
     stalling.join().unwrap();
 }
 
+/// A task that counts the turns.
+fn count_turns() -> (TaskId, Rc<Cell<u32>>) {
+    let turn = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&turn);
+    let counter = spawn(async move {
+        loop {
+            counted.set(counted.get() + 1);
+            yield_now().await;
+        }
+    });
+    (counter, turn)
+}
+
+const MICROSECOND: Effort = Effort { usual_nanos: 1000, worst_nanos: 1000 };
+
+async fn compute(units: usize) {
+    poll_fn(|context| poll_units(context, MICROSECOND, units)).await;
+    charge_units(MICROSECOND, units);
+}
+
 #[test]
-fn those_that_compute_share_the_turn_in_the_order_in_which_they_came() {
+fn tasks_that_compute_much_take_turns_within_a_bounded_share() {
     run(async {
-        let turn = Rc::new(Cell::new(0u32));
-        let counted = Rc::clone(&turn);
-        let counter = spawn(async move {
-            loop {
-                counted.set(counted.get() + 1);
-                yield_now().await;
-            }
-        });
+        let (counter, turn) = count_turns();
         let pieces = Rc::new(RefCell::new(Vec::new()));
         let computing: Vec<_> = (0..5)
             .map(|number| {
                 let (pieces, turn) = (Rc::clone(&pieces), Rc::clone(&turn));
                 spawn(async move {
-                    let mut share = TurnShare::new(Effort { usual_nanos: 1000, worst_nanos: 1000 });
                     for _ in 0..4 {
-                        poll_fn(|context| share.poll(context, 400)).await;
-                        share.done(400);
+                        compute(400).await;
                         pieces.borrow_mut().push((turn.get(), number));
                     }
                 })
             })
             .collect();
-        // Whoever leaves the line holds nobody up.
+        // A task that leaves the line holds nobody up.
         yield_now().await;
-        abort(computing[2]);
+        abort(computing[4]);
         while task_count() > 1 {
             yield_now().await;
         }
         abort(counter);
         let pieces = pieces.borrow();
-        assert!(turn.get() >= 7, "two pieces fit into a turn: {pieces:?}");
-        // The first one had the first turn for itself; from then on nobody comes again before all others have.
-        let order: Vec<_> = pieces.iter().map(|(_, number)| *number).filter(|number| *number != 2).collect();
-        assert_eq!(order[..2], [0, 0], "{pieces:?}");
-        assert_eq!(order[2..], [0, 1, 3, 4, 0, 1, 3, 4, 1, 3, 4, 1, 3, 4], "{pieces:?}");
+        let order: Vec<_> = pieces.iter().map(|(_, number)| *number).filter(|number| *number != 4).collect();
+        assert_eq!(order, [0, 1, 2, 3].repeat(4), "{pieces:?}");
+        for turn in 0..=turn.get() {
+            let count = pieces.iter().filter(|(of, _)| *of == turn).count();
+            assert!(count <= 2, "the second piece of 400 microseconds exceeds the share: {pieces:?}");
+        }
+    });
+}
+
+#[test]
+fn a_task_that_wants_little_goes_before_those_in_line() {
+    run(async {
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for number in 0..3 {
+            let order = Rc::clone(&order);
+            spawn(async move {
+                compute(200).await;
+                order.borrow_mut().push(number);
+            });
+        }
+        let quiet = Rc::clone(&order);
+        spawn(async move {
+            compute(40).await;
+            quiet.borrow_mut().push(100);
+            // Together with what it has had in this poll, it is not little any more.
+            compute(40).await;
+            quiet.borrow_mut().push(101);
+        });
+        while task_count() > 0 {
+            yield_now().await;
+        }
+        assert_eq!(*order.borrow(), [100, 0, 1, 2, 101]);
     });
 }
 
 #[test]
 fn a_piece_that_is_larger_than_the_share_has_a_turn_for_itself() {
     run(async {
-        let mut share = TurnShare::new(Effort { usual_nanos: u64::MAX, worst_nanos: 1 });
-        assert_eq!(share.units_at_once(), 1);
-        poll_fn(|context| share.poll(context, 1)).await;
-        poll_fn(|context| {
-            assert!(share.poll(context, 1).is_pending());
-            Poll::Ready(())
-        })
-        .await;
-        poll_fn(|context| share.poll(context, 1)).await;
+        const ENDLESS: Effort = Effort { usual_nanos: u64::MAX, worst_nanos: 1 };
+        assert_eq!(ENDLESS.units_at_once(), 1);
+        let (_counter, turn) = count_turns();
+        let mut turns = Vec::new();
+        for _ in 0..3 {
+            poll_fn(|context| poll_units(context, ENDLESS, 1)).await;
+            charge_units(ENDLESS, 1);
+            turns.push(turn.get());
+        }
+        assert!(turns.is_sorted_by(|one, next| one < next), "{turns:?}");
+    });
+}
+
+#[test]
+fn tasks_that_always_want_little_do_not_starve_those_in_line() {
+    run(async {
+        let is_over = Rc::new(Cell::new(false));
+        for _ in 0..1000 {
+            let is_over = Rc::clone(&is_over);
+            spawn(async move {
+                while !is_over.get() {
+                    yield_now().await;
+                }
+            });
+        }
+        for _ in 0..20 {
+            compute(400).await;
+        }
+        is_over.set(true);
+    });
+}
+
+#[test]
+fn in_line_the_waker_of_a_future_within_the_task_is_woken() {
+    /// Polls its future only when the waker that this was given has been woken.
+    struct Inner<F>(Pin<Box<F>>, Arc<Flag>);
+
+    #[derive(Default)]
+    struct Flag(AtomicBool, Mutex<Option<Waker>>);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+            self.1.lock().unwrap().take().unwrap().wake();
+        }
+    }
+
+    impl<F: Future> Future for Inner<F> {
+        type Output = F::Output;
+
+        fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+            *self.1.1.lock().unwrap() = Some(context.waker().clone());
+            if !self.1.0.swap(false, Ordering::Relaxed) {
+                return Poll::Pending;
+            }
+            let waker = Waker::from(Arc::clone(&self.1));
+            self.0.as_mut().poll(&mut Context::from_waker(&waker))
+        }
+    }
+
+    run(async {
+        let flag = Arc::new(Flag::default());
+        flag.0.store(true, Ordering::Relaxed);
+        let work = async {
+            for _ in 0..5 {
+                compute(1000).await;
+            }
+        };
+        Inner(Box::pin(work), flag).await;
     });
 }

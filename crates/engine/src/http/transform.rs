@@ -10,7 +10,7 @@
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use gale_runtime::{Effort, Lease, TurnShare};
+use gale_runtime::{Effort, Lease, charge_units, poll_units};
 
 use super::body::{Body, BodyItem, BodyStream, FilePiece};
 use super::delivery::FileOptions;
@@ -106,7 +106,6 @@ pub struct Step {
 pub struct Transformed<T> {
     inner: InMemory,
     transform: T,
-    share: TurnShare,
     room_bytes: usize,
     /// What has been made and not left yet: so many bytes of the lease.
     made: Option<(Lease, usize)>,
@@ -135,7 +134,6 @@ impl<T: Transform> Transformed<T> {
     pub fn new(body: Body, transform: T, room_bytes: usize) -> Transformed<T> {
         Transformed {
             inner: InMemory::new(body),
-            share: TurnShare::new(transform.effort()),
             transform,
             room_bytes: room_bytes.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end()),
             made: None,
@@ -163,15 +161,16 @@ impl<T: Transform> Transformed<T> {
             State::Flushing(_) => (&[][..], Until::Flush),
             _ => (&[][..], Until::End),
         };
-        let input = &input[..input.len().min(self.share.units_at_once())];
+        let effort = self.transform.effort();
+        let input = &input[..input.len().min(effort.units_at_once())];
         let room_left = self.made.as_ref().map_or(self.room_bytes, |(room, made)| room.len() - made);
-        ready!(self.share.poll(context, self.transform.units(input, until, room_left)));
+        ready!(poll_units(context, effort, self.transform.units(input, until, room_left)));
         let (room, made) = match &mut self.made {
             Some(made) => made,
             none => none.insert((Lease::new(self.room_bytes)?, 0)),
         };
         let step = self.transform.step(input, until, &mut room[*made..])?;
-        self.share.done(step.units);
+        charge_units(effort, step.units);
         *made += step.made;
         match &mut self.state {
             State::Taking(item, taken) => {

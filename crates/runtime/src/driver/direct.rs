@@ -9,6 +9,7 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
 use crate::address::SocketAddress;
+use crate::budget::QUANTUM_BYTES;
 use crate::buffer::Buffer;
 use crate::output::{Output, SLICES_MAX};
 
@@ -16,12 +17,8 @@ use crate::output::{Output, SLICES_MAX};
 pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
 /// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
-/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason). 16 of these take a few milliseconds.
-pub(super) const SEND_MAX: usize = 1 << 20;
-
-/// A piece of a file by `sendfile` counts as so many operations: it costs what ten short sends do, and clients who take whole
-/// files as fast as they are sent must not make a turn long. So two of them, 2 MiB, are what a connection gets in a turn.
-pub(super) const SENDFILE_OPERATIONS: u16 = 8;
+/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason).
+pub(super) const SEND_MAX: usize = QUANTUM_BYTES;
 
 /// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
 /// one that was not used since looks used, and yields a turn early.
@@ -40,11 +37,6 @@ impl Share {
         }
         self.used = self.used.saturating_add(1);
         u32::from(self.used) <= max
-    }
-
-    /// The one that was just taken counts as so many.
-    pub(super) fn count_as(&mut self, operations: u16) {
-        self.used = self.used.saturating_add(operations - 1);
     }
 
     /// Whether the last one was taken in this turn.

@@ -25,8 +25,7 @@ use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, receive_datagram, send,
-    send_datagram, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, receive, receive_datagram, send, send_datagram, send_now,
 };
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, TcpInfo};
@@ -45,6 +44,8 @@ pub(crate) struct Epoll {
     listeners: RefCell<Slots<Listening<Registered>>>,
     events: RefCell<Vec<epoll::Event>>,
     turn: Cell<u32>,
+    /// The last call brought as many events as it could.
+    was_full: Cell<bool>,
 }
 
 struct Connection {
@@ -79,6 +80,7 @@ impl Epoll {
             listeners: RefCell::new(Slots::new()),
             events: RefCell::new(Vec::with_capacity(events_max)),
             turn: Cell::new(0),
+            was_full: Cell::new(false),
         })
     }
 
@@ -267,7 +269,6 @@ impl Driver for Epoll {
     ) -> Poll<io::Result<usize>> {
         // A short count may also mean the end of the file, so it says nothing about the socket.
         self.attempt(key, cx, Direction::Write, |connection| {
-            connection.writes.count_as(SENDFILE_OPERATIONS);
             rustix::fs::sendfile(&connection.socket, file, Some(offset), length.min(SEND_MAX))
         })
     }
@@ -428,6 +429,10 @@ impl Driver for Epoll {
         Poll::Pending
     }
 
+    fn has_events(&self) -> bool {
+        self.was_full.get()
+    }
+
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
@@ -438,6 +443,7 @@ impl Driver for Epoll {
         events.clear();
         let result = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut *events), timeout.as_ref());
         self.turn.set(self.turn.get().wrapping_add(1));
+        self.was_full.set(events.len() == events.capacity());
         match result {
             Err(Errno::INTR) => return Ok(0),
             other => other?,

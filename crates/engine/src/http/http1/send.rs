@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{Output, PoolError, Stream, Timer};
+use gale_runtime::{Output, PoolError, Stream, Timer, poll_copy};
 
 use crate::http::body::BodyItem;
 use crate::http::delivery::{Delivery, FileError, Next};
@@ -430,6 +430,7 @@ impl Sender {
                 self.clear();
                 return Poll::Ready(Err(gone));
             }
+            ready!(self.poll_budget(context));
             if let Err(error) = self.fill() {
                 self.fail_with_file(error);
                 continue;
@@ -480,6 +481,18 @@ impl Sender {
                 Poll::Pending => return self.poll_patience(context),
             }
             self.is_waiting = false;
+        }
+    }
+
+    /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending it
+    /// would, and the client's time does not run meanwhile.
+    fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
+        let is_sent_first = self.output.len_bytes() as u64 > self.delivery.low_water();
+        match self.queue.front() {
+            Some(BodyItem::File(piece)) if !is_sent_first && !self.delivery.is_reading() => {
+                poll_copy(context, usize::try_from(piece.length).unwrap_or(usize::MAX))
+            }
+            _ => Poll::Ready(()),
         }
     }
 

@@ -20,7 +20,7 @@ use gale_engine::process::Level;
 use gale_protocol::ssi::text::{self, Expression};
 use gale_protocol::ssi::{Command, Event, PARAMETERS_MAX, Parser};
 use gale_protocol::uri::escape::{Class, escape, escape_html};
-use gale_runtime::{Effort, TurnShare};
+use gale_runtime::{Effort, charge_units, poll_units};
 
 use super::page::{Page, TooMuch};
 use super::{Conf, TimeFormat};
@@ -48,7 +48,6 @@ pub struct Document {
     has_ended: bool,
     page: Rc<Page>,
     waits_for: Waiting,
-    share: TurnShare,
     /// A command that waits for its share of a turn.
     found: Option<Event>,
 
@@ -158,7 +157,6 @@ impl Document {
             has_ended: false,
             page,
             waits_for: Waiting::Nothing,
-            share: TurnShare::new(COMMAND_EFFORT),
             found: None,
             is_silent: *conf.ssi_silent_errors.get(),
             error_message: Bytes::from_static(ERROR_MESSAGE),
@@ -180,12 +178,12 @@ impl BodyStream for Document {
                 return Poll::Ready(Some(Err(error)));
             }
             if let Some(event) = self.found.take() {
-                if self.share.poll(context, 1).is_pending() {
+                if poll_units(context, COMMAND_EFFORT, 1).is_pending() {
                     self.found = Some(event);
                     return Poll::Pending;
                 }
                 let item = self.handle(request, event);
-                self.share.done(1);
+                charge_units(COMMAND_EFFORT, 1);
                 match item {
                     Some(item) => return Poll::Ready(Some(Ok(item))),
                     None => continue,
@@ -217,8 +215,8 @@ impl BodyStream for Document {
                 }
                 // Text that is not shown could go on without end, too.
                 let units = left.div_ceil(TEXT_OF_A_COMMAND);
-                ready!(self.share.poll(context, units));
-                self.share.done(units);
+                ready!(poll_units(context, COMMAND_EFFORT, units));
+                charge_units(COMMAND_EFFORT, units);
                 piece.until += left;
             }
             let Some(event) = self.parser.next(&piece.item.bytes()[..piece.until], &mut piece.at) else { continue };

@@ -55,8 +55,7 @@ use self::operation::{
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, receive_datagram, send, send_datagram,
-    send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, is_broken, receive, receive_datagram, send, send_datagram, send_now,
 };
 use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
@@ -123,6 +122,8 @@ pub(crate) struct IoUring {
     buffers_missed: Cell<u64>,
     completions_max: usize,
     turn: Cell<u32>,
+    /// After the last call there was more for the next one.
+    has_more: Cell<bool>,
 }
 
 enum Request {
@@ -185,6 +186,7 @@ impl IoUring {
             buffers_missed: Cell::new(0),
             completions_max,
             turn: Cell::new(0),
+            has_more: Cell::new(false),
         };
         driver.test()?;
         Ok(driver)
@@ -796,7 +798,6 @@ impl Driver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
-            connection.writes.count_as(SENDFILE_OPERATIONS);
             rustix::fs::sendfile(connection.socket(), file, Some(offset), length.min(SEND_MAX))
         })
     }
@@ -932,6 +933,10 @@ impl Driver for IoUring {
         self.file_reads.begin(read)
     }
 
+    fn has_events(&self) -> bool {
+        self.has_more.get()
+    }
+
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = self.sweep(timeout);
         self.make_entries();
@@ -947,6 +952,7 @@ impl Driver for IoUring {
                 }
                 ring.take(&mut completions, self.completions_max);
                 self.take_failed_posts(&mut ring, &mut completions)?;
+                self.has_more.set(ring.has_deferred_work() || ring.has_completions());
                 if !completions.is_empty() || !ring.has_deferred_work() {
                     break;
                 }
