@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
+use crate::net::SocketAddress;
 use crate::output::{Output, SLICES_MAX};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.

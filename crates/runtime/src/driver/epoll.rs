@@ -30,12 +30,12 @@ use super::direct::{
 };
 use super::listening::{Listening, accept};
 use super::{Control, Driver, End, Fresh, TcpInfo};
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::AcceptOptions;
+use crate::net::SocketAddress;
 use crate::output::Output;
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
 
 const INBOX: u64 = u64::MAX;
 
@@ -66,7 +66,7 @@ type Registered = bool;
 
 /// Marks the keys of listeners in epoll's data; generations leave these bits free.
 const LISTENER: u64 = 1 << 31;
-const _: () = assert!(crate::slots::GENERATION_BITS < 31);
+const _: () = assert!(crate::executor::slots::GENERATION_BITS < 31);
 
 impl Epoll {
     pub fn new(events_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
 use super::direct::Share;
-use crate::address::SocketAddress;
-use crate::listener::{AcceptOptions, look_for_connections, own_address};
-use crate::parked::Parked;
-use crate::watchdog::has_connection;
+use crate::executor::parked::Parked;
+use crate::net::SocketAddress;
+use crate::net::{AcceptOptions, look_for_connections, own_address};
+use crate::stall::watchdog::has_connection;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;

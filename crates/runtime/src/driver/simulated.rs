@@ -20,13 +20,13 @@ use rustix::io::Errno;
 
 use super::direct::SEND_MAX;
 use super::{Control, Driver, End, Fresh, Released};
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::AcceptOptions;
+use crate::net::SocketAddress;
 use crate::output::Output;
-use crate::parked::Parked;
 use crate::simulation::{Event, Named, Side, World, storm};
-use crate::slots::{Key, Slots};
 
 /// What a receive in flight takes at most, as the buffers of the ring.
 const RECEIVED_MAX: usize = 4096;

@@ -16,11 +16,11 @@ use rustix::io::Errno;
 
 use super::operation::{KIND_ACCEPT, KIND_LISTENER, push_cancel, user_data};
 use super::ring::{Completion, Ring};
-use crate::address::SocketAddress;
 use crate::driver::End;
 use crate::driver::listening::{Accepted, Listening, accept, concerns_one_connection};
-use crate::listener::AcceptOptions;
-use crate::slots::{Key, Slots};
+use crate::executor::slots::{Key, Slots};
+use crate::net::AcceptOptions;
+use crate::net::SocketAddress;
 
 /// When so many connections wait that the kernel has accepted ahead, it is to stop. One call may bring more of them, as many
 /// as its queue holds.

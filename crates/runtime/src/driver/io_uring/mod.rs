@@ -60,12 +60,12 @@ use super::direct::{
 };
 use super::file_read::{FileRead, FileReading};
 use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::AcceptOptions;
+use crate::net::SocketAddress;
 use crate::output::{Output, SLICES_MAX};
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
 
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
 /// hold up what is queued behind.

@@ -5,7 +5,7 @@
 use io_uring::opcode;
 
 use super::ring::Ring;
-use crate::slots::Key;
+use crate::executor::slots::Key;
 
 /// What may be in flight for a connection, once each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ impl Op {
 }
 
 /// User data: slot in the upper half, then 4 bits of kind, then the generation.
-const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
+const KIND_SHIFT: u32 = crate::executor::slots::GENERATION_BITS;
 pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
 /// The cancellation of something else than an [`Op`].

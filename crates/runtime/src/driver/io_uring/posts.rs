@@ -29,7 +29,7 @@ use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
 use crate::driver::direct::{OPERATIONS_PER_TURN, send_now};
 use crate::driver::{Driver, Fresh};
-use crate::slots::Key;
+use crate::executor::slots::Key;
 
 /// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
 const POSTED_MAX: usize = 1024 * 1024;

@@ -15,11 +15,11 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::file_read::{FileRead, FileReading};
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::slots::Key;
+use crate::net::AcceptOptions;
+use crate::net::SocketAddress;
 use crate::output::Output;
-use crate::slots::Key;
 
 mod direct;
 pub(crate) mod epoll;

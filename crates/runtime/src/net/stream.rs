@@ -13,13 +13,13 @@ use std::task::{Context, Poll};
 
 use rustix::io::Errno;
 
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
 use crate::driver::{Control, End, Fresh, Released, TcpInfo};
 use crate::environment::Environment;
+use crate::executor::slots::Key;
 use crate::files::File;
+use crate::net::SocketAddress;
 use crate::output::Output;
-use crate::slots::Key;
 
 /// A connected socket. Closed when dropped.
 pub struct Stream {

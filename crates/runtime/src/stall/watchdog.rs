@@ -24,9 +24,9 @@ use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::address::SocketAddress;
 use crate::environment::Environment;
-use crate::inbox::{self, Inbox, Remote};
+use crate::event_loop::inbox::{self, Inbox, Remote};
+use crate::net::SocketAddress;
 use crate::stall::{STALL_THRESHOLD, Sample, StallKind, ThreadState, Turns, judge};
 
 /// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog itself

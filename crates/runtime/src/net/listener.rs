@@ -7,13 +7,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::address::SocketAddress;
 use crate::driver::Fresh;
 use crate::environment::Environment;
-use crate::inbox;
-use crate::slots::Key;
-use crate::stream::Stream;
-use crate::watchdog::has_connection;
+use crate::event_loop::inbox;
+use crate::executor::slots::Key;
+use crate::net::SocketAddress;
+use crate::net::Stream;
+use crate::stall::watchdog::has_connection;
 
 /// How a loop accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
