@@ -15,8 +15,7 @@ use crate::event_loop::inbox::{Inbox, Remote};
 use crate::executor::Executor;
 use crate::executor::turn_share::Line;
 use crate::simulation::World;
-use crate::time::Wheel;
-use crate::time::{Clock, Moment};
+use crate::time::{Clock, Moment, Wheel};
 
 thread_local! {
     /// A plain pointer, because a request looks at the clock several times: no count, no flag, no destructor.

@@ -33,8 +33,7 @@ use super::{Control, Driver, End, Fresh, TcpInfo};
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::AcceptOptions;
-use crate::net::SocketAddress;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 
 const INBOX: u64 = u64::MAX;

@@ -17,8 +17,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use self::file_read::{FileRead, FileReading};
 use crate::buffer::Buffer;
 use crate::executor::slots::Key;
-use crate::net::AcceptOptions;
-use crate::net::SocketAddress;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 
 mod direct;
@@ -283,12 +282,6 @@ pub(crate) trait Driver {
 
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
-
-    /// As `pause_listener`, at once; returns what the kernel has accepted and nobody has taken.
-    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
-        self.pause_listener(key);
-        Vec::new()
-    }
 
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);

@@ -23,8 +23,7 @@ use super::{Control, Driver, End, Fresh, Released};
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::AcceptOptions;
-use crate::net::SocketAddress;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
 

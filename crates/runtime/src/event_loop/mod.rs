@@ -27,8 +27,7 @@ use crate::memory;
 use crate::mounts;
 use crate::simulation::{Simulation, World};
 use crate::stall::watchdog;
-use crate::time::Wheel;
-use crate::time::{Clock, ClockChoice};
+use crate::time::{Clock, ClockChoice, Wheel};
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;

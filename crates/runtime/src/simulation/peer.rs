@@ -16,11 +16,9 @@ use bytes::Bytes;
 use super::random::Random;
 use crate::buffer::Buffer;
 use crate::environment::now;
-use crate::net::SocketAddress;
-use crate::net::Stream;
+use crate::net::{SocketAddress, Stream};
 use crate::output::Output;
-use crate::time::Moment;
-use crate::time::sleep;
+use crate::time::{Moment, sleep};
 
 /// How much is received at once.
 const RECEIVE_MAX: usize = 16 * 1024;

@@ -49,8 +49,8 @@ use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op,
-    Ops, kind_and_key, push_cancel, user_data,
+    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops,
+    kind_and_key, push_cancel, user_data,
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
@@ -63,8 +63,7 @@ use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, Tc
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::AcceptOptions;
-use crate::net::SocketAddress;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
 
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
@@ -161,7 +160,7 @@ impl IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
-            listeners: Listeners::new(options.allows(5, 19)),
+            listeners: Listeners::new(),
             file_reads: FileReads::new(),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
@@ -435,7 +434,6 @@ impl IoUring {
             KIND_CANCEL | KIND_CLOSE | KIND_POST => {}
             KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CANCEL_OP => {}
-            KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
@@ -546,13 +544,11 @@ impl IoUring {
         Err(send_under_way())
     }
 
-    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections and
-    /// listeners that were closed. False if that takes too long.
+    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections
+    /// that were closed. False if that takes too long.
     fn finish_closed(&self) -> bool {
         self.make_entries();
-        self.finish(|| {
-            self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() && self.file_reads.is_empty()
-        })
+        self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.is_empty())
     }
 
     /// Waits for what is in flight, for a bounded time, until there is no more of it.
@@ -893,25 +889,6 @@ impl Driver for IoUring {
         self.listeners.pause(key);
     }
 
-    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
-        self.listeners.pause(key);
-        for _ in 0..CANCEL_CALLS_MAX {
-            if !self.listeners.is_accepting(key) {
-                break;
-            }
-            let mut completions = Vec::new();
-            {
-                let mut ring = self.ring.borrow_mut();
-                self.listeners.make_entries(&mut ring);
-                // If it fails, the cancellation is submitted when the turn ends.
-                let _ = ring.enter(Some(Duration::ZERO));
-                ring.take(&mut completions, usize::MAX);
-            }
-            completions.iter().for_each(|completion| self.handle_completion(completion));
-        }
-        self.listeners.take_accepted(key)
-    }
-
     fn rearm_shared_listeners(&self) {
         self.listeners.rearm_shared();
     }
@@ -972,10 +949,10 @@ fn send_under_way() -> io::Error {
 
 impl Drop for IoUring {
     fn drop(&mut self) {
-        let handle = |completion: &Completion| match kind_and_key(completion.user_data) {
-            (KIND_ACCEPT, _) => drop(listeners::take_accepted(completion)),
-            (KIND_FILE_READ, key) => self.file_reads.handle_completion(key, completion),
-            _ => {}
+        let handle = |completion: &Completion| {
+            if let (KIND_FILE_READ, key) = kind_and_key(completion.user_data) {
+                self.file_reads.handle_completion(key, completion);
+            }
         };
         self.file_reads.give_up_begun();
         // No turn comes that would close them.

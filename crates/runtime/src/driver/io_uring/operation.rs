@@ -35,14 +35,13 @@ pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
 /// The cancellation of something else than an [`Op`].
 pub(super) const KIND_CANCEL: u64 = 10;
-pub(super) const KIND_ACCEPT: u64 = 11;
 /// The cancellation of a connection's [`Op`].
-pub(super) const KIND_CANCEL_OP: u64 = 12;
+pub(super) const KIND_CANCEL_OP: u64 = 11;
 /// A posted send.
-pub(super) const KIND_POST: u64 = 13;
+pub(super) const KIND_POST: u64 = 12;
 /// A close that nobody waits for.
-pub(super) const KIND_CLOSE: u64 = 14;
-pub(super) const KIND_FILE_READ: u64 = 15;
+pub(super) const KIND_CLOSE: u64 = 13;
+pub(super) const KIND_FILE_READ: u64 = 14;
 const _: () = assert!(KIND_SHIFT <= 28 && KIND_FILE_READ < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {
