@@ -64,7 +64,7 @@ pub mod watch;
 pub use buffer::{
     Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
 };
-pub use driver::{RingCounters, RingOptions, TcpInfo};
+pub use driver::{RingCounters, RingOptions};
 pub use environment::{
     all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,
 };
@@ -77,7 +77,7 @@ pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
 pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
 pub use memory::share_leases;
 pub use net::{
-    AcceptMutex, AcceptOptions, Datagram, Detached, Listener, MULTI_ACCEPT_BATCH, SocketAddress, Stream,
+    AcceptMutex, AcceptOptions, Datagram, Detached, Listener, MULTI_ACCEPT_BATCH, SocketAddress, Stream, TcpInfo,
     look_for_connections,
 };
 pub use output::Output;

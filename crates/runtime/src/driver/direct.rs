@@ -127,7 +127,7 @@ pub(super) fn send_datagram(socket: BorrowedFd<'_>, bytes: &[u8], to: Option<&So
     }
 }
 
-/// Whether a connection is reset, or closed in both directions; see [`super::Driver::is_broken`].
+/// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
     // The kernel tells of HUP and ERR without being asked.
     let mut sources = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];

@@ -4,12 +4,14 @@ mod accept_mutex;
 mod address;
 mod datagram;
 mod listener;
+pub(crate) mod options;
 mod stream;
 
 pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
 pub use datagram::Datagram;
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
+pub use options::TcpInfo;
 pub use stream::{Detached, Stream};
 
 pub(crate) use listener::own_address;

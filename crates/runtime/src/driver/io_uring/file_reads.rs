@@ -90,7 +90,7 @@ mod tests {
     use super::super::IoUring;
     use super::*;
     use crate::devices::Knowledge;
-    use crate::driver::{Driver, RingOptions};
+    use crate::driver::{Driver, FileDriver, RingOptions};
     use crate::files::File;
     use crate::residency::Residency;
     use crate::time::Moment;

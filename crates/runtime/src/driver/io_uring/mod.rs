@@ -59,10 +59,14 @@ use super::direct::{
     send_now,
 };
 use super::file_read::{FileRead, FileReading};
-use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
+use super::{
+    DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
+    open_datagram,
+};
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
+use crate::net::options;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
 
@@ -623,17 +627,9 @@ impl IoUring {
     }
 }
 
-impl Driver for IoUring {
-    fn name(&self) -> &'static str {
-        "io_uring"
-    }
-
+impl StreamDriver for IoUring {
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection::new(socket, fresh))
-    }
-
-    fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.release(key).ok().map(|released| released.socket)
     }
 
     fn descriptor(&self, key: Key) -> RawFd {
@@ -656,11 +652,6 @@ impl Driver for IoUring {
         let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
         self.cancel(key, in_flight);
         Ok(Released { socket, received, error })
-    }
-
-    fn ring_counters(&self) -> RingCounters {
-        let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
-        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
     }
 
     fn close(&self, key: Key) {
@@ -821,6 +812,40 @@ impl Driver for IoUring {
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
     }
 
+    fn flush(&self, key: Key) {
+        self.send_posted_by(key);
+    }
+
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        self.send_posted(key, connection, true);
+        if let Some(sending) = connection.sending().filter(|sending| sending.is_owned()) {
+            // What was posted counts as sent.
+            sending.is_last = true;
+            return Ok(());
+        }
+        Ok(net::shutdown(connection.socket(), net::Shutdown::Write)?)
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.is_reset = true;
+        self.send_posted(key, connection, false);
+        options::set_linger_reset(connection.socket().as_fd())
+    }
+}
+
+impl DatagramDriver for IoUring {
+    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
+        Ok(self.attach(open_datagram(local, peer)?, Fresh::Connected))
+    }
+
+    fn close_datagram(&self, key: Key) {
+        self.close(key);
+    }
+
     fn poll_recv_datagram(
         &self,
         key: Key,
@@ -835,44 +860,12 @@ impl Driver for IoUring {
         self.with_socket(key, |socket| send_datagram(socket.as_fd(), bytes, to))
     }
 
-    fn control(&self, key: Key, control: Control) -> io::Result<()> {
-        if let Control::ShutdownWrite | Control::Cork(_) | Control::LingerReset = control {
-            let mut connections = self.connections.borrow_mut();
-            let connection = connections.get_mut(key).expect("an open stream owns its slot");
-            connection.is_reset |= control == Control::LingerReset;
-            self.send_posted(key, connection, control == Control::ShutdownWrite);
-            if control == Control::ShutdownWrite
-                && let Some(sending) = connection.sending().filter(|sending| sending.is_owned())
-            {
-                // What was posted counts as sent.
-                sending.is_last = true;
-                return Ok(());
-            }
-        }
-        self.with_socket(key, |socket| {
-            match control {
-                Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
-                Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
-                Control::Cork(on) => sockopt::set_tcp_cork(socket, on)?,
-                Control::KeepAlive(on) => sockopt::set_socket_keepalive(socket, on)?,
-                Control::LingerReset => sockopt::set_socket_linger(socket, Some(Duration::ZERO))?,
-            }
-            Ok(())
-        })
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        self.address(key, End::Local)
     }
+}
 
-    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        self.with_socket(key, |socket| end.address_of(socket))
-    }
-
-    fn has_unread(&self, key: Key) -> bool {
-        self.with_socket(key, |socket| Ok(rustix::io::ioctl_fionread(socket)? > 0)).unwrap_or(false)
-    }
-
-    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
-        self.with_socket(key, TcpInfo::of)
-    }
-
+impl ListenerDriver for IoUring {
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
         self.listeners.attach(socket, options)
     }
@@ -904,9 +897,22 @@ impl Driver for IoUring {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         self.listeners.poll_accept(key, cx, self.turn.get())
     }
+}
 
+impl FileDriver for IoUring {
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         self.file_reads.begin(read)
+    }
+}
+
+impl Driver for IoUring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn ring_counters(&self) -> RingCounters {
+        let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
+        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
