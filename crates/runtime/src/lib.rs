@@ -77,8 +77,8 @@ pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
 pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
 pub use memory::share_leases;
 pub use net::{
-    AcceptMutex, AcceptOptions, Datagram, Detached, Listener, MULTI_ACCEPT_BATCH, SocketAddress, Stream, TcpInfo,
-    look_for_connections,
+    AcceptMutex, AcceptOptions, ConnectError, ConnectOptions, ConnectStep, Datagram, Detached, Listener,
+    MULTI_ACCEPT_BATCH, SocketAddress, Stream, TcpInfo, look_for_connections,
 };
 pub use output::Output;
 pub use pool::{

@@ -2,6 +2,7 @@
 //! what a kernel promises is kept.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -122,6 +123,36 @@ fn whatever_goes_wrong_bytes_come_back_whole_and_in_order() {
             }
             sleep(Duration::from_secs(5)).await;
             assert_eq!((simulation.open_ends(), task_count(), leased_bytes()), (0, 1, 0));
+        });
+    });
+}
+
+#[test]
+fn who_waits_without_taking_is_told_of_bytes_room_and_end() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults { cuts: 0, connect_failures: 0, ..Faults::swarm(&random) });
+        run(simulation, async {
+            let (server, client) = pair().await;
+            let sent = pattern(random.up_to(60_000));
+            let to_send = sent.clone();
+            let sender = spawn_with_result(async move {
+                let mut output = Output::new();
+                output.push_bytes(to_send);
+                while !output.is_empty() {
+                    poll_fn(|cx| client.poll_writable(cx)).await.unwrap();
+                    client.send(&mut output).await.unwrap();
+                }
+            });
+            let mut input = Buffer::new();
+            loop {
+                poll_fn(|cx| server.poll_readable(cx)).await.unwrap();
+                if server.recv(&mut input, 1 + random.up_to(10_000)).await.unwrap() == 0 {
+                    break;
+                }
+            }
+            sender.take().await;
+            assert!(input.readable() == sent);
         });
     });
 }

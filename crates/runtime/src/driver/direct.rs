@@ -127,6 +127,17 @@ pub(super) fn send_datagram(socket: BorrowedFd<'_>, bytes: &[u8], to: Option<&So
     }
 }
 
+/// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is told by the
+/// kernel: as with a call that fails, the socket notes that somebody waits for room.
+pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), Errno> {
+    let mut sources = [PollFd::from_borrowed_fd(socket, events)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut sources, Some(&at_once))? {
+        0 => Err(Errno::AGAIN),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
     // The kernel tells of HUP and ERR without being asked.

@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, receive_datagram, send,
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, look_for, receive, receive_datagram, send,
     send_datagram, send_now,
 };
 use super::listening::{Listening, accept};
@@ -223,6 +223,15 @@ impl StreamDriver for Epoll {
         // Closing unregisters. A duplicate of the descriptor elsewhere may still send events: their key is stale then.
         let connection = self.connections.borrow_mut().remove(key);
         drop(connection);
+    }
+
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let events = PollFlags::IN | PollFlags::RDHUP;
+        self.attempt(key, cx, Direction::Read, |connection| look_for(connection.socket.as_fd(), events))
+    }
+
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.attempt(key, cx, Direction::Write, |connection| look_for(connection.socket.as_fd(), PollFlags::OUT))
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {

@@ -17,6 +17,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use self::file_read::{FileRead, FileReading};
 use crate::buffer::Buffer;
 use crate::executor::slots::Key;
+use crate::net::connect::{ConnectError, ConnectOptions, begin_connect};
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 
@@ -158,8 +159,8 @@ pub(crate) trait Driver: StreamDriver + ListenerDriver + DatagramDriver + FileDr
 /// Connected sockets.
 pub(crate) trait StreamDriver {
     /// A socket that is connected or connecting, to be attached.
-    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
-        connect(address, local)
+    fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
+        begin_connect(address, options)
     }
 
     /// Takes a connected or connecting socket, which must be non-blocking. Costs no system call.
@@ -181,6 +182,12 @@ pub(crate) trait StreamDriver {
 
     /// Ready when a `Fresh::Connecting` socket is connected or has failed.
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing.
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Ready when a send would not wait: there is room, or an error.
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;
@@ -303,21 +310,6 @@ pub(crate) trait FileDriver {
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         Err(read)
     }
-}
-
-fn connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
-    let kernel_address = address.to_kernel()?;
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = net::socket_with(kernel_address.address_family(), SocketType::STREAM, flags, None)?;
-    if let Some(local) = local {
-        net::bind(&socket, &local.to_kernel()?)?;
-    }
-    let fresh = match net::connect(&socket, &kernel_address) {
-        Ok(()) => Fresh::Connected,
-        Err(Errno::INPROGRESS | Errno::INTR) => Fresh::Connecting,
-        Err(errno) => return Err(errno.into()),
-    };
-    Ok((socket, fresh))
 }
 
 fn open_datagram(local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<OwnedFd> {

@@ -23,7 +23,7 @@ use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Rele
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::{AcceptOptions, SocketAddress};
+use crate::net::{AcceptOptions, ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 use crate::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
 
@@ -322,6 +322,13 @@ impl Side {
 }
 
 impl StreamDriver for Simulated {
+    fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
+        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, options.local.as_ref());
+        let descriptor = self.world.descriptor(Named::End(end));
+        let descriptor = descriptor.map_err(|error| ConnectError { step: ConnectStep::Socket, error })?;
+        Ok((descriptor, Fresh::Connecting))
+    }
+
     fn attach(&self, socket: OwnedFd, _fresh: Fresh) -> Key {
         let Named::End(end) = self.world.named(&socket) else { panic!("a listening socket is no stream") };
         let key = self.sockets.borrow_mut().insert(Socket {
@@ -369,6 +376,35 @@ impl StreamDriver for Simulated {
         if let Some(Socket { end, sending, .. }) = self.sockets.borrow_mut().remove(key) {
             self.close_end(end, sending);
         }
+    }
+
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (end, is_receiving, has_input) = self.with(key, |socket| {
+            let has_input = !socket.received.is_empty() || socket.receive_error.is_some() || socket.has_ended;
+            (socket.end, socket.is_receiving, has_input)
+        });
+        if has_input {
+            return Poll::Ready(Ok(()));
+        }
+        if is_receiving || self.hesitates(key, Side::Read) || !self.world.network.borrow_mut().is_readable(end) {
+            return self.park(key, cx, Side::Read).map_ok(drop);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (end, sending) =
+            self.with(key, |socket| (socket.end, socket.sending.as_ref().map(|sending| sending.state)));
+        match sending {
+            Some(SendState::Complete(_)) => return Poll::Ready(Ok(())),
+            Some(SendState::Waits | SendState::Untold(_)) => return self.park(key, cx, Side::Write).map_ok(drop),
+            None => {}
+        }
+        let is_full = self.world.network.borrow_mut().room(end) == Err(Errno::AGAIN);
+        if is_full || self.hesitates(key, Side::Write) {
+            return self.park(key, cx, Side::Write).map_ok(drop);
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -509,11 +545,6 @@ impl StreamDriver for Simulated {
             End::Local => local,
             End::Peer => remote,
         })
-    }
-
-    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
-        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, local);
-        Ok((self.world.descriptor(Named::End(end))?, Fresh::Connecting))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod accept_mutex;
 mod address;
+pub(crate) mod connect;
 mod datagram;
 mod listener;
 pub(crate) mod options;
@@ -9,6 +10,7 @@ mod stream;
 
 pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
+pub use connect::{ConnectError, ConnectOptions, ConnectStep};
 pub use datagram::Datagram;
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use options::TcpInfo;

@@ -28,6 +28,34 @@ pub(crate) fn set_linger_reset(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
+/// `IP_TRANSPARENT`, or `IPV6_TRANSPARENT`: binds to addresses of others. Needs CAP_NET_ADMIN.
+pub(crate) fn set_transparent(socket: BorrowedFd<'_>, is_ipv6: bool) -> io::Result<()> {
+    let (level, option) =
+        if is_ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT) } else { (libc::IPPROTO_IP, libc::IP_TRANSPARENT) };
+    set_int(socket, level, option, 1)
+}
+
+/// `IP_BIND_ADDRESS_NO_PORT`: a bind without a port leaves the port to connecting. A kernel that has no such option binds as ever.
+pub(crate) fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    match set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP)) => Ok(()),
+        result => result,
+    }
+}
+
+/// `TCP_FASTOPEN_CONNECT`: the first data leaves with the SYN.
+pub(crate) fn set_fast_open_connect(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1)
+}
+
+/// Sets an option whose value is an `int`.
+fn set_int(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
+    let length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the descriptor is open for the call; the pointer is to a live value of the given length.
+    let code = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), length) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The bytes that nobody has received yet (`FIONREAD`).
 pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::io::ioctl_fionread(socket)?)

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 
 use rustix::io::Errno;
 
+use super::connect::ConnectOptions;
 use super::options::{self, TcpInfo};
 use crate::buffer::Buffer;
 use crate::driver::{End, Fresh, Released};
@@ -86,35 +87,31 @@ impl Stream {
         Ok(Detached { socket, received, error: ahead.error.or(error) })
     }
 
-    /// Connects. Dropping the future closes the socket.
-    ///
-    /// Errors: the kernel's; EAGAIN for a Unix socket whose queue is full.
+    /// Connects without options; otherwise as [`ConnectOptions::connect`].
     pub fn connect(address: &SocketAddress) -> impl Future<Output = io::Result<Stream>> + use<> {
-        let begun = Self::begin_connect(address, None);
-        async move {
-            let stream = begun?;
-            poll_fn(|cx| stream.environment.driver.poll_connected(stream.key, cx)).await?;
-            Ok(stream)
-        }
+        let connecting = ConnectOptions::default().connect(address);
+        async move { Ok(connecting.await?) }
     }
 
-    /// Connects from a given local address (`proxy_bind`); otherwise as [`Stream::connect`].
-    pub fn connect_from(
-        address: &SocketAddress,
-        local: &SocketAddress,
-    ) -> impl Future<Output = io::Result<Stream>> + use<> {
-        let begun = Self::begin_connect(address, Some(local));
-        async move {
-            let stream = begun?;
-            poll_fn(|cx| stream.environment.driver.poll_connected(stream.key, cx)).await?;
-            Ok(stream)
-        }
+    pub(super) fn poll_connected(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.environment.driver.poll_connected(self.key, cx)
     }
 
-    fn begin_connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<Stream> {
-        let environment = Environment::current();
-        let (socket, fresh) = environment.driver.connect(address, local)?;
-        Ok(Stream::attach(environment, socket, fresh))
+    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again for as long
+    /// as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been received already.
+    /// Errors: no memory in the kernel to wait with.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(ahead) = self.ahead.take() {
+            self.ahead.set(Some(ahead));
+            return Poll::Ready(Ok(()));
+        }
+        self.environment.driver.poll_readable(self.key, cx)
+    }
+
+    /// Ready when a send would not wait: there is room as the kernel counts it (a third of the buffer, with TCP), or an error.
+    /// Ready again for as long as that is so. A system call. Errors: no memory in the kernel to wait with.
+    pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.environment.driver.poll_writable(self.key, cx)
     }
 
     /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory only

@@ -361,6 +361,11 @@ impl Connection {
 }
 
 impl Transit {
+    /// Whether something waits for the reader.
+    pub fn has_input(&self) -> bool {
+        !self.received.is_empty() || self.receive_error.is_some()
+    }
+
     fn is_empty(&self) -> bool {
         let is_waited_for = self.writer.is_some() || self.closed_waiter.is_some();
         self.received.is_empty() && self.receive_error.is_none() && self.sending.is_none() && !is_waited_for

@@ -40,6 +40,7 @@ use std::time::Duration;
 
 use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, types};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
@@ -55,8 +56,8 @@ use self::operation::{
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, receive, receive_datagram, send, send_datagram,
-    send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, look_for, receive, receive_datagram, send,
+    send_datagram, send_now,
 };
 use super::file_read::{FileRead, FileReading};
 use super::{
@@ -684,6 +685,46 @@ impl StreamDriver for IoUring {
         let displaced = self.all_sent_waiter.borrow_mut().park(cx.waker());
         drop(displaced);
         Poll::Pending
+    }
+
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            if connection.transit.as_ref().is_some_and(|transit| transit.has_input()) {
+                return Poll::Ready(Ok(()));
+            }
+            // What the receive in flight gets is kept for the next reader.
+            if connection.in_flight.has(Op::Recv) {
+                let displaced = connection.reader.park(cx.waker());
+                drop(connections);
+                drop(displaced);
+                return Poll::Pending;
+            }
+            // As in `poll_recv`.
+            connection.wanted.remove(Op::Recv);
+        }
+        let events = PollFlags::IN | PollFlags::RDHUP;
+        self.attempt(key, cx, Op::Readable, |connection| look_for(connection.socket().as_fd(), events))
+    }
+
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.send_posted_by(key);
+        {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            match connection.sending().map(|sending| sending.result.is_some()) {
+                None => {}
+                Some(true) => return Poll::Ready(Ok(())),
+                Some(false) => {
+                    let displaced = connection.transit().writer.park(cx.waker());
+                    drop(connections);
+                    drop(displaced);
+                    return Poll::Pending;
+                }
+            }
+        }
+        self.attempt(key, cx, Op::Writable, |connection| look_for(connection.socket().as_fd(), PollFlags::OUT))
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
