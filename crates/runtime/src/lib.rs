@@ -77,8 +77,9 @@ pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
 pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
 pub use memory::share_leases;
 pub use net::{
-    AcceptMutex, AcceptOptions, ConnectError, ConnectOptions, ConnectStep, Datagram, Detached, Listener,
-    MULTI_ACCEPT_BATCH, SocketAddress, Stream, TcpInfo, look_for_connections,
+    AcceptMutex, AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, Datagram, DatagramOptions,
+    Detached, Ecn, Listener, MULTI_ACCEPT_BATCH, ReceiveBatch, Received, SocketAddress, Stream, TcpInfo, Transmit,
+    look_for_connections,
 };
 pub use output::Output;
 pub use pool::{

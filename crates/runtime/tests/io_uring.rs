@@ -28,5 +28,12 @@ mod wakeups;
 
 #[test]
 fn sockets_work_the_same_with_what_older_kernels_have() {
-    sockets::common::run_as_on_older_kernels(&["sockets::", "connect::", "stall::", "takeover::", "dropped_futures::"]);
+    sockets::common::run_as_on_older_kernels(&[
+        "sockets::",
+        "connect::",
+        "datagrams::",
+        "stall::",
+        "takeover::",
+        "dropped_futures::",
+    ]);
 }

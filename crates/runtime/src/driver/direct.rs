@@ -9,7 +9,6 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
-use crate::net::SocketAddress;
 use crate::output::{Output, SLICES_MAX};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
@@ -100,28 +99,6 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
             Ok(sent) => return Ok(sent),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(0),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-}
-
-/// The next datagram, its length and its sender; what has no place in `into` is lost.
-pub(super) fn receive_datagram(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<(usize, SocketAddress), Errno> {
-    let (length, _, sender) = net::recvfrom(socket, into, RecvFlags::empty())?;
-    Ok((length, SocketAddress::from_kernel(sender).map_err(|_| Errno::AFNOSUPPORT)?))
-}
-
-/// Sends a datagram to the peer, or to `to`.
-pub(super) fn send_datagram(socket: BorrowedFd<'_>, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-    loop {
-        let sent = match to {
-            Some(to) => net::sendto(socket, bytes, SendFlags::NOSIGNAL, &to.to_kernel()?),
-            None => net::send(socket, bytes, SendFlags::NOSIGNAL),
-        };
-        match sent {
-            // A datagram leaves whole.
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }

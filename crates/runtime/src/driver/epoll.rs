@@ -25,14 +25,14 @@ use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, look_for, receive, receive_datagram, send,
-    send_datagram, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, look_for, receive, send, send_now,
 };
 use super::listening::{Listening, accept};
-use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, open_datagram};
+use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, datagrams};
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
+use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
 use crate::net::options;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
@@ -49,7 +49,8 @@ pub(crate) struct Epoll {
 
 struct Connection {
     socket: OwnedFd,
-    registered: bool,
+    interest: Interest,
+    is_datagram: bool,
     readable: bool,
     writable: bool,
     /// RDHUP, HUP or ERR was seen.
@@ -59,6 +60,22 @@ struct Connection {
     reader: Parked,
     writer: Parked,
     closed_waiter: Parked,
+}
+
+/// What the kernel tells of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Interest {
+    None,
+    /// Of a datagram socket: each datagram that leaves makes room, and would be an event.
+    Read,
+    Both,
+}
+
+impl Interest {
+    fn flags(self) -> epoll::EventFlags {
+        let read = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if self == Interest::Both { read | epoll::EventFlags::OUT } else { read }
+    }
 }
 
 /// Whether the kernel watches a listening socket.
@@ -82,13 +99,19 @@ impl Epoll {
         })
     }
 
-    fn register(&self, key: Key, connection: &mut Connection) -> io::Result<()> {
-        if !connection.registered {
-            let flags =
-                epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-            epoll::add(&self.epoll, &connection.socket, epoll::EventData::new_u64(key.pack()), flags)?;
-            connection.registered = true;
+    /// Has the kernel tell of the connection, of both its directions, or of a datagram socket.
+    fn register(&self, key: Key, connection: &mut Connection, direction: Direction) -> io::Result<()> {
+        let is_read_alone = connection.is_datagram && matches!(direction, Direction::Read);
+        let wanted = if is_read_alone { Interest::Read } else { Interest::Both };
+        if connection.interest >= wanted {
+            return Ok(());
         }
+        let data = epoll::EventData::new_u64(key.pack());
+        match connection.interest {
+            Interest::None => epoll::add(&self.epoll, &connection.socket, data, wanted.flags())?,
+            _ => epoll::modify(&self.epoll, &connection.socket, data, wanted.flags())?,
+        }
+        connection.interest = wanted;
         Ok(())
     }
 
@@ -119,7 +142,7 @@ impl Epoll {
             }
             *direction.ready(connection) = false;
         }
-        if let Err(error) = self.register(key, connection) {
+        if let Err(error) = self.register(key, connection, direction) {
             return Poll::Ready(Err(error));
         }
         let displaced = direction.waiter(connection).park(cx.waker());
@@ -150,6 +173,12 @@ impl Epoll {
         if broken || flags.contains(epoll::EventFlags::OUT) {
             connection.writable = true;
             writer = connection.writer.take();
+            if connection.is_datagram && connection.interest == Interest::Both {
+                let data = epoll::EventData::new_u64(key.pack());
+                // It was added and is open, so this cannot fail.
+                let _ = epoll::modify(&self.epoll, &connection.socket, data, Interest::Read.flags());
+                connection.interest = Interest::Read;
+            }
         }
         if hung_up {
             closed_waiter = connection.closed_waiter.take();
@@ -193,7 +222,8 @@ impl StreamDriver for Epoll {
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection {
             socket,
-            registered: false,
+            interest: Interest::None,
+            is_datagram: fresh == Fresh::Datagram,
             readable: fresh == Fresh::Accepted,
             writable: fresh != Fresh::Connecting,
             hung_up: false,
@@ -207,7 +237,7 @@ impl StreamDriver for Epoll {
 
     fn release(&self, key: Key) -> io::Result<Released> {
         let connection = self.connections.borrow_mut().remove(key).ok_or(io::ErrorKind::NotConnected)?;
-        if connection.registered {
+        if connection.interest != Interest::None {
             // It was added and is open, so this cannot fail.
             let _ = epoll::delete(&self.epoll, &connection.socket);
         }
@@ -293,7 +323,7 @@ impl StreamDriver for Epoll {
         if connection.hung_up {
             return Poll::Ready(Ok(()));
         }
-        if let Err(error) = self.register(key, connection) {
+        if let Err(error) = self.register(key, connection, Direction::Read) {
             return Poll::Ready(Err(error));
         }
         let displaced = connection.closed_waiter.park(cx.waker());
@@ -317,26 +347,41 @@ impl StreamDriver for Epoll {
 }
 
 impl DatagramDriver for Epoll {
-    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
-        Ok(self.attach(open_datagram(local, peer)?, Fresh::Connected))
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
+    }
+
+    fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
     }
 
     fn close_datagram(&self, key: Key) {
         self.close(key);
     }
 
-    fn poll_recv_datagram(
+    fn poll_recv_datagrams(
         &self,
         key: Key,
         cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>> {
-        // A short datagram says nothing about the next one: the socket is readable until it says EAGAIN.
-        self.attempt(key, cx, Direction::Read, |connection| receive_datagram(connection.socket.as_fd(), into))
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>> {
+        let Room { memory, bytes_each, count } = room;
+        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
+        self.attempt(key, cx, Direction::Read, |connection| {
+            let room = Room { memory: &mut *memory, bytes_each, count };
+            datagrams::receive(connection.socket.as_fd(), room, received)?;
+            connection.reads.count_as(datagrams::operations(received));
+            Ok(())
+        })
     }
 
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-        self.with_socket(key, |socket| send_datagram(socket.as_fd(), bytes, to))
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
+    }
+
+    fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_writable(key, cx)
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {

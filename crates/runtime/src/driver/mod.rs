@@ -18,9 +18,11 @@ use self::file_read::{FileRead, FileReading};
 use crate::buffer::Buffer;
 use crate::executor::slots::Key;
 use crate::net::connect::{ConnectError, ConnectOptions, begin_connect};
+use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 
+mod datagrams;
 mod direct;
 pub(crate) mod epoll;
 pub(crate) mod file_read;
@@ -118,6 +120,8 @@ pub(crate) enum Fresh {
     Connecting,
     /// Connected by us: nothing to read until the peer answers.
     Connected,
+    /// A datagram socket: of each datagram that has left there is room again, which is told only when somebody waits for it.
+    Datagram,
 }
 
 /// Which end of a connection.
@@ -283,22 +287,29 @@ pub(crate) trait ListenerDriver {
 
 /// Datagram sockets.
 pub(crate) trait DatagramDriver {
-    /// A socket bound to `local`, or to a free port of the kernel's choice, and connected to `peer`.
-    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key>;
+    /// A socket with these options, bound and connected as they say.
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key>;
+
+    /// Takes a socket that is bound already.
+    fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key>;
 
     fn close_datagram(&self, key: Key);
 
-    /// The next datagram, of which what has no place in `into` is lost, its length there, and who has sent it.
-    fn poll_recv_datagram(
+    /// Receives what has arrived, at least one datagram, into the places of `room`, and appends what is known of each to
+    /// `received`.
+    fn poll_recv_datagrams(
         &self,
         key: Key,
         cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>>;
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>>;
 
-    /// Sends a datagram to the peer of a connected socket, or to `to`. Never waits: one that the socket has no room for is an
-    /// error.
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()>;
+    /// Sends the first of these, and returns how many. Never waits: when there is no room for the first one, that is an error.
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize>;
+
+    /// Ready when there is room to send.
+    fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// The local address.
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress>;
@@ -310,21 +321,6 @@ pub(crate) trait FileDriver {
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         Err(read)
     }
-}
-
-fn open_datagram(local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<OwnedFd> {
-    let (local, peer) =
-        (local.map(SocketAddress::to_kernel).transpose()?, peer.map(SocketAddress::to_kernel).transpose()?);
-    let family = peer.as_ref().or(local.as_ref()).ok_or(io::ErrorKind::InvalidInput)?.address_family();
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = net::socket_with(family, SocketType::DGRAM, flags, None)?;
-    if let Some(local) = local {
-        net::bind(&socket, &local)?;
-    }
-    if let Some(peer) = peer {
-        net::connect(&socket, &peer)?;
-    }
-    Ok(socket)
 }
 
 fn listen(address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {

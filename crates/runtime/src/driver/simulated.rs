@@ -23,6 +23,7 @@ use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Rele
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
+use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
 use crate::net::{AcceptOptions, ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 use crate::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
@@ -268,8 +269,8 @@ impl Simulated {
         match event {
             Event::Arrival { end, arrival } => network.borrow_mut().handle_arrival(fate, end, arrival),
             Event::Room { end, bytes } => network.borrow_mut().handle_room(fate, end, bytes),
-            Event::Datagram { to, from, bytes } => {
-                let reader = self.world.datagrams.borrow_mut().handle_arrival(fate, &to, from, bytes);
+            Event::Datagram(datagram) => {
+                let reader = self.world.datagrams.borrow_mut().handle_arrival(fate, datagram);
                 reader.into_iter().for_each(Waker::wake);
             }
             Event::Incoming { listener, end } => network.borrow_mut().handle_incoming(fate, listener, end),
@@ -549,8 +550,12 @@ impl StreamDriver for Simulated {
 }
 
 impl DatagramDriver for Simulated {
-    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
-        Ok(self.world.datagrams.borrow_mut().open(local, peer)?)
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.world.datagrams.borrow_mut().open(options)?)
+    }
+
+    fn adopt_datagram(&self, _socket: OwnedFd, _options: &DatagramOptions) -> io::Result<Key> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn close_datagram(&self, key: Key) {
@@ -558,19 +563,41 @@ impl DatagramDriver for Simulated {
         drop(reader);
     }
 
-    fn poll_recv_datagram(
+    fn poll_recv_datagrams(
         &self,
         key: Key,
         cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>> {
-        let (received, displaced) = self.world.datagrams.borrow_mut().poll_recv(key, cx, into);
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>> {
+        let mut datagrams = self.world.datagrams.borrow_mut();
+        let (polled, displaced) = datagrams.poll_recv(&self.world.fate, key, cx, room, received);
+        drop(datagrams);
         drop(displaced);
-        received.map_err(io::Error::from)
+        polled.map_err(io::Error::from)
     }
 
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-        Ok(self.world.datagrams.borrow_mut().send(&self.world.fate, key, bytes, to)?)
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        let fate = &self.world.fate;
+        let mut datagrams = self.world.datagrams.borrow_mut();
+        for (index, transmit) in transmits.iter().enumerate() {
+            // The first one is lost rather than refused: whoever sends one at a time need not know of room.
+            let is_full = index > 0 && fate.strikes(|faults| faults.short_writes);
+            match if is_full { Err(Errno::AGAIN) } else { datagrams.send(fate, key, transmit) } {
+                Ok(()) => {}
+                Err(errno) if index == 0 => return Err(errno.into()),
+                Err(_) => return Ok(index),
+            }
+        }
+        Ok(transmits.len())
+    }
+
+    fn poll_send_ready(&self, _key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.world.fate.strikes(|faults| faults.would_block) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {

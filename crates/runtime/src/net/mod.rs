@@ -3,7 +3,7 @@
 mod accept_mutex;
 mod address;
 pub(crate) mod connect;
-mod datagram;
+pub(crate) mod datagram;
 mod listener;
 pub(crate) mod options;
 mod stream;
@@ -11,7 +11,7 @@ mod stream;
 pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
 pub use connect::{ConnectError, ConnectOptions, ConnectStep};
-pub use datagram::Datagram;
+pub use datagram::{BATCH_MAX, Datagram, DatagramOptions, Ecn, ReceiveBatch, Received, Transmit};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use options::TcpInfo;
 pub use stream::{Detached, Stream};

@@ -49,7 +49,7 @@ pub(crate) fn set_fast_open_connect(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Sets an option whose value is an `int`.
-fn set_int(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
+pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
     let length = size_of::<i32>() as libc::socklen_t;
     // SAFETY: the descriptor is open for the call; the pointer is to a live value of the given length.
     let code = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), length) };

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::datagrams::Datagram;
 use super::faults::Faults;
 use super::network::Arrival;
 use super::random::Random;
 use super::trace::Trace;
 use crate::executor::slots::Key;
-use crate::net::SocketAddress;
 use crate::output::Output;
 use crate::pool::SimulatedThread;
 
@@ -30,7 +30,7 @@ pub(crate) enum Event {
     /// An end hears that the other one has room again.
     Room { end: Key, bytes: usize },
     /// A datagram arrives.
-    Datagram { to: SocketAddress, from: SocketAddress, bytes: Vec<u8> },
+    Datagram(Datagram),
     /// A connection arrives at a listener.
     Incoming { listener: Key, end: Key },
     /// The network breaks a connection, of which this is one end.

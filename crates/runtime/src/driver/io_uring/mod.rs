@@ -55,18 +55,16 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, look_for, receive, receive_datagram, send,
-    send_datagram, send_now,
-};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, look_for, receive, send, send_now};
 use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
-    open_datagram,
+    datagrams,
 };
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
+use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
 use crate::net::options;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
@@ -879,26 +877,41 @@ impl StreamDriver for IoUring {
 }
 
 impl DatagramDriver for IoUring {
-    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
-        Ok(self.attach(open_datagram(local, peer)?, Fresh::Connected))
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
+    }
+
+    fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
     }
 
     fn close_datagram(&self, key: Key) {
         self.close(key);
     }
 
-    fn poll_recv_datagram(
+    fn poll_recv_datagrams(
         &self,
         key: Key,
         cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>> {
-        // As in the other driver.
-        self.attempt(key, cx, Op::Readable, |connection| receive_datagram(connection.socket().as_fd(), into))
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>> {
+        let Room { memory, bytes_each, count } = room;
+        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
+        self.attempt(key, cx, Op::Readable, |connection| {
+            let room = Room { memory: &mut *memory, bytes_each, count };
+            datagrams::receive(connection.socket().as_fd(), room, received)?;
+            connection.reads.count_as(datagrams::operations(received));
+            Ok(())
+        })
     }
 
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-        self.with_socket(key, |socket| send_datagram(socket.as_fd(), bytes, to))
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
+    }
+
+    fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_writable(key, cx)
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
