@@ -58,6 +58,7 @@ mod residency;
 mod scratch;
 pub mod simulation;
 pub mod stall;
+mod sync;
 mod time;
 pub mod watch;
 
@@ -86,4 +87,5 @@ pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
 };
 pub use reads::{PieceRead, ReadHow};
+pub use sync::{Closed, Notified, Notify, mpsc, oneshot};
 pub use time::{ClockChoice, Elapsed, Moment, Timer, sleep, sleep_until, timeout};

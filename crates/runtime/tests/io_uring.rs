@@ -21,6 +21,8 @@ mod pool;
 mod sockets;
 #[path = "stall.rs"]
 mod stall;
+#[path = "sync.rs"]
+mod sync;
 #[path = "takeover.rs"]
 mod takeover;
 #[path = "wakeups.rs"]
