@@ -5,6 +5,8 @@ use gale_runtime::DriverChoice;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
+#[path = "connect.rs"]
+mod connect;
 #[path = "datagrams.rs"]
 mod datagrams;
 #[path = "dropped_futures.rs"]
@@ -19,6 +21,8 @@ mod pool;
 mod sockets;
 #[path = "stall.rs"]
 mod stall;
+#[path = "sync.rs"]
+mod sync;
 #[path = "takeover.rs"]
 mod takeover;
 #[path = "wakeups.rs"]
@@ -26,5 +30,12 @@ mod wakeups;
 
 #[test]
 fn sockets_work_the_same_with_what_older_kernels_have() {
-    sockets::common::run_as_on_older_kernels(&["sockets::", "stall::", "takeover::", "dropped_futures::"]);
+    sockets::common::run_as_on_older_kernels(&[
+        "sockets::",
+        "connect::",
+        "datagrams::",
+        "stall::",
+        "takeover::",
+        "dropped_futures::",
+    ]);
 }

@@ -2,6 +2,7 @@
 //! what a kernel promises is kept.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -122,6 +123,97 @@ fn whatever_goes_wrong_bytes_come_back_whole_and_in_order() {
             }
             sleep(Duration::from_secs(5)).await;
             assert_eq!((simulation.open_ends(), task_count(), leased_bytes()), (0, 1, 0));
+        });
+    });
+}
+
+#[test]
+fn who_waits_without_taking_is_told_of_bytes_room_and_end() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults { cuts: 0, connect_failures: 0, ..Faults::swarm(&random) });
+        run(simulation, async {
+            let (server, client) = pair().await;
+            let sent = pattern(random.up_to(60_000));
+            let to_send = sent.clone();
+            let sender = spawn_with_result(async move {
+                let mut output = Output::new();
+                output.push_bytes(to_send);
+                while !output.is_empty() {
+                    poll_fn(|cx| client.poll_writable(cx)).await.unwrap();
+                    client.send(&mut output).await.unwrap();
+                }
+            });
+            let mut input = Buffer::new();
+            loop {
+                poll_fn(|cx| server.poll_readable(cx)).await.unwrap();
+                if server.recv(&mut input, 1 + random.up_to(10_000)).await.unwrap() == 0 {
+                    break;
+                }
+            }
+            sender.take().await;
+            assert!(input.readable() == sent);
+        });
+    });
+}
+
+/// Sends back what arrives, each datagram from the address that it was sent to.
+async fn echo_datagrams(socket: Datagram) {
+    let mut batch = ReceiveBatch::new(8, 1 << 12);
+    loop {
+        socket.recv_batch(&mut batch).await.unwrap();
+        let answers: Vec<_> = (batch.iter())
+            .map(|(one, bytes)| Transmit {
+                source: one.local,
+                ecn: one.ecn,
+                segment_bytes: Some(one.stride as u16),
+                ..Transmit::to(&one.source, bytes)
+            })
+            .collect();
+        let mut sent = 0;
+        while sent < answers.len() {
+            poll_fn(|cx| socket.poll_send_ready(cx)).await.unwrap();
+            sent += socket.try_send_batch(&answers[sent..]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn datagrams_come_back_whole_from_the_address_that_was_asked() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        run(simulation, async {
+            let options = DatagramOptions {
+                local: Some("0.0.0.0:53".parse::<std::net::SocketAddr>().unwrap().into()),
+                local_address: true,
+                ecn: true,
+                gro: random.below(2) == 0,
+                ..DatagramOptions::default()
+            };
+            spawn(echo_datagrams(options.open().unwrap()));
+            for host in 1..4u8 {
+                let asked = std::net::SocketAddr::from(([192, 0, 2, host], 53)).into();
+                let client = DatagramOptions { peer: Some(asked), ecn: true, ..DatagramOptions::default() };
+                let client = client.open().unwrap();
+                let count = random.up_to(40);
+                // All are different, and as many as are told apart by their first two bytes.
+                let sent: Vec<Vec<u8>> =
+                    (0..count as u16).map(|number| [&number.to_be_bytes()[..], &pattern(100)].concat()).collect();
+                let contents = sent.concat();
+                let transmit =
+                    Transmit { segment_bytes: Some(102), ecn: Some(Ecn::Ect0), ..Transmit::to_peer(&contents) };
+                assert_eq!(client.try_send_batch(&[transmit]).unwrap(), 1);
+                let mut back = Vec::new();
+                let mut batch = ReceiveBatch::new(4, 200);
+                while back.len() < count {
+                    client.recv_batch(&mut batch).await.unwrap();
+                    assert!(batch.iter().all(|(one, _)| one.ecn == Some(Ecn::Ect0)));
+                    back.extend(batch.iter().map(|(_, bytes)| bytes.to_vec()));
+                }
+                back.sort();
+                assert_eq!(back, sent);
+            }
         });
     });
 }

@@ -8,9 +8,8 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
-use crate::address::SocketAddress;
-use crate::budget::QUANTUM_BYTES;
 use crate::buffer::Buffer;
+use crate::executor::budget::QUANTUM_BYTES;
 use crate::output::{Output, SLICES_MAX};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
@@ -37,6 +36,11 @@ impl Share {
         }
         self.used = self.used.saturating_add(1);
         u32::from(self.used) <= max
+    }
+
+    /// The one that was just taken counts as so many.
+    pub(super) fn count_as(&mut self, operations: u16) {
+        self.used = self.used.saturating_add(operations - 1);
     }
 
     /// Whether the last one was taken in this turn.
@@ -97,29 +101,18 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
     }
 }
 
-/// The next datagram, its length and its sender; what has no place in `into` is lost.
-pub(super) fn receive_datagram(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<(usize, SocketAddress), Errno> {
-    let (length, _, sender) = net::recvfrom(socket, into, RecvFlags::empty())?;
-    Ok((length, SocketAddress::from_kernel(sender).map_err(|_| Errno::AFNOSUPPORT)?))
-}
-
-/// Sends a datagram to the peer, or to `to`.
-pub(super) fn send_datagram(socket: BorrowedFd<'_>, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-    loop {
-        let sent = match to {
-            Some(to) => net::sendto(socket, bytes, SendFlags::NOSIGNAL, &to.to_kernel()?),
-            None => net::send(socket, bytes, SendFlags::NOSIGNAL),
-        };
-        match sent {
-            // A datagram leaves whole.
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+/// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is told by the
+/// kernel: as with a call that fails, the socket notes that somebody waits for room.
+pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), Errno> {
+    let mut sources = [PollFd::from_borrowed_fd(socket, events)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut sources, Some(&at_once))? {
+        0 => Err(Errno::AGAIN),
+        _ => Ok(()),
     }
 }
 
-/// Whether a connection is reset, or closed in both directions; see [`super::Driver::is_broken`].
+/// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
     // The kernel tells of HUP and ERR without being asked.
     let mut sources = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];

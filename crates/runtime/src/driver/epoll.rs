@@ -20,21 +20,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, receive, receive_datagram, send, send_datagram, send_now,
-};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, look_for, receive, send, send_now};
 use super::listening::{Listening, accept};
-use super::{Control, Driver, End, Fresh, TcpInfo};
-use crate::address::SocketAddress;
+use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, datagrams};
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
+use crate::net::options;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
 
 const INBOX: u64 = u64::MAX;
 
@@ -50,7 +49,8 @@ pub(crate) struct Epoll {
 
 struct Connection {
     socket: OwnedFd,
-    registered: bool,
+    interest: Interest,
+    is_datagram: bool,
     readable: bool,
     writable: bool,
     /// RDHUP, HUP or ERR was seen.
@@ -62,12 +62,28 @@ struct Connection {
     closed_waiter: Parked,
 }
 
+/// What the kernel tells of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Interest {
+    None,
+    /// Of a datagram socket: each datagram that leaves makes room, and would be an event.
+    Read,
+    Both,
+}
+
+impl Interest {
+    fn flags(self) -> epoll::EventFlags {
+        let read = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if self == Interest::Both { read | epoll::EventFlags::OUT } else { read }
+    }
+}
+
 /// Whether the kernel watches a listening socket.
 type Registered = bool;
 
 /// Marks the keys of listeners in epoll's data; generations leave these bits free.
 const LISTENER: u64 = 1 << 31;
-const _: () = assert!(crate::slots::GENERATION_BITS < 31);
+const _: () = assert!(crate::executor::slots::GENERATION_BITS < 31);
 
 impl Epoll {
     pub fn new(events_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {
@@ -84,13 +100,19 @@ impl Epoll {
         })
     }
 
-    fn register(&self, key: Key, connection: &mut Connection) -> io::Result<()> {
-        if !connection.registered {
-            let flags =
-                epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-            epoll::add(&self.epoll, &connection.socket, epoll::EventData::new_u64(key.pack()), flags)?;
-            connection.registered = true;
+    /// Has the kernel tell of the connection, of both its directions, or of a datagram socket.
+    fn register(&self, key: Key, connection: &mut Connection, direction: Direction) -> io::Result<()> {
+        let is_read_alone = connection.is_datagram && matches!(direction, Direction::Read);
+        let wanted = if is_read_alone { Interest::Read } else { Interest::Both };
+        if connection.interest >= wanted {
+            return Ok(());
         }
+        let data = epoll::EventData::new_u64(key.pack());
+        match connection.interest {
+            Interest::None => epoll::add(&self.epoll, &connection.socket, data, wanted.flags())?,
+            _ => epoll::modify(&self.epoll, &connection.socket, data, wanted.flags())?,
+        }
+        connection.interest = wanted;
         Ok(())
     }
 
@@ -121,13 +143,18 @@ impl Epoll {
             }
             *direction.ready(connection) = false;
         }
-        if let Err(error) = self.register(key, connection) {
+        if let Err(error) = self.register(key, connection, direction) {
             return Poll::Ready(Err(error));
         }
         let displaced = direction.waiter(connection).park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
+    }
+
+    fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        let mut connections = self.connections.borrow_mut();
+        f(&connections.get_mut(key).expect("an open socket owns its slot").socket)
     }
 
     fn handle_connection(&self, key: Key, flags: epoll::EventFlags) {
@@ -147,6 +174,12 @@ impl Epoll {
         if broken || flags.contains(epoll::EventFlags::OUT) {
             connection.writable = true;
             writer = connection.writer.take();
+            if connection.is_datagram && connection.interest == Interest::Both {
+                let data = epoll::EventData::new_u64(key.pack());
+                // It was added and is open, so this cannot fail.
+                let _ = epoll::modify(&self.epoll, &connection.socket, data, Interest::Read.flags());
+                connection.interest = Interest::Read;
+            }
         }
         if hung_up {
             closed_waiter = connection.closed_waiter.take();
@@ -186,15 +219,12 @@ impl Epoll {
     }
 }
 
-impl Driver for Epoll {
-    fn name(&self) -> &'static str {
-        "epoll"
-    }
-
+impl StreamDriver for Epoll {
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection {
             socket,
-            registered: false,
+            interest: Interest::None,
+            is_datagram: fresh == Fresh::Datagram,
             readable: fresh == Fresh::Accepted,
             writable: fresh != Fresh::Connecting,
             hung_up: false,
@@ -206,12 +236,13 @@ impl Driver for Epoll {
         })
     }
 
-    fn detach(&self, key: Key) -> Option<OwnedFd> {
-        let connection = self.connections.borrow_mut().remove(key)?;
-        if connection.registered {
+    fn release(&self, key: Key) -> io::Result<Released> {
+        let connection = self.connections.borrow_mut().remove(key).ok_or(io::ErrorKind::NotConnected)?;
+        if connection.interest != Interest::None {
+            // It was added and is open, so this cannot fail.
             let _ = epoll::delete(&self.epoll, &connection.socket);
         }
-        Some(connection.socket)
+        Ok(Released { socket: connection.socket, received: Buffer::new(), error: None })
     }
 
     fn descriptor(&self, key: Key) -> RawFd {
@@ -223,6 +254,15 @@ impl Driver for Epoll {
         // Closing unregisters. A duplicate of the descriptor elsewhere may still send events: their key is stale then.
         let connection = self.connections.borrow_mut().remove(key);
         drop(connection);
+    }
+
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let events = PollFlags::IN | PollFlags::RDHUP;
+        self.attempt(key, cx, Direction::Read, |connection| look_for(connection.socket.as_fd(), events))
+    }
+
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.attempt(key, cx, Direction::Write, |connection| look_for(connection.socket.as_fd(), PollFlags::OUT))
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -283,7 +323,7 @@ impl Driver for Epoll {
         if connection.hung_up {
             return Poll::Ready(Ok(()));
         }
-        if let Err(error) = self.register(key, connection) {
+        if let Err(error) = self.register(key, connection, Direction::Read) {
             return Poll::Ready(Err(error));
         }
         let displaced = connection.closed_waiter.park(cx.waker());
@@ -297,52 +337,61 @@ impl Driver for Epoll {
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket.as_fd())
     }
 
-    fn poll_recv_datagram(
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
+        self.with_socket(key, |socket| Ok(net::shutdown(socket, net::Shutdown::Write)?))
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        self.with_socket(key, |socket| options::set_linger_reset(socket.as_fd()))
+    }
+}
+
+impl DatagramDriver for Epoll {
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
+    }
+
+    fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
+    }
+
+    fn close_datagram(&self, key: Key) {
+        self.close(key);
+    }
+
+    fn poll_recv_datagrams(
         &self,
         key: Key,
         cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>> {
-        // A short datagram says nothing about the next one: the socket is readable until it says EAGAIN.
-        self.attempt(key, cx, Direction::Read, |connection| receive_datagram(connection.socket.as_fd(), into))
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>> {
+        let Room { memory, bytes_each, count } = room;
+        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
+        self.attempt(key, cx, Direction::Read, |connection| {
+            let room = Room { memory: &mut *memory, bytes_each, count };
+            datagrams::receive(connection.socket.as_fd(), room, received)?;
+            connection.reads.count_as(datagrams::operations(received));
+            Ok(())
+        })
     }
 
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-        let mut connections = self.connections.borrow_mut();
-        let connection = connections.get_mut(key).expect("an open datagram socket owns its slot");
-        send_datagram(connection.socket.as_fd(), bytes, to)
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
     }
 
-    fn control(&self, key: Key, control: Control) -> io::Result<()> {
-        let mut connections = self.connections.borrow_mut();
-        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        match control {
-            Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
-            Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
-            Control::Cork(on) => sockopt::set_tcp_cork(socket, on)?,
-            Control::KeepAlive(on) => sockopt::set_socket_keepalive(socket, on)?,
-            Control::LingerReset => sockopt::set_socket_linger(socket, Some(Duration::ZERO))?,
-        }
-        Ok(())
+    fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_writable(key, cx)
     }
 
-    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        let mut connections = self.connections.borrow_mut();
-        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        end.address_of(socket)
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        self.address(key, End::Local)
     }
+}
 
-    fn has_unread(&self, key: Key) -> bool {
-        let mut connections = self.connections.borrow_mut();
-        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0)
-    }
+impl FileDriver for Epoll {}
 
-    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
-        let mut connections = self.connections.borrow_mut();
-        TcpInfo::of(&connections.get_mut(key).expect("an open stream owns its slot").socket)
-    }
-
+impl ListenerDriver for Epoll {
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
         self.listeners.borrow_mut().insert(Listening::new(socket, options))
     }
@@ -427,6 +476,12 @@ impl Driver for Epoll {
         }
         drop(displaced);
         Poll::Pending
+    }
+}
+
+impl Driver for Epoll {
+    fn name(&self) -> &'static str {
+        "epoll"
     }
 
     fn has_events(&self) -> bool {

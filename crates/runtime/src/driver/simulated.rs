@@ -19,14 +19,14 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::direct::SEND_MAX;
-use super::{Control, Driver, End, Fresh, Released};
-use crate::address::SocketAddress;
+use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver};
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
+use crate::net::{AcceptOptions, ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 use crate::output::Output;
-use crate::parked::Parked;
 use crate::simulation::{Event, Named, Side, World, storm};
-use crate::slots::{Key, Slots};
 
 /// What a receive in flight takes at most, as the buffers of the ring.
 const RECEIVED_MAX: usize = 4096;
@@ -269,8 +269,8 @@ impl Simulated {
         match event {
             Event::Arrival { end, arrival } => network.borrow_mut().handle_arrival(fate, end, arrival),
             Event::Room { end, bytes } => network.borrow_mut().handle_room(fate, end, bytes),
-            Event::Datagram { to, from, bytes } => {
-                let reader = self.world.datagrams.borrow_mut().handle_arrival(fate, &to, from, bytes);
+            Event::Datagram(datagram) => {
+                let reader = self.world.datagrams.borrow_mut().handle_arrival(fate, datagram);
                 reader.into_iter().for_each(Waker::wake);
             }
             Event::Incoming { listener, end } => network.borrow_mut().handle_incoming(fate, listener, end),
@@ -322,9 +322,12 @@ impl Side {
     }
 }
 
-impl Driver for Simulated {
-    fn name(&self) -> &'static str {
-        "simulated"
+impl StreamDriver for Simulated {
+    fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
+        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, options.local.as_ref());
+        let descriptor = self.world.descriptor(Named::End(end));
+        let descriptor = descriptor.map_err(|error| ConnectError { step: ConnectStep::Socket, error })?;
+        Ok((descriptor, Fresh::Connecting))
     }
 
     fn attach(&self, socket: OwnedFd, _fresh: Fresh) -> Key {
@@ -346,12 +349,13 @@ impl Driver for Simulated {
         key
     }
 
-    fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.release(key).ok().map(|released| released.socket)
-    }
-
     fn descriptor(&self, key: Key) -> RawFd {
         self.with(key, |socket| socket.descriptor.as_raw_fd())
+    }
+
+    /// A name has no options. They change when packets leave, which is chance anyway.
+    fn kernel_socket(&self, _key: Key) -> Option<RawFd> {
+        None
     }
 
     fn release(&self, key: Key) -> io::Result<Released> {
@@ -373,6 +377,35 @@ impl Driver for Simulated {
         if let Some(Socket { end, sending, .. }) = self.sockets.borrow_mut().remove(key) {
             self.close_end(end, sending);
         }
+    }
+
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (end, is_receiving, has_input) = self.with(key, |socket| {
+            let has_input = !socket.received.is_empty() || socket.receive_error.is_some() || socket.has_ended;
+            (socket.end, socket.is_receiving, has_input)
+        });
+        if has_input {
+            return Poll::Ready(Ok(()));
+        }
+        if is_receiving || self.hesitates(key, Side::Read) || !self.world.network.borrow_mut().is_readable(end) {
+            return self.park(key, cx, Side::Read).map_ok(drop);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (end, sending) =
+            self.with(key, |socket| (socket.end, socket.sending.as_ref().map(|sending| sending.state)));
+        match sending {
+            Some(SendState::Complete(_)) => return Poll::Ready(Ok(())),
+            Some(SendState::Waits | SendState::Untold(_)) => return self.park(key, cx, Side::Write).map_ok(drop),
+            None => {}
+        }
+        let is_full = self.world.network.borrow_mut().room(end) == Err(Errno::AGAIN);
+        if is_full || self.hesitates(key, Side::Write) {
+            return self.park(key, cx, Side::Write).map_ok(drop);
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -495,43 +528,14 @@ impl Driver for Simulated {
         self.world.network.borrow_mut().is_broken(end)
     }
 
-    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
-        Ok(self.world.datagrams.borrow_mut().open(local, peer)?)
-    }
-
-    fn close_datagram(&self, key: Key) {
-        let reader = self.world.datagrams.borrow_mut().close(key);
-        drop(reader);
-    }
-
-    fn poll_recv_datagram(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>> {
-        let (received, displaced) = self.world.datagrams.borrow_mut().poll_recv(key, cx, into);
-        drop(displaced);
-        received.map_err(io::Error::from)
-    }
-
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-        Ok(self.world.datagrams.borrow_mut().send(&self.world.fate, key, bytes, to)?)
-    }
-
-    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
-        Ok(self.world.datagrams.borrow_mut().address(key))
-    }
-
-    fn control(&self, key: Key, control: Control) -> io::Result<()> {
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
         let end = self.with(key, |socket| socket.end);
-        let mut network = self.world.network.borrow_mut();
-        match control {
-            Control::ShutdownWrite => network.shut_down(&self.world.fate, end)?,
-            Control::LingerReset => network.set_resets_on_close(end),
-            // They change when packets leave, which is chance anyway.
-            Control::NoDelay(_) | Control::Cork(_) | Control::KeepAlive(_) => {}
-        }
+        Ok(self.world.network.borrow_mut().shut_down(&self.world.fate, end)?)
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        let end = self.with(key, |socket| socket.end);
+        self.world.network.borrow_mut().set_resets_on_close(end);
         Ok(())
     }
 
@@ -543,12 +547,67 @@ impl Driver for Simulated {
             End::Peer => remote,
         })
     }
+}
 
-    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
-        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, local);
-        Ok((self.world.descriptor(Named::End(end))?, Fresh::Connecting))
+impl DatagramDriver for Simulated {
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.world.datagrams.borrow_mut().open(options)?)
     }
 
+    fn adopt_datagram(&self, _socket: OwnedFd, _options: &DatagramOptions) -> io::Result<Key> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn close_datagram(&self, key: Key) {
+        let reader = self.world.datagrams.borrow_mut().close(key);
+        drop(reader);
+    }
+
+    fn poll_recv_datagrams(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>> {
+        let mut datagrams = self.world.datagrams.borrow_mut();
+        let (polled, displaced) = datagrams.poll_recv(&self.world.fate, key, cx, room, received);
+        drop(datagrams);
+        drop(displaced);
+        polled.map_err(io::Error::from)
+    }
+
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        let fate = &self.world.fate;
+        let mut datagrams = self.world.datagrams.borrow_mut();
+        for (index, transmit) in transmits.iter().enumerate() {
+            // The first one is lost rather than refused: whoever sends one at a time need not know of room.
+            let is_full = index > 0 && fate.strikes(|faults| faults.short_writes);
+            match if is_full { Err(Errno::AGAIN) } else { datagrams.send(fate, key, transmit) } {
+                Ok(()) => {}
+                Err(errno) if index == 0 => return Err(errno.into()),
+                Err(_) => return Ok(index),
+            }
+        }
+        Ok(transmits.len())
+    }
+
+    fn poll_send_ready(&self, _key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.world.fate.strikes(|faults| faults.would_block) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        Ok(self.world.datagrams.borrow_mut().address(key))
+    }
+}
+
+impl FileDriver for Simulated {}
+
+impl ListenerDriver for Simulated {
     fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
         self.world.listen(address, usize::try_from(backlog).unwrap_or(0))
     }
@@ -615,6 +674,12 @@ impl Driver for Simulated {
         drop(listeners);
         drop(displaced);
         Poll::Pending
+    }
+}
+
+impl Driver for Simulated {
+    fn name(&self) -> &'static str {
+        "simulated"
     }
 
     fn next_event(&self) -> Option<u64> {

@@ -12,9 +12,10 @@ use std::task::{Context, Poll, Waker};
 use rustix::io::Errno;
 
 use super::fate::{Event, Fate};
-use crate::address::SocketAddress;
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::SocketAddress;
+use crate::net::datagram::{DatagramOptions, Ecn, Received, Room, Transmit};
 
 /// How many datagrams a socket holds that nobody has received: about what the kernel's buffer has room for.
 const ARRIVED_MAX: usize = 256;
@@ -22,8 +23,14 @@ const ARRIVED_MAX: usize = 256;
 /// Where the ports of sockets begin that were not given one.
 const FIRST_PORT: u16 = 20_000;
 
-/// The length of a datagram and its sender.
-pub(crate) type Received = Result<(usize, SocketAddress), Errno>;
+/// What is on its way.
+#[derive(Clone)]
+pub(crate) struct Datagram {
+    to: SocketAddress,
+    from: SocketAddress,
+    bytes: Vec<u8>,
+    ecn: Option<Ecn>,
+}
 
 pub(crate) struct Datagrams {
     sockets: Slots<Socket>,
@@ -32,8 +39,8 @@ pub(crate) struct Datagrams {
 
 struct Socket {
     local: SocketAddress,
-    peer: Option<SocketAddress>,
-    arrived: VecDeque<(Vec<u8>, SocketAddress)>,
+    options: DatagramOptions,
+    arrived: VecDeque<Datagram>,
     error: Option<Errno>,
     reader: Parked,
 }
@@ -43,9 +50,9 @@ impl Datagrams {
         Datagrams { sockets: Slots::new(), next_port: FIRST_PORT }
     }
 
-    pub fn open(&mut self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> Result<Key, Errno> {
+    pub fn open(&mut self, options: &DatagramOptions) -> Result<Key, Errno> {
         let any = SocketAddress::Inet(SocketAddr::new(IpAddr::from(Ipv4Addr::LOCALHOST), 0));
-        let mut local = local.cloned().unwrap_or(any);
+        let mut local = options.local.clone().unwrap_or(any);
         if let SocketAddress::Inet(inet) = &mut local
             && inet.port() == 0
         {
@@ -55,8 +62,8 @@ impl Datagrams {
         if self.find(&local, |_| true).is_some() {
             return Err(Errno::ADDRINUSE);
         }
-        let (arrived, peer) = (VecDeque::new(), peer.cloned());
-        Ok(self.sockets.insert(Socket { local, peer, arrived, error: None, reader: Parked::new() }))
+        let (arrived, options) = (VecDeque::new(), options.clone());
+        Ok(self.sockets.insert(Socket { local, options, arrived, error: None, reader: Parked::new() }))
     }
 
     /// Returns who waited, to be dropped when nothing is borrowed.
@@ -68,58 +75,88 @@ impl Datagrams {
         self.socket(key).local.clone()
     }
 
-    pub fn send(&mut self, fate: &Fate, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> Result<(), Errno> {
+    pub fn send(&mut self, fate: &Fate, key: Key, transmit: &Transmit<'_>) -> Result<(), Errno> {
         let socket = self.socket(key);
         if let Some(errno) = socket.error.take() {
             return Err(errno);
         }
-        let to = to.or(socket.peer.as_ref()).ok_or(Errno::DESTADDRREQ)?;
-        fate.note_bytes("send a datagram", 0, bytes);
-        let copies = match fate.strikes(|faults| faults.datagram_losses) {
-            true => 0,
-            false => 1 + u32::from(fate.strikes(|faults| faults.datagram_copies)),
-        };
-        for _ in 0..copies {
-            let event = Event::Datagram { to: to.clone(), from: socket.local.clone(), bytes: bytes.to_vec() };
-            fate.plan(fate.latency(), event);
+        let to = transmit.destination.or(socket.options.peer.as_ref()).ok_or(Errno::DESTADDRREQ)?;
+        let from = socket.source(transmit.source);
+        let segment_bytes = transmit.segment_bytes.map_or(usize::MAX, usize::from).max(1);
+        let whole = transmit.contents.is_empty().then_some(&[][..]);
+        for bytes in transmit.contents.chunks(segment_bytes).chain(whole) {
+            fate.note_bytes("send a datagram", 0, bytes);
+            let copies = match fate.strikes(|faults| faults.datagram_losses) {
+                true => 0,
+                false => 1 + u32::from(fate.strikes(|faults| faults.datagram_copies)),
+            };
+            let datagram = Datagram { to: to.clone(), from: from.clone(), bytes: bytes.to_vec(), ecn: transmit.ecn };
+            for _ in 0..copies {
+                fate.plan(fate.latency(), Event::Datagram(datagram.clone()));
+            }
         }
         Ok(())
     }
 
     /// Gives the datagram to whom it is for; returns who waits for it, or for the news that nobody is there.
-    pub fn handle_arrival(
-        &mut self,
-        fate: &Fate,
-        to: &SocketAddress,
-        from: SocketAddress,
-        bytes: Vec<u8>,
-    ) -> Option<Waker> {
+    pub fn handle_arrival(&mut self, fate: &Fate, datagram: Datagram) -> Option<Waker> {
+        let Datagram { to, from, bytes, .. } = &datagram;
         fate.note("datagram arrives", 0, bytes.len());
-        if let Some(key) = self.find(to, |socket| socket.peer.as_ref().is_none_or(|peer| *peer == from)) {
+        let hears = |socket: &Socket| socket.options.peer.as_ref().is_none_or(|peer| peer == from);
+        if let Some(key) = self.find(to, hears).or_else(|| self.find(&wildcard(to)?, hears)) {
             let socket = self.socket(key);
             if socket.arrived.len() < ARRIVED_MAX {
-                socket.arrived.push_back((bytes, from));
+                socket.arrived.push_back(datagram);
             }
             return socket.reader.take();
         }
-        let key = self.find(&from, |socket| socket.peer.as_ref() == Some(to))?;
+        let key = self.find(from, |socket| socket.options.peer.as_ref() == Some(to))?;
         let socket = self.socket(key);
         socket.error = Some(Errno::CONNREFUSED);
         socket.reader.take()
     }
 
-    /// The next datagram; or has the task woken, and says what is to be dropped when nothing is borrowed.
-    pub fn poll_recv(&mut self, key: Key, cx: &mut Context<'_>, into: &mut [u8]) -> (Poll<Received>, Option<Waker>) {
+    /// The next datagrams; or has the task woken, and says what is to be dropped when nothing is borrowed.
+    pub fn poll_recv(
+        &mut self,
+        fate: &Fate,
+        key: Key,
+        cx: &mut Context<'_>,
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> (Poll<Result<(), Errno>>, Option<Waker>) {
         let socket = self.socket(key);
         if let Some(errno) = socket.error.take() {
             return (Poll::Ready(Err(errno)), None);
         }
-        let Some((bytes, from)) = socket.arrived.pop_front() else {
+        let bytes_each = room.bytes_each;
+        for index in 0..room.count {
+            let Some(first) = socket.arrived.pop_front() else { break };
+            let mut one = Received::new(first.from.clone(), first.bytes.len());
+            one.stride = one.length.max(1);
+            one.local = first.to.inet().filter(|_| socket.options.local_address).map(|to| to.ip());
+            one.ecn = first.ecn.filter(|_| socket.options.ecn);
+            let mut bytes = first.bytes.clone();
+            while socket.options.gro && bytes.len() % one.stride == 0 && fate.random.chance(500) {
+                let is_alike = |next: &&Datagram| {
+                    (&next.from, &next.to, next.ecn) == (&first.from, &first.to, first.ecn)
+                        && (1..=one.stride).contains(&next.bytes.len())
+                        && bytes.len() + next.bytes.len() <= bytes_each
+                };
+                if socket.arrived.front().filter(is_alike).is_none() {
+                    break;
+                }
+                bytes.extend(socket.arrived.pop_front().expect("looked at above").bytes);
+            }
+            one.is_truncated = bytes.len() > bytes_each;
+            one.length = bytes.len().min(bytes_each);
+            room.memory[index * bytes_each..][..one.length].copy_from_slice(&bytes[..one.length]);
+            received.push(one);
+        }
+        if received.is_empty() {
             return (Poll::Pending, socket.reader.park(cx.waker()));
-        };
-        let length = bytes.len().min(into.len());
-        into[..length].copy_from_slice(&bytes[..length]);
-        (Poll::Ready(Ok((length, from))), None)
+        }
+        (Poll::Ready(Ok(())), None)
     }
 
     fn socket(&mut self, key: Key) -> &mut Socket {
@@ -135,4 +172,23 @@ impl Datagrams {
         });
         found
     }
+}
+
+impl Socket {
+    /// Where what it sends comes from: a socket that hears at all addresses has one of them for that, unless it says which.
+    fn source(&self, chosen: Option<IpAddr>) -> SocketAddress {
+        let SocketAddress::Inet(mut local) = self.local else { return self.local.clone() };
+        if let Some(ip) = chosen {
+            local.set_ip(ip);
+        } else if local.ip().is_unspecified() {
+            local.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        }
+        SocketAddress::Inet(local)
+    }
+}
+
+/// Where somebody hears at all addresses.
+fn wildcard(address: &SocketAddress) -> Option<SocketAddress> {
+    let port = address.inet()?.port();
+    Some(SocketAddress::Inet(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)))
 }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::datagrams::Datagram;
 use super::faults::Faults;
 use super::network::Arrival;
 use super::random::Random;
 use super::trace::Trace;
-use crate::address::SocketAddress;
+use crate::executor::slots::Key;
 use crate::output::Output;
 use crate::pool::SimulatedThread;
-use crate::slots::Key;
 
 /// Something takes this long even where nothing is slow: what follows from an event never happens at the same moment.
 const SHORT: Duration = Duration::from_micros(10);
@@ -30,7 +30,7 @@ pub(crate) enum Event {
     /// An end hears that the other one has room again.
     Room { end: Key, bytes: usize },
     /// A datagram arrives.
-    Datagram { to: SocketAddress, from: SocketAddress, bytes: Vec<u8> },
+    Datagram(Datagram),
     /// A connection arrives at a listener.
     Incoming { listener: Key, end: Key },
     /// The network breaks a connection, of which this is one end.

@@ -13,14 +13,16 @@ use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
 
-use crate::address::SocketAddress;
-use crate::budget::QUANTUM_BYTES;
+use super::connect::ConnectOptions;
+use super::options::{self, TcpInfo};
 use crate::buffer::Buffer;
-use crate::driver::{Control, End, Fresh, Released, TcpInfo};
+use crate::driver::{End, Fresh, Released};
 use crate::environment::Environment;
+use crate::executor::budget::QUANTUM_BYTES;
+use crate::executor::slots::Key;
 use crate::files::File;
+use crate::net::SocketAddress;
 use crate::output::Output;
-use crate::slots::Key;
 
 /// A connected socket. Closed when dropped.
 pub struct Stream {
@@ -86,35 +88,31 @@ impl Stream {
         Ok(Detached { socket, received, error: ahead.error.or(error) })
     }
 
-    /// Connects. Dropping the future closes the socket.
-    ///
-    /// Errors: the kernel's; EAGAIN for a Unix socket whose queue is full.
+    /// Connects without options; otherwise as [`ConnectOptions::connect`].
     pub fn connect(address: &SocketAddress) -> impl Future<Output = io::Result<Stream>> + use<> {
-        let begun = Self::begin_connect(address, None);
-        async move {
-            let stream = begun?;
-            poll_fn(|cx| stream.environment.driver.poll_connected(stream.key, cx)).await?;
-            Ok(stream)
-        }
+        let connecting = ConnectOptions::default().connect(address);
+        async move { Ok(connecting.await?) }
     }
 
-    /// Connects from a given local address (`proxy_bind`); otherwise as [`Stream::connect`].
-    pub fn connect_from(
-        address: &SocketAddress,
-        local: &SocketAddress,
-    ) -> impl Future<Output = io::Result<Stream>> + use<> {
-        let begun = Self::begin_connect(address, Some(local));
-        async move {
-            let stream = begun?;
-            poll_fn(|cx| stream.environment.driver.poll_connected(stream.key, cx)).await?;
-            Ok(stream)
-        }
+    pub(super) fn poll_connected(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.environment.driver.poll_connected(self.key, cx)
     }
 
-    fn begin_connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<Stream> {
-        let environment = Environment::current();
-        let (socket, fresh) = environment.driver.connect(address, local)?;
-        Ok(Stream::attach(environment, socket, fresh))
+    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again for as long
+    /// as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been received already.
+    /// Errors: no memory in the kernel to wait with.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(ahead) = self.ahead.take() {
+            self.ahead.set(Some(ahead));
+            return Poll::Ready(Ok(()));
+        }
+        self.environment.driver.poll_readable(self.key, cx)
+    }
+
+    /// Ready when a send would not wait: there is room as the kernel counts it (a third of the buffer, with TCP), or an error.
+    /// Ready again for as long as that is so. A system call. Errors: no memory in the kernel to wait with.
+    pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.environment.driver.poll_writable(self.key, cx)
     }
 
     /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory only
@@ -246,38 +244,50 @@ impl Stream {
 
     /// Ends our data; the peer sees the end of the stream and may still send.
     pub fn shutdown_write(&self) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::ShutdownWrite)
+        self.environment.driver.shutdown_write(self.key)
     }
 
     /// `TCP_NODELAY`.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::NoDelay(on))
+        self.set_option(|socket| options::set_nodelay(socket, on))
     }
 
     /// `TCP_CORK` (`tcp_nopush`).
     pub fn set_cork(&self, on: bool) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::Cork(on))
+        self.environment.driver.flush(self.key);
+        self.set_option(|socket| options::set_cork(socket, on))
     }
 
     /// `SO_KEEPALIVE`.
     pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::KeepAlive(on))
+        self.set_option(|socket| options::set_keepalive(socket, on))
     }
 
     /// Closing resets the connection and drops what is queued (`reset_timedout_connection`).
     pub fn set_linger_reset(&self) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::LingerReset)
+        self.environment.driver.set_linger_reset(self.key)
     }
 
     /// Whether the kernel has data that nobody has received yet: whoever closes now resets the connection. A system call; false
     /// where nothing can be known.
     pub fn has_unread(&self) -> bool {
-        self.environment.driver.has_unread(self.key)
+        self.kernel_socket().is_some_and(|socket| options::unread(socket).is_ok_and(|bytes| bytes > 0))
     }
 
     /// What the kernel knows of the connection; a system call. Errors: that it is no TCP connection.
     pub fn tcp_info(&self) -> io::Result<TcpInfo> {
-        self.environment.driver.tcp_info(self.key)
+        TcpInfo::of(self.kernel_socket().ok_or(io::ErrorKind::Unsupported)?)
+    }
+
+    /// The socket, if it is one of the kernel's: a simulated one has no options.
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        let descriptor = self.environment.driver.kernel_socket(self.key)?;
+        // SAFETY: as for `as_fd`.
+        Some(unsafe { BorrowedFd::borrow_raw(descriptor) })
+    }
+
+    fn set_option(&self, set: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
+        self.kernel_socket().map_or(Ok(()), set)
     }
 
     /// Our address; a system call.

@@ -21,8 +21,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
+use super::slots::Key;
 use crate::environment::Environment;
-use crate::slots::Key;
 
 /// What tasks that want little may take of a turn before the loop looks for events.
 pub(crate) const TURN_NANOS: u64 = 1_000_000;

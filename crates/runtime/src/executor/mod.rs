@@ -7,6 +7,11 @@
 //! Fairness: a turn polls at most [`POLLS_PER_TURN`] times, and a task that wakes itself waits for the next turn. Tasks
 //! that want much wait in a line of their own (`budget.rs`).
 
+pub(crate) mod budget;
+pub(crate) mod panics;
+pub(crate) mod parked;
+pub(crate) mod slots;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -15,9 +20,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 use crate::environment::Environment;
-use crate::inbox;
-use crate::panics::boundary;
-use crate::slots::{GENERATION_BITS, Key, Slots};
+use crate::event_loop::inbox;
+use crate::executor::panics::boundary;
+use crate::executor::slots::{GENERATION_BITS, Key, Slots};
 use crate::stall::{Name, Turns};
 
 /// Bounds a turn to a few hundred microseconds at a microsecond per poll.

@@ -3,8 +3,8 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
-use std::mem::offset_of;
-use std::net::SocketAddr;
+use std::mem::{MaybeUninit, offset_of};
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -50,7 +50,43 @@ impl SocketAddress {
         if address.address_family() != AddressFamily::UNIX {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(SocketAddress::Unix(unix_name(&address).map(|name| Path::new(OsStr::from_bytes(name)).into())))
+        // SAFETY: these are the bytes that the kernel has written, or whoever made the address.
+        let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
+        Ok(SocketAddress::Unix(unix_name(bytes).map(|name| Path::new(OsStr::from_bytes(name)).into())))
+    }
+
+    /// The address that the kernel has written for a datagram's sender; unnamed when there is none.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let port = || u16::from_be_bytes([bytes[2], bytes[3]]);
+        let family = bytes.first_chunk().map_or(libc::AF_UNSPEC, |family| u16::from_ne_bytes(*family).into());
+        match family {
+            libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() => {
+                let ip: [u8; 4] = bytes[4..8].try_into().expect("four bytes");
+                SocketAddress::Inet(SocketAddrV4::new(ip.into(), port()).into())
+            }
+            libc::AF_INET6 if bytes.len() >= size_of::<libc::sockaddr_in6>() => {
+                let word = |at: usize| bytes[at..at + 4].try_into().expect("four bytes");
+                let ip: [u8; 16] = bytes[8..24].try_into().expect("sixteen bytes");
+                // The flow is kept as it is on the wire, the scope is a number of the host's.
+                let (flow, scope) = (u32::from_be_bytes(word(4)), u32::from_ne_bytes(word(24)));
+                SocketAddress::Inet(SocketAddrV6::new(ip.into(), port(), flow, scope).into())
+            }
+            libc::AF_UNIX => {
+                SocketAddress::Unix(unix_name(bytes).map(|name| Path::new(OsStr::from_bytes(name)).into()))
+            }
+            _ => SocketAddress::Unix(None),
+        }
+    }
+
+    /// Writes the address for the kernel and returns its length. Errors: as [`SocketAddress::to_kernel`].
+    pub(crate) fn write_to(&self, storage: &mut MaybeUninit<libc::sockaddr_storage>) -> io::Result<libc::socklen_t> {
+        let address = self.to_kernel()?;
+        // SAFETY: the first is `addr_len` bytes long, which is at most the size of the second.
+        unsafe {
+            let (from, to) = (address.as_ptr().cast::<u8>(), storage.as_mut_ptr().cast::<u8>());
+            std::ptr::copy_nonoverlapping(from, to, address.addr_len() as usize);
+        }
+        Ok(address.addr_len())
     }
 
     /// Errors: the path is too long for a socket or there is none.
@@ -68,10 +104,8 @@ impl SocketAddress {
 
 /// The path, or the abstract name with its NUL byte; `None` if there is none. (Not by rustix, whose conversion panics when a path
 /// fills the address to its last byte, which bind(2) allows anybody: unix(7), BUGS.)
-fn unix_name(address: &SocketAddrAny) -> Option<&[u8]> {
-    // SAFETY: these are the bytes that the kernel has written, or whoever made the address.
-    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
-    match bytes.get(offset_of!(libc::sockaddr_un, sun_path)..)? {
+fn unix_name(address: &[u8]) -> Option<&[u8]> {
+    match address.get(offset_of!(libc::sockaddr_un, sun_path)..)? {
         [] | [0] => None,
         name @ [0, ..] => Some(name),
         path => path.split(|&byte| byte == 0).next(),

@@ -1,0 +1,259 @@
+//! Datagrams by the batch on a socket of the kernel's: recvmmsg(2) and sendmmsg(2) with their control messages, and the
+//! options that have the kernel tell more of each.
+
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::net::SocketAddress;
+use crate::net::datagram::{BATCH_MAX, DatagramOptions, Ecn, Received, Room, Transmit};
+use crate::net::options;
+
+/// Room for the control messages of one datagram, aligned as they have to be: the largest are an address (40 bytes), two
+/// numbers and a length (24 each).
+type Control = [MaybeUninit<u64>; 16];
+const CONTROL_BYTES: usize = size_of::<Control>();
+
+/// Datagrams that count as one operation of their connection in a turn, and bytes that do.
+const DATAGRAMS_PER_OPERATION: usize = 8;
+const BYTES_PER_OPERATION: usize = 64 * 1024;
+
+/// A socket as these options want it.
+pub(super) fn open(options: &DatagramOptions) -> io::Result<OwnedFd> {
+    let to_kernel = |address: &Option<SocketAddress>| address.as_ref().map(SocketAddress::to_kernel).transpose();
+    let (local, peer) = (to_kernel(&options.local)?, to_kernel(&options.peer)?);
+    let family = peer.as_ref().or(local.as_ref()).ok_or(io::ErrorKind::InvalidInput)?.address_family();
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    if options.reuse_port {
+        sockopt::set_socket_reuseport(&socket, true)?;
+    }
+    set_options(socket.as_fd(), family, options)?;
+    if let Some(local) = local {
+        net::bind(&socket, &local)?;
+    }
+    if let Some(peer) = peer {
+        net::connect(&socket, &peer)?;
+    }
+    Ok(socket)
+}
+
+/// A socket that is bound already, with these options.
+pub(super) fn adopt(socket: OwnedFd, options: &DatagramOptions) -> io::Result<OwnedFd> {
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    set_options(socket.as_fd(), net::getsockname(&socket)?.address_family(), options)?;
+    Ok(socket)
+}
+
+fn set_options(socket: BorrowedFd<'_>, family: AddressFamily, options: &DatagramOptions) -> io::Result<()> {
+    if let Some(bytes) = options.receive_buffer {
+        sockopt::set_socket_recv_buffer_size(socket, bytes)?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        sockopt::set_socket_send_buffer_size(socket, bytes)?;
+    }
+    let set =
+        |is_wanted: bool, level, option| if is_wanted { options::set_int(socket, level, option, 1) } else { Ok(()) };
+    let (is_ipv4, is_ipv6) = (family == AddressFamily::INET, family == AddressFamily::INET6);
+    set(options.local_address && is_ipv4, libc::IPPROTO_IP, libc::IP_PKTINFO)?;
+    set(options.local_address && is_ipv6, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
+    // A socket of IPv6 may receive by IPv4, too.
+    set(options.ecn && (is_ipv4 || is_ipv6), libc::IPPROTO_IP, libc::IP_RECVTOS)?;
+    set(options.ecn && is_ipv6, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
+    set(options.gro && (is_ipv4 || is_ipv6), libc::SOL_UDP, libc::UDP_GRO)
+}
+
+/// How many operations these count as.
+pub(super) fn operations(received: &[Received]) -> u16 {
+    let bytes: usize = received.iter().map(|one| one.length).sum();
+    let operations = (received.len() / DATAGRAMS_PER_OPERATION).max(bytes / BYTES_PER_OPERATION);
+    u16::try_from(operations).unwrap_or(u16::MAX).max(1)
+}
+
+/// Receives what has arrived, at least one datagram.
+pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<(), Errno> {
+    let count = room.count.min(BATCH_MAX);
+    let Room { memory, bytes_each, .. } = room;
+    assert!(memory.len() >= count * bytes_each);
+    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; BATCH_MAX];
+    let mut controls = [const { [const { MaybeUninit::uninit() }; _] }; BATCH_MAX] as [Control; BATCH_MAX];
+    let mut slices = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_MAX];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_MAX];
+    let memory = memory.as_mut_ptr();
+    for index in 0..count {
+        // SAFETY: it lies within the memory, as was asserted above.
+        let place = unsafe { memory.add(index * bytes_each) };
+        slices[index] = libc::iovec { iov_base: place.cast(), iov_len: bytes_each };
+        let mut header = empty_header();
+        header.msg_name = names[index].as_mut_ptr().cast();
+        header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        header.msg_iov = &raw mut slices[index];
+        header.msg_iovlen = 1;
+        header.msg_control = controls[index].as_mut_ptr().cast();
+        header.msg_controllen = CONTROL_BYTES as _;
+        headers[index].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+    }
+    let (flags, no_timeout) = (libc::MSG_DONTWAIT, ptr::null_mut());
+    // SAFETY: `count` headers are initialized; names, memory and controls, to which they point, live during the call and have
+    // the lengths that they tell.
+    let arrived = unsafe {
+        libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _, no_timeout)
+    };
+    let Ok(arrived) = usize::try_from(arrived) else { return Err(last_error()) };
+    for header in &headers[..arrived] {
+        // SAFETY: the kernel has filled the first `arrived` headers, which were initialized before.
+        received.push(unsafe { told_of(header.assume_init_ref()) });
+    }
+    Ok(())
+}
+
+/// What the kernel has told of a datagram.
+///
+/// # Safety
+///
+/// The header is one that recvmmsg(2) has filled, and what it points to lives.
+unsafe fn told_of(message: &libc::mmsghdr) -> Received {
+    let header = &message.msg_hdr;
+    // SAFETY: the kernel has written an address of this length there.
+    let name = unsafe { std::slice::from_raw_parts(header.msg_name.cast::<u8>(), header.msg_namelen as usize) };
+    let mut received = Received::new(SocketAddress::from_bytes(name), message.msg_len as usize);
+    received.is_truncated = header.msg_flags & libc::MSG_TRUNC != 0;
+    // SAFETY: the kernel has written control messages of this length, which these functions walk through.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !next.is_null() {
+        // SAFETY: a control message begins here, and its data is at least what its kind says; none has to be aligned.
+        unsafe {
+            let data = libc::CMSG_DATA(next);
+            match ((*next).cmsg_level, (*next).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    received.local = Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr))));
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    received.local = Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)));
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => received.ecn = Ecn::of_class(data.read()),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    received.ecn = Ecn::of_class(data.cast::<i32>().read_unaligned() as u8);
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    received.stride = usize::try_from(data.cast::<i32>().read_unaligned()).unwrap_or(0);
+                }
+                _ => {}
+            }
+            next = libc::CMSG_NXTHDR(header, next);
+        }
+    }
+    // Of an empty datagram, too, the stride divides something.
+    received.stride = received.stride.max(1);
+    received
+}
+
+/// Sends the first of these, at most [`BATCH_MAX`], and returns how many.
+pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+    let count = transmits.len().min(BATCH_MAX);
+    if count == 0 {
+        return Ok(0);
+    }
+    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; BATCH_MAX];
+    let mut controls = [const { [const { MaybeUninit::uninit() }; _] }; BATCH_MAX] as [Control; BATCH_MAX];
+    let mut slices = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_MAX];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_MAX];
+    for (index, transmit) in transmits[..count].iter().enumerate() {
+        let bytes = transmit.contents;
+        slices[index] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut header = empty_header();
+        if let Some(destination) = transmit.destination {
+            header.msg_namelen = destination.write_to(&mut names[index])?;
+            header.msg_name = names[index].as_mut_ptr().cast();
+        }
+        header.msg_iov = &raw mut slices[index];
+        header.msg_iovlen = 1;
+        let used = write_control(&mut controls[index], transmit);
+        if used > 0 {
+            header.msg_control = controls[index].as_mut_ptr().cast();
+            header.msg_controllen = used as _;
+        }
+        headers[index].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+    }
+    loop {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `count` headers are initialized; names, contents and controls, to which they point, live during the call and
+        // have the lengths that they tell.
+        let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _) };
+        match usize::try_from(sent).map_err(|_| last_error()) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Writes what the kernel is told beside the bytes; returns the length.
+fn write_control(control: &mut Control, transmit: &Transmit<'_>) -> usize {
+    let mut writer = ControlWriter { control, used: 0 };
+    if let Some(ecn) = transmit.ecn {
+        // Which of the two is meant depends on the destination; the other one is passed over.
+        writer.push(libc::IPPROTO_IP, libc::IP_TOS, ecn as i32);
+        writer.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ecn as i32);
+    }
+    match transmit.source {
+        Some(IpAddr::V4(ip)) => {
+            let address = libc::in_addr { s_addr: u32::from(ip).to_be() };
+            let info =
+                libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: libc::in_addr { s_addr: 0 } };
+            writer.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        Some(IpAddr::V6(ip)) => {
+            let info = libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 };
+            writer.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+        None => {}
+    }
+    if let Some(bytes) = transmit.segment_bytes.filter(|&bytes| usize::from(bytes) < transmit.contents.len()) {
+        writer.push(libc::SOL_UDP, libc::UDP_SEGMENT, bytes);
+    }
+    writer.used
+}
+
+struct ControlWriter<'a> {
+    control: &'a mut Control,
+    used: usize,
+}
+
+impl ControlWriter<'_> {
+    /// Appends a control message.
+    fn push<T: Copy>(&mut self, level: i32, kind: i32, value: T) {
+        // SAFETY: these compute lengths only.
+        let (space, length) =
+            unsafe { (libc::CMSG_SPACE(size_of::<T>() as u32), libc::CMSG_LEN(size_of::<T>() as u32)) };
+        assert!(self.used + space as usize <= CONTROL_BYTES, "there is room for every kind once");
+        // SAFETY: there is room for `space` bytes behind those that are used, which are a multiple of 8 as `space` is, so that
+        // the header is aligned; what is between data and end stays unwritten and is not looked at.
+        unsafe {
+            let header = self.control.as_mut_ptr().cast::<u8>().add(self.used).cast::<libc::cmsghdr>();
+            let mut empty: libc::cmsghdr = mem::zeroed();
+            empty.cmsg_len = length as _;
+            empty.cmsg_level = level;
+            empty.cmsg_type = kind;
+            header.write(empty);
+            libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+        }
+        self.used += space as usize;
+    }
+}
+
+fn empty_header() -> libc::msghdr {
+    // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
+    unsafe { mem::zeroed() }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
