@@ -19,9 +19,9 @@ use crate::driver::{Driver, RingOptions};
 use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
+use crate::files::mounts;
 use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory;
-use crate::mounts;
 use crate::panics::{self, boundary};
 use crate::simulation::{Simulation, World};
 use crate::timer::Wheel;
@@ -114,7 +114,7 @@ impl EventLoop {
         panics::install();
         if mounts::refresh_due() {
             mounts::refresh();
-            files::probe();
+            files::open::probe();
         }
         let inbox = Inbox::new(options.worker)?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;

@@ -43,23 +43,18 @@ mod address;
 mod buffer;
 mod clock;
 mod datagram;
-mod devices;
 mod driver;
 mod environment;
 mod event_loop;
 mod executor;
-mod file_counters;
 pub mod files;
 mod inbox;
 mod listener;
 mod memory;
-mod mounts;
 mod output;
 mod panics;
 mod parked;
 mod pool;
-mod reads;
-mod residency;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
@@ -85,8 +80,9 @@ pub use environment::{
 };
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
-pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
-pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
+pub use files::{
+    File, FileCounters, FileKind, FileMetadata, Look, OpenFlags, PieceRead, ReadHow, Rung, count_piece, file_counters,
+};
 pub use inbox::{Call, Remote, RemoteError};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use memory::share_leases;
@@ -95,7 +91,6 @@ pub use panics::{Panic, catch_panic, panic_count, set_panic_reporter};
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
 };
-pub use reads::{PieceRead, ReadHow};
 pub use stream::{Detached, Stream};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
 pub use turn_share::{Effort, TurnShare};

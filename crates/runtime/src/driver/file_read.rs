@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::devices::Outstanding;
 use crate::files::File;
+use crate::files::page_cache::device::Outstanding;
 
 /// What is to be read.
 pub(crate) struct FileRead {

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{File, FileMetadata, OpenFlags, check_nothing_waits, likely_device};
+use super::open::check_nothing_waits;
+use super::{File, FileMetadata, OpenFlags, likely_device};
 use crate::pool::default_pool;
 use crate::simulation::World;
 
@@ -44,7 +45,7 @@ pub fn try_open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> Opti
 
 /// Opens a path on which there is no link if the kernel can do it from memory; `None` = not without waiting.
 fn try_open_without_links(path: &Path, flags: OFlags, check: LinkCheck) -> Option<Result<OwnedFd, Errno>> {
-    if World::current().is_some() || super::is_openat2_refused() {
+    if World::current().is_some() || super::open::is_openat2_refused() {
         return None;
     }
     check_nothing_waits(path, false).ok()?;

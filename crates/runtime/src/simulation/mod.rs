@@ -33,12 +33,12 @@ use rustix::io::Errno;
 
 use crate::address::SocketAddress;
 use crate::clock::{Moment, VIRTUAL_START_NANOS};
-use crate::devices::Knowledge;
 use crate::environment::Environment;
+use crate::files::page_cache::device::Knowledge;
+use crate::files::page_cache::residency::Residency;
+use crate::files::shared_reads::Flights;
 use crate::files::{File, FileMetadata, OpenFlags};
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
-use crate::reads::Flights;
-use crate::residency::Residency;
 
 pub(crate) use self::fate::{Event, Fate, Side};
 pub use self::faults::Faults;

@@ -90,10 +90,10 @@ mod tests {
     use super::super::IoUring;
     use super::*;
     use crate::clock::Moment;
-    use crate::devices::Knowledge;
     use crate::driver::{Driver, RingOptions};
     use crate::files::File;
-    use crate::residency::Residency;
+    use crate::files::page_cache::device::Knowledge;
+    use crate::files::page_cache::residency::Residency;
 
     /// A driver; `None` where the kernel gives no ring.
     fn driver() -> Option<IoUring> {

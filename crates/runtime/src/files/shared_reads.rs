@@ -26,14 +26,15 @@ use std::task::{Context, Poll, Wake, Waker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use super::File;
+use super::read::Blocks;
 use crate::buffer::Lease;
 use crate::clock::now_anywhere;
-use crate::devices::{Knowledge, Outstanding};
 use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
-use crate::file_counters::{Event, Rung, count_event, count_piece};
-use crate::files::{Blocks, File};
-use crate::mounts;
+use crate::files::counters::{Event, Rung, count_event, count_piece};
+use crate::files::mounts;
+use crate::files::page_cache::device::{Knowledge, Outstanding};
 use crate::pool::{PoolError, ThreadPool};
 
 /// Reads in flight are found in one of so many tables.
@@ -448,8 +449,8 @@ mod tests {
     use std::future::poll_fn;
 
     use super::*;
+    use crate::files::page_cache::residency::{FileHash, GRANULE, Residency};
     use crate::pool::Device;
-    use crate::residency::{FileHash, GRANULE, Residency};
     use crate::{EventLoop, LoopOptions};
 
     #[test]

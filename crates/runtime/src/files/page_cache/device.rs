@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::clock::{Moment, now_anywhere, system_now};
-use crate::residency::Residency;
+use crate::files::page_cache::residency::Residency;
 
 /// From so many outstanding reads on a device is crowded. A queue that is worth its name has room for dozens; those of loop
 /// devices and of some flash memory have not.
