@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::{Advice, Stat};
 
 use super::access_time::AccessTime;
-use super::page_cache::residency::{FileHash, Run};
+use super::page_cache::FileHash;
 use super::shared_reads::FileKey;
 use super::{FileMetadata, OpenFlags, mounts};
 use crate::clock::{Moment, now_anywhere, wall_anywhere};
@@ -41,10 +41,6 @@ pub(super) struct Shared {
     pub(super) access: Access,
     pub(super) access_time: AccessTime,
     pub(super) hash: FileHash,
-    /// What of it was seen in memory lately.
-    pub(super) seen: Run,
-    /// All of it, when that was seen within one tick.
-    pub(super) whole: Run,
     opened: Moment,
     /// Its file system was found to be in memory.
     pub(super) lies_in_memory: AtomicBool,
@@ -72,8 +68,6 @@ impl File {
             access,
             access_time,
             hash: FileHash::new(metadata.device, metadata.inode),
-            seen: Run::default(),
-            whole: Run::default(),
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),

@@ -35,6 +35,15 @@ impl File {
         }
     }
 
+    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when the
+    /// look might wait.
+    pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Lease>> {
+        match self.look(offset, length)? {
+            Look::Found(lease) => Ok(Some(lease)),
+            Look::NotInMemory | Look::NotLooked => Ok(None),
+        }
+    }
+
     /// Reads what is in memory now; `None` = not without waiting.
     pub(crate) fn read_nowait(&self, offset: u64, into: &mut [u8]) -> Option<io::Result<usize>> {
         match self.shared.access {

@@ -27,14 +27,13 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::File;
+use super::page_cache::{Condition, InFlight, PageCache};
 use super::read::Blocks;
 use crate::buffer::Lease;
-use crate::clock::now_anywhere;
 use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
 use crate::files::counters::{Event, Rung, count_event, count_piece};
 use crate::files::mounts;
-use crate::files::page_cache::device::{Knowledge, Outstanding};
 use crate::pool::{PoolError, ThreadPool};
 
 /// Reads in flight are found in one of so many tables.
@@ -155,7 +154,7 @@ pub struct PieceRead {
     flights: Arc<Flights>,
     flight: Arc<Flight>,
     place: usize,
-    knowledge: Arc<Knowledge>,
+    page_cache: Arc<PageCache>,
     file: File,
     /// Its memory is charged, and away until the read is done.
     lease: Option<Lease>,
@@ -174,7 +173,7 @@ impl Flights {
     /// leases.
     pub fn join(
         self: &Arc<Self>,
-        knowledge: &Arc<Knowledge>,
+        page_cache: &Arc<PageCache>,
         file: &File,
         pool: &ThreadPool,
         (offset, length): (u64, usize),
@@ -188,7 +187,7 @@ impl Flights {
         let known = flights.get(&key).cloned();
         let flight = known.unwrap_or_else(|| {
             let piece = Piece { file: file.clone(), offset, length, size };
-            let reading = Box::pin(read(piece, pool.clone(), Arc::clone(knowledge), how));
+            let reading = Box::pin(read(piece, pool.clone(), Arc::clone(page_cache), how));
             let state = State { stage: Stage::Reading(reading), waiting: Vec::new(), free: Vec::new(), interested: 0 };
             let flight = Arc::new(Flight { key: key.clone(), state: Mutex::new(state) });
             flights.insert(key, Arc::clone(&flight));
@@ -205,8 +204,8 @@ impl Flights {
         });
         drop(state);
         drop(flights);
-        let (flights, knowledge) = (Arc::clone(self), Arc::clone(knowledge));
-        Ok(PieceRead { flights, flight, place, knowledge, file: file.clone(), lease: Some(lease) })
+        let (flights, page_cache) = (Arc::clone(self), Arc::clone(page_cache));
+        Ok(PieceRead { flights, flight, place, page_cache, file: file.clone(), lease: Some(lease) })
     }
 
     /// Nobody else takes part any more.
@@ -259,7 +258,7 @@ impl Future for PieceRead {
         };
         if bytes.was_resident {
             let key = &self.flight.key;
-            self.file.note_found(&self.knowledge, key.offset, key.length, bytes.piece.len());
+            self.file.note_found(&self.page_cache, key.offset, key.length, bytes.piece.len());
         }
         let mut lease = self.lease.take().expect("polled until it is ready");
         lease.restore_memory(bytes.memory, bytes.piece);
@@ -303,7 +302,7 @@ struct Piece {
     size: usize,
 }
 
-async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how: ReadHow) -> Result<Bytes, Failure> {
+async fn read(piece: Piece, pool: ThreadPool, page_cache: Arc<PageCache>, mut how: ReadHow) -> Result<Bytes, Failure> {
     let device = piece.file.metadata().device;
     if how.unlooked {
         count_event(Event::Unlooked);
@@ -311,21 +310,15 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how
         let is_due = piece.file.writes_access_time();
         let found = if is_due {
             how.unlooked = false;
-            let access = knowledge.begin_access(device);
+            let access = page_cache.begin_access_look(device);
             let own = piece.file.device();
             let line = if access.is_some() { own.accesses() } else { own };
             let look = move || {
                 let _access = access;
                 wanted.look()
             };
-            match pool.run_for(line, look).await {
-                // A wait that is seldom is better than to refuse what is in memory; but not while others do wait.
-                Err(PoolError::Overflow { .. }) if !knowledge.device(device).are_accesses_stuck(now_anywhere()) => {
-                    piece.look()
-                }
-                found => found?,
-            }
-        } else if let Some(look) = knowledge.begin_look(device) {
+            pool.run_for(line, look).await?
+        } else if let Some(look) = page_cache.begin_look(device) {
             let look = move || {
                 // The thread's, and not that of those who wait: they may leave before it is done.
                 let _look = look;
@@ -340,18 +333,18 @@ async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how
             return Ok(found);
         }
     }
-    let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
+    let is_trusted = page_cache.condition(device) != Condition::BackingOff;
     if how.by_ring
         && is_trusted
         && !piece.file.writes_access_time()
-        && let Some(result) = piece.read_by_ring(how.direct, &pool, knowledge.begin_read(device)).await?
+        && let Some(result) = piece.read_by_ring(how.direct, &pool, page_cache.begin_read(device)).await?
     {
         return Ok(result);
     }
     let line = piece.file.device();
-    let outstanding = knowledge.begin_read(device);
+    let in_flight = page_cache.begin_read(device);
     let reading = move || {
-        let _outstanding = outstanding;
+        let _in_flight = in_flight;
         piece.read(how.direct, how.unlooked)
     };
     let bytes = pool.run_for(line, reading).await??;
@@ -399,7 +392,7 @@ impl Piece {
         &self,
         direct: Option<u32>,
         pool: &ThreadPool,
-        outstanding: Outstanding,
+        in_flight: InFlight,
     ) -> Result<Option<Bytes>, Failure> {
         if !mounts::reads_asynchronously(self.file.metadata().device) {
             return Ok(None);
@@ -417,7 +410,7 @@ impl Piece {
             Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),
             None => (self.memory(), 0..self.length, self.offset, None),
         };
-        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, outstanding };
+        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, in_flight };
         let begun = Environment::try_with(|environment| environment.driver.read_file(read).ok()).flatten();
         let Some(reading) = begun else { return Ok(None) };
         let (memory, result) = reading.await;
@@ -449,35 +442,15 @@ mod tests {
     use std::future::poll_fn;
 
     use super::*;
-    use crate::files::page_cache::residency::{FileHash, GRANULE, Residency};
     use crate::pool::Device;
     use crate::{EventLoop, LoopOptions};
 
     #[test]
-    fn a_short_look_says_that_the_rest_is_not_in_memory() {
-        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
-        let metadata = file.metadata();
-        let (knowledge, hash) =
-            (Knowledge::new(Residency::with_slots(64)), FileHash::new(metadata.device, metadata.inode));
-        let is_known = |granule: u64| knowledge.residency.age(hash, granule, now_anywhere()).is_some();
-        let length = 2 * GRANULE as usize;
-        file.note_found(&knowledge, 0, length, length);
-        assert!(is_known(0) && is_known(1) && !is_known(2));
-        file.note_found(&knowledge, 0, length, length - 4096);
-        assert!(is_known(0) && !is_known(1));
-        // At its end nothing is missing.
-        let last = (metadata.size - 1) / GRANULE;
-        let rest = (metadata.size - last * GRANULE) as usize;
-        file.note_found(&knowledge, last * GRANULE, length, rest);
-        assert!(is_known(last));
-    }
-
-    #[test]
     fn the_places_of_those_who_have_left_are_given_to_others() {
         let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
-        let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
+        let (flights, page_cache) = (Flights::new(), PageCache::with_slots(8));
         let pool = ThreadPool::new("test", 1, 1);
-        let join = || flights.join(&knowledge, &file, &pool, (0, 1000), ReadHow::default()).expect("memory");
+        let join = || flights.join(&page_cache, &file, &pool, (0, 1000), ReadHow::default()).expect("memory");
         let (_first, mut second) = (join(), join());
         for _ in 0..100 {
             second = join();
@@ -518,7 +491,7 @@ mod tests {
         if !file.writes_access_time() {
             return eprintln!("skipped: reads write no times of access here");
         }
-        let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
+        let (flights, page_cache) = (Flights::new(), PageCache::with_slots(8));
         let (pool, device) = (ThreadPool::new("test", 8, 100), file.metadata().device);
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
@@ -527,7 +500,7 @@ mod tests {
             pool.detach(device, move || drop(gate.lock())).expect("room");
         };
         (0..4).for_each(|_| hang(file.device()));
-        let looks: Vec<_> = std::iter::from_fn(|| knowledge.begin_access(device)).collect();
+        let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_access_look(device)).collect();
         looks.iter().for_each(|_| hang(file.device().accesses()));
         // All threads; there are others only for other devices now.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
@@ -537,7 +510,7 @@ mod tests {
         }
         assert_eq!(pool.counters().running, 8);
         let how = ReadHow { unlooked: true, ..ReadHow::default() };
-        let join = |number: u64| flights.join(&knowledge, &file, &pool, (number * 100, 100), how).expect("memory");
+        let join = |number: u64| flights.join(&page_cache, &file, &pool, (number * 100, 100), how).expect("memory");
         let mut reads: Vec<PieceRead> = (0..10).map(join).collect();
         EventLoop::new(LoopOptions::default()).expect("a loop").run(async {
             for _ in 0..2 {
@@ -551,10 +524,7 @@ mod tests {
             let full = ThreadPool::new("full", 1, 0);
             let held = Arc::clone(&gate);
             full.detach(Device::NONE, move || drop(held.lock())).expect("room");
-            while !knowledge.device(device).are_accesses_stuck(now_anywhere()) {
-                crate::yield_now().await;
-            }
-            let refused = flights.join(&knowledge, &file, &full, (0, 100), how).expect("memory").await;
+            let refused = flights.join(&page_cache, &file, &full, (0, 100), how).expect("memory").await;
             assert!(refused.is_err_and(|error| error.to_string().contains("queue overflow")));
             drop((closed, looks));
             for read in reads {

@@ -34,8 +34,7 @@ use rustix::io::Errno;
 use crate::address::SocketAddress;
 use crate::clock::{Moment, VIRTUAL_START_NANOS};
 use crate::environment::Environment;
-use crate::files::page_cache::device::Knowledge;
-use crate::files::page_cache::residency::Residency;
+use crate::files::page_cache::PageCache;
 use crate::files::shared_reads::Flights;
 use crate::files::{File, FileMetadata, OpenFlags};
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
@@ -74,7 +73,7 @@ impl Simulation {
             datagrams: RefCell::new(datagrams::Datagrams::new()),
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
-            knowledge: Knowledge::new(Residency::with_slots(RESIDENCY_SLOTS)),
+            page_cache: PageCache::with_slots(RESIDENCY_SLOTS),
             flights: Flights::new(),
         };
         Simulation { world: Rc::new(world) }
@@ -165,7 +164,7 @@ pub(crate) struct World {
     files: RefCell<files::Files>,
     pub pools: SimulatedPools,
     /// What is known of this world's files, and what is being read of them.
-    pub knowledge: Arc<Knowledge>,
+    pub page_cache: Arc<PageCache>,
     pub flights: Arc<Flights>,
 }
 

@@ -1,157 +1,157 @@
-//! How the devices that files lie on behave: what is asked of them now, and whether calls that should not wait did.
+//! How a device behaves that files lie on, and what may be done with them on a loop: one state for each device, one question.
 //!
-//! A look at what is in memory can itself wait: on a miss the kernel begins to read ahead, and whoever submits that sleeps
-//! when the device's queue is full. So while several reads of a device are outstanding, it is *crowded*, and what is not
-//! known to be in memory goes to a pool without a look. And a call that did wait although it should not (a *misprediction*)
-//! makes its device *distrusted* for a while. For longer *memory is short* there: something had to be read, so one page that is
-//! in memory tells nothing of others.
+//! | condition | when | `sendfile`, which waits for what is not in memory | a look, which the kernel refuses |
+//! |---|---|---|---|
+//! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
+//! | memory short | something had to be | what was seen a tick ago; else all of it is asked for | yes |
+//! | congested | four reads are in flight | what was seen a tick ago | what was seen ten seconds ago |
+//! | backing off | a call on a loop has waited | no | what was seen ten seconds ago |
 //!
-//! A call that takes long has not always waited: on a busy machine the thread may have been held up. Only the kernel's count
-//! of a thread's voluntary switches tells the two apart, and asking for it costs as much as a small read; so the first long
-//! call makes its thread *suspicious*, and calls are counted from then on, for a while.
+//! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of those
+//! beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead as well. Even
+//! a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever submits that sleeps
+//! while the device's queue is full. A device on which a call has waited is given time, and each time that was not enough twice
+//! as much.
 //!
 //! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
 //! which makes both more careful.
 
-use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::clock::{Moment, now_anywhere, system_now};
-use crate::files::page_cache::residency::Residency;
+use crate::clock::Moment;
 
-/// From so many outstanding reads on a device is crowded. A queue that is worth its name has room for dozens; those of loop
+/// From so many reads in flight on a device is congested. A queue that is worth its name has room for dozens; those of loop
 /// devices and of some flash memory have not.
-const CROWDED_FROM: u32 = 4;
+const CONGESTED_FROM: u32 = 4;
 
-/// The same while it is distrusted.
-const CROWDED_FROM_DISTRUSTED: u32 = 1;
-
-/// A call on the loop that takes longer has waited, or its thread was held up.
-const LONG_CALL: Duration = Duration::from_millis(5);
-
-/// How long a thread is suspicious after a long call.
-const SUSPICION_TIME: Duration = Duration::from_secs(10);
-
-/// How long after that a device is distrusted.
-const DISTRUST_TIME: Duration = Duration::from_secs(2);
-
-/// How long after a read from a device, and after a device was first asked about, it is not taken for granted that memory holds
-/// everything that is asked for there. A shortage of memory lasts, and to be careful for longer costs little: what is asked for
-/// again and again is known anyway.
+/// How long after a read, and after a device was first asked about, memory is taken to be short. A shortage lasts, and to be
+/// careful for longer costs little: what is asked for again and again is known anyway.
 const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 
-/// How many threads of a pool may look for what is in memory at the same time, before what they look for stands in the
-/// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
-const LOOKS_MAX: u32 = 2;
+/// How long a device is given on which a call has waited, at first and at most.
+const BACK_OFF_MIN: Duration = Duration::from_secs(2);
+const BACK_OFF_MAX: Duration = Duration::from_secs(32);
 
-/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck: the threads that
-/// the pool lends to others then are for other devices, and this one's other lines have to find some, too.
-const ACCESSES_MAX: u32 = 4;
+/// For so many ticks, about a second, it is believed that a part is still in memory: it has been used a moment ago, and the
+/// kernel evicts first what was used longest ago.
+const BELIEVED_TICKS: u16 = 4;
 
-const STATES: usize = 64;
+/// The same while memory is short.
+const BELIEVED_TICKS_SHORT: u16 = 1;
 
-/// What all loops know about files together.
-pub(crate) struct Knowledge {
-    pub residency: Residency,
-    devices: [DeviceState; STATES],
+/// For so many, about ten seconds, a part is worth an attempt that is refused if it is not in memory any more.
+const WORTH_TRYING_TICKS: u16 = 40;
+
+/// What one `sendfile` may take at most: what a loop does at once, and, while memory may be short, what it waits for at once
+/// if a belief was wrong.
+const SENDFILE_MAX: u64 = 1 << 20;
+const SENDFILE_MAX_SHORT: u64 = 256 * 1024;
+
+/// How a device behaves. What comes later allows less.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Condition {
+    /// Memory holds what is asked for.
+    Healthy,
+    /// Something had to be read lately.
+    MemoryShort,
+    /// Several reads are in flight.
+    Congested,
+    /// A call that should not have waited did.
+    BackingOff,
+}
+
+/// What would be done on the loop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Call {
+    /// A read that is refused where it would wait (`RWF_NOWAIT`).
+    Look,
+    /// `sendfile`.
+    Send,
+}
+
+/// Whether it may be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Permission {
+    Yes,
+    /// If a look finds the first and the last byte of the part.
+    AskForEnds,
+    /// If a look finds all of the part.
+    AskForAll,
+    No,
+}
+
+impl Condition {
+    /// May this be done on the loop, with a part of a file that was seen in memory so many ticks ago?
+    #[inline]
+    pub fn permits(self, call: Call, seen_ticks_ago: Option<u16>) -> Permission {
+        use Permission::*;
+        let was_seen = |ticks: u16| seen_ticks_ago.is_some_and(|age| age <= ticks);
+        match (call, self) {
+            (Call::Look, Condition::Healthy | Condition::MemoryShort) => Yes,
+            (Call::Look, Condition::Congested | Condition::BackingOff) if was_seen(WORTH_TRYING_TICKS) => Yes,
+            (Call::Send, Condition::Healthy) if was_seen(BELIEVED_TICKS) => Yes,
+            (Call::Send, Condition::Healthy) => AskForEnds,
+            (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::MemoryShort) => AskForAll,
+            _ => No,
+        }
+    }
+
+    /// How many bytes one `sendfile` may take.
+    pub fn sendfile_max(self) -> u64 {
+        if self == Condition::Healthy { SENDFILE_MAX } else { SENDFILE_MAX_SHORT }
+    }
 }
 
 /// One device.
 #[derive(Default)]
 pub(crate) struct DeviceState {
     /// Pieces that are being read because they were not in memory.
-    reads: AtomicU32,
-    looks: AtomicU32,
-    accesses: AtomicU32,
-    /// When one of these ended last, or the first of those under way began.
-    access_progress_nanos: AtomicU64,
+    pub(super) reads: AtomicU32,
+    /// Looks by threads of a pool, and those of them that write a time of access.
+    pub(super) looks: AtomicU32,
+    pub(super) access_looks: AtomicU32,
     /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
     missed_at_nanos: AtomicU64,
-    distrusted_until_nanos: AtomicU64,
-}
-
-impl Knowledge {
-    pub fn new(residency: Residency) -> Arc<Self> {
-        Arc::new(Knowledge { residency, devices: [const { DeviceState::new() }; STATES] })
-    }
-
-    /// The device of this number (`st_dev`).
-    pub fn device(&self, number: u64) -> &DeviceState {
-        // Minor numbers of disks' partitions and of anonymous devices are consecutive.
-        &self.devices[(number ^ number >> 8) as usize % STATES]
-    }
-
-    /// Counts a read of a piece that is not in memory, until the result is dropped.
-    pub fn begin_read(self: &Arc<Self>, device: u64) -> Outstanding {
-        let state = self.device(device);
-        state.reads.fetch_add(1, Relaxed);
-        state.note_miss(now_anywhere());
-        Outstanding { knowledge: Arc::clone(self), device, count: |state| &state.reads }
-    }
-
-    /// Counts a look by a thread of a pool, if there may be one more.
-    pub fn begin_look(self: &Arc<Self>, device: u64) -> Option<Outstanding> {
-        self.begin(device, |state| &state.looks, LOOKS_MAX)
-    }
-
-    /// The same of a look that writes a time of access.
-    pub fn begin_access(self: &Arc<Self>, device: u64) -> Option<Access> {
-        let access = Access(self.begin(device, |state| &state.accesses, ACCESSES_MAX)?);
-        let state = self.device(device);
-        if state.accesses.load(Relaxed) == 1 {
-            state.note_access_progress();
-        }
-        Some(access)
-    }
-
-    fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<Outstanding> {
-        let counted = count(self.device(device));
-        counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
-        Some(Outstanding { knowledge: Arc::clone(self), device, count })
-    }
+    back_off_until_nanos: AtomicU64,
+    back_off_nanos: AtomicU64,
 }
 
 impl DeviceState {
-    const fn new() -> Self {
+    pub const fn new() -> Self {
         DeviceState {
             reads: AtomicU32::new(0),
             looks: AtomicU32::new(0),
-            accesses: AtomicU32::new(0),
-            access_progress_nanos: AtomicU64::new(0),
+            access_looks: AtomicU32::new(0),
             missed_at_nanos: AtomicU64::new(0),
-            distrusted_until_nanos: AtomicU64::new(0),
+            back_off_until_nanos: AtomicU64::new(0),
+            back_off_nanos: AtomicU64::new(0),
         }
     }
 
-    /// Whether a look at something unknown may wait.
     #[inline]
-    pub fn is_crowded(&self, now: Moment) -> bool {
+    pub fn condition(&self, now: Moment) -> Condition {
         let reads = self.reads.load(Relaxed);
-        reads >= CROWDED_FROM || reads >= CROWDED_FROM_DISTRUSTED && self.is_distrusted(now)
+        if now.as_nanos() < self.back_off_until_nanos.load(Relaxed) {
+            Condition::BackingOff
+        } else if reads >= CONGESTED_FROM {
+            Condition::Congested
+        } else if reads > 0 || self.is_memory_short(now) {
+            Condition::MemoryShort
+        } else {
+            Condition::Healthy
+        }
     }
 
-    /// Whether something had to be read lately, so memory is short, or was: then one page that is there tells nothing of those
-    /// beside it.
     #[inline]
-    pub fn is_memory_short(&self, now: Moment) -> bool {
+    fn is_memory_short(&self, now: Moment) -> bool {
         let missed_at = self.missed_at_nanos.load(Relaxed);
         if missed_at == 0 {
             self.note_miss(now);
             return true;
         }
-        now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME || self.reads.load(Relaxed) > 0
-    }
-
-    /// Whether those who look and write a time of access wait for the file system: none has come to its end for a while.
-    pub fn are_accesses_stuck(&self, now: Moment) -> bool {
-        let progress = Moment::from_nanos(self.access_progress_nanos.load(Relaxed));
-        self.accesses.load(Relaxed) > 0 && now > progress + LONG_CALL
-    }
-
-    fn note_access_progress(&self) {
-        self.access_progress_nanos.store(now_anywhere().as_nanos(), Relaxed);
+        now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
     }
 
     /// A piece was not in memory, or a call took so long that it may not have been.
@@ -159,76 +159,17 @@ impl DeviceState {
         self.missed_at_nanos.store(now.as_nanos(), Relaxed);
     }
 
-    /// Whether a call that should not wait did so lately.
-    #[inline]
-    pub fn is_distrusted(&self, now: Moment) -> bool {
-        now.as_nanos() < self.distrusted_until_nanos.load(Relaxed)
-    }
-
-    /// A call that should not wait did.
-    pub fn distrust(&self, now: Moment) {
-        self.distrusted_until_nanos.store((now + DISTRUST_TIME).as_nanos(), Relaxed);
-    }
-}
-
-/// How a call went that should not wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
-    Quick,
-    /// It took long, for whatever reason.
-    Long,
-    /// It has waited.
-    Waited,
-}
-
-thread_local! {
-    static SUSPICIOUS_UNTIL: Cell<Moment> = const { Cell::new(Moment::from_nanos(0)) };
-}
-
-/// Calls something that should not wait, and judges whether it did.
-#[inline]
-pub(crate) fn watch<T>(call: impl FnOnce() -> T) -> (T, Verdict) {
-    let begun = system_now();
-    let before = (begun < SUSPICIOUS_UNTIL.get()).then(voluntary_switches);
-    let result = call();
-    let ended = system_now();
-    if ended <= begun + LONG_CALL {
-        return (result, Verdict::Quick);
-    }
-    SUSPICIOUS_UNTIL.set(ended + SUSPICION_TIME);
-    let has_waited = before.is_some_and(|before| voluntary_switches() > before);
-    (result, if has_waited { Verdict::Waited } else { Verdict::Long })
-}
-
-/// How often this thread has waited for something.
-fn voluntary_switches() -> i64 {
-    // SAFETY: zeros are a valid `rusage`, and the call fills in the one that it is given.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage.ru_nvcsw as i64
-    }
-}
-
-/// Something that a device is asked for.
-pub(crate) struct Outstanding {
-    knowledge: Arc<Knowledge>,
-    device: u64,
-    count: fn(&DeviceState) -> &AtomicU32,
-}
-
-impl Drop for Outstanding {
-    fn drop(&mut self) {
-        (self.count)(self.knowledge.device(self.device)).fetch_sub(1, Relaxed);
-    }
-}
-
-/// The same of a look that writes a time of access.
-pub(crate) struct Access(Outstanding);
-
-impl Drop for Access {
-    fn drop(&mut self) {
-        self.0.knowledge.device(self.0.device).note_access_progress();
+    /// A call that should not wait did. Whatever else waits at the same time says nothing new.
+    pub fn back_off(&self, now: Moment) {
+        let until = Moment::from_nanos(self.back_off_until_nanos.load(Relaxed));
+        if now < until {
+            return;
+        }
+        let last = Duration::from_nanos(self.back_off_nanos.load(Relaxed));
+        let came_back_too_early = now < until + last;
+        let time = if came_back_too_early { (2 * last).min(BACK_OFF_MAX) } else { BACK_OFF_MIN };
+        self.back_off_nanos.store(time.as_nanos() as u64, Relaxed);
+        self.back_off_until_nanos.store((now + time).as_nanos(), Relaxed);
     }
 }
 
@@ -236,67 +177,54 @@ impl Drop for Access {
 mod tests {
     use super::*;
 
+    const BEGIN: Moment = Moment::from_nanos(1_000_000_000);
+    const INSTANT: Duration = Duration::from_nanos(1);
+
     #[test]
-    fn several_reads_crowd_a_device_and_one_is_enough_when_it_is_distrusted() {
-        let knowledge = Knowledge::new(Residency::with_slots(16));
-        let now = Moment::from_nanos(1_000_000_000);
-        let mut reads: Vec<Outstanding> = (1..CROWDED_FROM).map(|_| knowledge.begin_read(5)).collect();
-        let device = knowledge.device(5);
-        assert!(!device.is_crowded(now));
-        reads.push(knowledge.begin_read(5));
-        assert!(device.is_crowded(now) && !knowledge.device(6).is_crowded(now));
-        reads.truncate(1);
-        assert!(!device.is_crowded(now));
-        device.distrust(now);
-        assert!(device.is_crowded(now) && device.is_distrusted(now));
-        assert!(!device.is_distrusted(now + DISTRUST_TIME) && !device.is_crowded(now + DISTRUST_TIME));
-        drop(reads);
-        assert!(!device.is_crowded(now));
+    fn device_without_reads_for_a_minute_is_healthy() {
+        let device = DeviceState::new();
+        assert_eq!(device.condition(BEGIN), Condition::MemoryShort, "nobody knows");
+        assert_eq!(device.condition(BEGIN + SHORTAGE_TIME), Condition::MemoryShort);
+        let later = BEGIN + SHORTAGE_TIME + INSTANT;
+        assert_eq!(device.condition(later), Condition::Healthy);
+        device.reads.store(1, Relaxed);
+        assert_eq!(device.condition(later), Condition::MemoryShort);
+        device.reads.store(CONGESTED_FROM, Relaxed);
+        assert_eq!(device.condition(later), Condition::Congested);
+        device.back_off(later);
+        assert_eq!(device.condition(later), Condition::BackingOff);
     }
 
     #[test]
-    fn memory_is_short_for_a_while_after_a_read() {
-        let knowledge = Knowledge::new(Residency::with_slots(16));
-        let device = knowledge.device(5);
-        let begin = now_anywhere();
-        assert!(device.is_memory_short(begin), "nobody knows");
-        assert!(!device.is_memory_short(begin + 2 * SHORTAGE_TIME));
-        let read = knowledge.begin_read(5);
-        let later = now_anywhere() + SHORTAGE_TIME;
-        assert!(device.is_memory_short(later + SHORTAGE_TIME), "it still lasts");
-        drop(read);
-        assert!(device.is_memory_short(now_anywhere()));
-        assert!(!device.is_memory_short(later + Duration::from_nanos(1)));
+    fn device_that_waits_again_is_given_twice_the_time() {
+        let device = DeviceState::new();
+        let is_backing_off = |now: Moment| device.condition(now) == Condition::BackingOff;
+        let mut now = BEGIN;
+        for time in [2, 4, 8, 16, 32, 32].map(Duration::from_secs) {
+            device.back_off(now);
+            // At the same time on another loop.
+            device.back_off(now + INSTANT);
+            let end = now + time;
+            assert!(is_backing_off(now + (time - INSTANT)) && !is_backing_off(end), "{time:?}");
+            now = end + INSTANT;
+        }
+        now = now + 2 * BACK_OFF_MAX;
+        device.back_off(now);
+        assert!(!is_backing_off(now + BACK_OFF_MIN));
     }
 
     #[test]
-    fn a_call_that_waits_is_told_from_one_that_computes_once_there_is_suspicion() {
-        let wait = || watch(|| std::thread::sleep(2 * LONG_CALL)).1;
-        let compute = || {
-            let begun = system_now();
-            watch(|| while system_now() - begun < 2 * LONG_CALL {}).1
-        };
-        std::thread::spawn(move || {
-            assert_eq!((compute(), compute()), (Verdict::Long, Verdict::Long));
-            assert_eq!(wait(), Verdict::Waited);
-        })
-        .join()
-        .unwrap();
-        std::thread::spawn(move || assert_eq!((wait(), wait()), (Verdict::Long, Verdict::Waited))).join().unwrap();
-    }
-
-    #[test]
-    fn looks_are_few() {
-        let knowledge = Knowledge::new(Residency::with_slots(16));
-        let looks: Vec<_> = (0..LOOKS_MAX).map(|_| knowledge.begin_look(5).expect("room")).collect();
-        assert!(knowledge.begin_look(5).is_none() && knowledge.begin_look(6).is_some());
-        drop(looks);
-        assert!(knowledge.begin_look(5).is_some());
-        let accesses: Vec<_> = (0..ACCESSES_MAX).map(|_| knowledge.begin_access(5).expect("room")).collect();
-        assert!(knowledge.begin_access(5).is_none() && knowledge.begin_look(5).is_some());
-        let are_stuck = |device, time| knowledge.device(device).are_accesses_stuck(now_anywhere() + time);
-        assert!(are_stuck(5, 2 * LONG_CALL) && !are_stuck(6, 2 * LONG_CALL) && !are_stuck(5, Duration::ZERO));
-        drop(accesses);
-        assert!(!are_stuck(5, 2 * LONG_CALL) && knowledge.begin_access(5).is_some());
+    fn what_may_be_done_depends_on_what_a_wrong_guess_would_cost() {
+        use Condition::*;
+        use Permission::*;
+        let sent =
+            |condition: Condition| [Some(1), Some(4), Some(5), None].map(|age| condition.permits(Call::Send, age));
+        assert_eq!(sent(Healthy), [Yes, Yes, AskForEnds, AskForEnds]);
+        assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll]);
+        assert_eq!(sent(Congested), [Yes, No, No, No]);
+        assert_eq!(sent(BackingOff), [No; 4]);
+        let looked = |condition: Condition| [Some(40), Some(41), None].map(|age| condition.permits(Call::Look, age));
+        assert_eq!((looked(Healthy), looked(MemoryShort)), ([Yes; 3], [Yes; 3]));
+        assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, No, No], [Yes, No, No]));
     }
 }

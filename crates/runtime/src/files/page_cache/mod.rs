@@ -1,27 +1,113 @@
-//! What is in the page cache, as far as is known, and what may be done on a loop.
+//! The page cache, as far as it is known: what of files is in memory, how their devices behave, and what may therefore be done on
+//! a loop.
+//!
+//! Nobody can ask the kernel for the truth: `mincore` and `cachestat` say nothing true to who does not own a file, and what is
+//! there now may have gone before the next call. So there are observations ([`residency`]), each believed for a time that
+//! depends on the device's [`Condition`], and one question, [`Condition::permits`].
 
-pub(crate) mod device;
-pub(crate) mod residency;
+mod calls;
+mod device;
+mod residency;
 
 use std::cell::RefCell;
 use std::io;
-use std::ops::Range;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
-use self::device::{Knowledge, Verdict, watch};
-use self::residency::{BELIEVED_TICKS, GRANULE, PAGE, Residency, WORTH_TRYING_TICKS};
+use self::calls::{Verdict, watch};
+use self::device::{Call, DeviceState, Permission};
+use self::residency::{GRANULE, Residency, parts};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file::Access;
 use super::shared_reads::{Flights, PieceRead, ReadHow};
 use crate::buffer::Lease;
-use crate::clock::{Moment, now_anywhere};
+use crate::clock::now_anywhere;
 use crate::pool::ThreadPool;
 use crate::simulation::World;
 
-thread_local! {
-    /// Where [`File::is_resident`] reads what it only wants to know of.
-    static PROBED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+pub(crate) use self::device::Condition;
+pub(crate) use self::residency::FileHash;
+
+/// How many threads of a pool may look for what is in memory at the same time, before what they look for stands in the
+/// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
+const LOOKS_MAX: u32 = 2;
+
+/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck: the threads that
+/// the pool lends to others then are for other devices, and this one's other lines have to find some, too.
+const ACCESS_LOOKS_MAX: u32 = 4;
+
+const DEVICES: usize = 64;
+
+/// What all loops know together.
+pub(crate) struct PageCache {
+    residency: Residency,
+    devices: [DeviceState; DEVICES],
+}
+
+impl PageCache {
+    pub fn new() -> Arc<Self> {
+        PageCache::with(Residency::new())
+    }
+
+    /// Which remembers so many parts of files: a power of two, 8 at least.
+    pub fn with_slots(count: usize) -> Arc<Self> {
+        PageCache::with(Residency::with_slots(count))
+    }
+
+    fn with(residency: Residency) -> Arc<Self> {
+        Arc::new(PageCache { residency, devices: [const { DeviceState::new() }; DEVICES] })
+    }
+
+    /// How the device of this number (`st_dev`) behaves now.
+    #[inline]
+    pub fn condition(&self, device: u64) -> Condition {
+        self.device(device).condition(now_anywhere())
+    }
+
+    #[inline]
+    fn device(&self, number: u64) -> &DeviceState {
+        // Minor numbers of disks' partitions and of anonymous devices are consecutive.
+        &self.devices[(number ^ number >> 8) as usize % DEVICES]
+    }
+
+    /// Counts a read of a piece that is not in memory, until the result is dropped.
+    pub fn begin_read(self: &Arc<Self>, device: u64) -> InFlight {
+        let state = self.device(device);
+        state.reads.fetch_add(1, Relaxed);
+        state.note_miss(now_anywhere());
+        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads }
+    }
+
+    /// Counts a look by a thread of a pool, if there may be one more.
+    pub fn begin_look(self: &Arc<Self>, device: u64) -> Option<InFlight> {
+        self.begin(device, |state| &state.looks, LOOKS_MAX)
+    }
+
+    /// The same of a look that writes a time of access.
+    pub fn begin_access_look(self: &Arc<Self>, device: u64) -> Option<InFlight> {
+        self.begin(device, |state| &state.access_looks, ACCESS_LOOKS_MAX)
+    }
+
+    fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<InFlight> {
+        let counted = count(self.device(device));
+        counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
+        Some(InFlight { page_cache: Arc::clone(self), device, count })
+    }
+}
+
+/// Something that a device is asked for.
+pub(crate) struct InFlight {
+    page_cache: Arc<PageCache>,
+    device: u64,
+    count: fn(&DeviceState) -> &AtomicU32,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        (self.count)(self.page_cache.device(self.device)).fetch_sub(1, Relaxed);
+    }
 }
 
 /// What a look at a piece of a file found.
@@ -43,45 +129,37 @@ impl Look {
 }
 
 /// What all loops of the process know together.
-static KNOWLEDGE: LazyLock<Arc<Knowledge>> = LazyLock::new(|| Knowledge::new(Residency::new()));
+static PAGE_CACHE: LazyLock<Arc<PageCache>> = LazyLock::new(PageCache::new);
 static FLIGHTS: LazyLock<Arc<Flights>> = LazyLock::new(Flights::new);
 
-impl File {
-    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when the
-    /// look might wait.
-    pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Lease>> {
-        match self.look(offset, length)? {
-            Look::Found(lease) => Ok(Some(lease)),
-            Look::NotInMemory | Look::NotLooked => Ok(None),
-        }
-    }
+thread_local! {
+    /// Where [`File::is_resident`] reads what it only wants to know of.
+    static PROBED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
+impl File {
     /// Reads what is in memory now, at most `length` bytes from `offset` on, if that cannot wait. Errors: pread(2)'s,
     /// `OutOfMemory` at the hard limit of leases.
     pub fn look(&self, offset: u64, length: usize) -> io::Result<Look> {
         if self.waits_for_others() {
             return Ok(Look::NotLooked);
         }
-        self.with_knowledge(|knowledge| {
-            let now = now_anywhere();
-            let is_crowded = knowledge.device(self.metadata().device).is_crowded(now);
-            if is_crowded && !self.is_known(knowledge, offset, length as u64, now, WORTH_TRYING_TICKS)
-                || self.writes_access_time()
-            {
+        self.with_page_cache(|cache| {
+            if !self.may_look(cache, offset, length as u64) || self.writes_access_time() {
                 return Ok(Look::NotLooked);
             }
             let mut lease = Lease::new(length)?;
             match self.watched(|| self.read_nowait(offset, &mut lease)).0 {
                 Some(Ok(count)) => {
                     lease.truncate(count);
-                    self.note_found(knowledge, offset, length, count);
+                    self.note_found(cache, offset, length, count);
                     count_event(Event::Hit);
                     count_piece(Rung::Read, count as u64);
                     Ok(Look::Found(lease))
                 }
                 Some(Err(error)) => Err(error),
                 None => {
-                    self.forget(knowledge, offset);
+                    cache.residency.forget(self.shared.hash, offset);
                     count_event(Event::Miss);
                     Ok(Look::NotInMemory)
                 }
@@ -89,69 +167,48 @@ impl File {
         })
     }
 
-    /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there a moment ago,
-    /// or a page of it is now. False, too, where a look might wait, and for a while after calls that should not have waited
-    /// did. Errors: pread(2)'s.
+    fn may_look(&self, cache: &PageCache, offset: u64, length: u64) -> bool {
+        let now = now_anywhere();
+        let condition = cache.device(self.metadata().device).condition(now);
+        let is_permitted = |age| condition.permits(Call::Look, age) == Permission::Yes;
+        // Behind the end there is nothing to be known of.
+        let length = length.min(self.metadata().size.saturating_sub(offset)).max(1);
+        is_permitted(None)
+            || parts(offset, length).all(|part| is_permitted(cache.residency.age(self.shared.hash, &part, now)))
+    }
+
+    /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there lately, or a
+    /// look finds it now. False, too, where a look might wait, and for a while after calls that should not have waited did.
+    /// Errors: pread(2)'s.
     pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
-        if self.waits_for_others() {
+        if self.waits_for_others() || self.writes_access_time() {
             return Ok(false);
         }
-        self.with_knowledge(|knowledge| {
+        self.with_page_cache(|cache| {
             let now = now_anywhere();
-            let device = knowledge.device(self.metadata().device);
-            if device.is_distrusted(now) || self.writes_access_time() {
-                return Ok(false);
-            }
-            // Each read takes memory for what is read ahead as well, so what was there a moment ago may have gone, all but
-            // what is used again and again: a file that was sent as a whole just now.
-            if device.is_crowded(now) {
-                return Ok(self.shared.whole.covers(&self.all_pages(), now, BELIEVED_TICKS));
-            }
-            let pages = pages_of(offset, length);
-            if self.shared.seen.covers(&pages, now, BELIEVED_TICKS) {
-                return Ok(true);
-            }
-            let end = offset + length;
-            let (mut at, mut oldest) = (offset, 0);
-            while at < end {
-                let granule = at / GRANULE;
-                let part_end = ((granule + 1) * GRANULE).min(end);
-                let age = knowledge.residency.age(self.shared.hash, granule, now);
-                if let Some(age) = age.filter(|&age| age <= BELIEVED_TICKS) {
-                    oldest = oldest.max(age);
-                } else {
-                    // A byte at either end, for as long as memory holds everything: what is asked is whether the part has
-                    // been read at all. When pages have to go, they go in runs of whatever length they were read in, and
-                    // what lies between two that are there may be gone. Then only reading all of it tells.
-                    let is_there = match device.is_memory_short(now) {
-                        true => self.probe_whole(at, part_end)?,
-                        false => self.probe(at)? && self.probe(part_end - 1)?,
-                    };
-                    count_event(if is_there { Event::Hit } else { Event::Miss });
-                    if !is_there {
-                        return Ok(false);
-                    }
-                    // The ends are those of what the piece has of the part: of the rest nothing was learned, so only a
-                    // whole part is noted.
-                    if self.is_whole_part(granule, &pages_of(at, part_end - at)) {
-                        knowledge.residency.note(self.shared.hash, granule, now);
-                    }
+            let condition = cache.device(self.metadata().device).condition(now);
+            for part in parts(offset, length) {
+                let age = cache.residency.age(self.shared.hash, &part, now);
+                let is_there = match condition.permits(Call::Send, age) {
+                    Permission::Yes => continue,
+                    Permission::No => return Ok(false),
+                    Permission::AskForAll => self.probe_whole(part.begin, part.end)?,
+                    // What is asked is whether the part has been read at all: reading ahead brings in twice as much at once.
+                    Permission::AskForEnds => self.probe(part.begin)? && self.probe(part.end - 1)?,
+                };
+                count_event(if is_there { Event::Hit } else { Event::Miss });
+                if !is_there {
+                    return Ok(false);
                 }
-                at = part_end;
+                cache.residency.note(self.shared.hash, &part, now);
             }
-            self.shared.seen.note(pages, oldest, now);
             Ok(true)
         })
     }
-    fn all_pages(&self) -> Range<u64> {
-        0..self.metadata().size.div_ceil(PAGE)
-    }
 
-    /// Whether the pages are all that the file has in a part.
-    fn is_whole_part(&self, granule: u64, pages: &Range<u64>) -> bool {
-        let begin = granule * GRANULE;
-        let end = (begin + GRANULE).min(self.metadata().size);
-        begin < end && pages.start <= begin / PAGE && end.div_ceil(PAGE) <= pages.end
+    /// How many bytes one `sendfile` may take of what [`File::is_resident`] says is in memory: less while that may be wrong.
+    pub fn sendfile_max(&self) -> u64 {
+        self.with_page_cache(|cache| cache.condition(self.metadata().device).sendfile_max())
     }
 
     fn probe(&self, offset: u64) -> io::Result<bool> {
@@ -172,7 +229,7 @@ impl File {
     }
 
     /// Calls something that should not wait for this file, and says whether it was quick. If it waited, that is counted, and
-    /// the device is distrusted for a while.
+    /// the device is given time.
     pub fn watched<T>(&self, call: impl FnOnce() -> T) -> (T, bool) {
         let (result, mut verdict) = watch(call);
         if matches!(self.shared.access, Access::Simulated(_)) {
@@ -181,73 +238,38 @@ impl File {
         }
         if verdict != Verdict::Quick {
             count_event(Event::LongCall);
-            self.with_knowledge(|knowledge| knowledge.device(self.metadata().device).note_miss(now_anywhere()));
+            self.with_page_cache(|cache| cache.device(self.metadata().device).note_miss(now_anywhere()));
         }
         if verdict == Verdict::Waited {
             count_event(Event::Misprediction);
-            self.with_knowledge(|knowledge| knowledge.device(self.metadata().device).distrust(now_anywhere()));
+            self.with_page_cache(|cache| cache.device(self.metadata().device).back_off(now_anywhere()));
         }
         (result, verdict == Verdict::Quick)
     }
 
     /// A piece has been sent, and that was so quick that it must have been in memory.
     pub fn note_sent(&self, offset: u64, length: usize) {
-        if let Some((pages, now)) = self.not_noted(offset, length) {
-            self.with_knowledge(|knowledge| self.note_resident(knowledge, pages, now));
-        }
+        self.with_page_cache(|cache| self.note_seen(cache, offset, length));
     }
 
     /// So many bytes of those that were asked for were found in memory; the part where the rest begins is not.
-    pub(crate) fn note_found(&self, knowledge: &Knowledge, offset: u64, asked: usize, found: usize) {
-        if let Some((pages, now)) = self.not_noted(offset, found) {
-            self.note_resident(knowledge, pages, now);
-        }
+    pub(crate) fn note_found(&self, cache: &PageCache, offset: u64, asked: usize, found: usize) {
+        self.note_seen(cache, offset, found);
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
-            self.forget(knowledge, end);
+            cache.residency.forget(self.shared.hash, end);
         }
     }
 
-    /// The part at this place is not in memory.
-    fn forget(&self, knowledge: &Knowledge, offset: u64) {
-        knowledge.residency.forget(self.shared.hash, offset / GRANULE);
-        self.shared.seen.forget();
-        self.shared.whole.forget();
+    fn note_seen(&self, cache: &PageCache, offset: u64, length: usize) {
+        let now = now_anywhere();
+        parts(offset, length as u64).for_each(|part| cache.residency.note(self.shared.hash, &part, now));
     }
 
-    /// The pages of a piece that was found in memory, and the time, unless that was noted in this very tick.
-    #[inline]
-    fn not_noted(&self, offset: u64, length: usize) -> Option<(Range<u64>, Moment)> {
-        if length == 0 {
-            return None;
-        }
-        let (pages, now) = (pages_of(offset, length as u64), now_anywhere());
-        (!self.shared.seen.covers(&pages, now, 0)).then_some((pages, now))
-    }
-
-    fn note_resident(&self, knowledge: &Knowledge, pages: Range<u64>, now: Moment) {
-        let parts = pages.start * PAGE / GRANULE..(pages.end * PAGE).div_ceil(GRANULE);
-        // With what was sent before, a part may be whole.
-        let seen = self.shared.seen.note(pages, 0, now);
-        let all = self.all_pages();
-        if seen.start == 0 && all.end <= seen.end {
-            self.shared.whole.note(all, 0, now);
-        }
-        for granule in parts.filter(|&granule| self.is_whole_part(granule, &seen)) {
-            knowledge.residency.note(self.shared.hash, granule, now);
-        }
-    }
-
-    fn is_known(&self, knowledge: &Knowledge, offset: u64, length: u64, now: Moment, ticks: u16) -> bool {
-        let last = (offset + length).saturating_sub(1).min(self.metadata().size.saturating_sub(1)) / GRANULE;
-        (offset / GRANULE..=last)
-            .all(|granule| knowledge.residency.age(self.shared.hash, granule, now).is_some_and(|age| age <= ticks))
-    }
-
-    fn with_knowledge<R>(&self, f: impl FnOnce(&Arc<Knowledge>) -> R) -> R {
+    fn with_page_cache<R>(&self, f: impl FnOnce(&Arc<PageCache>) -> R) -> R {
         match World::current() {
-            Some(world) => f(&world.knowledge),
-            None => f(&KNOWLEDGE),
+            Some(world) => f(&world.page_cache),
+            None => f(&PAGE_CACHE),
         }
     }
 
@@ -258,13 +280,57 @@ impl File {
         // No look is of use there.
         let how = ReadHow { unlooked: how.unlooked && !self.waits_for_others() && how.direct.is_none(), ..how };
         match World::current() {
-            Some(world) => world.flights.join(&world.knowledge, self, pool, (offset, length), how),
-            None => FLIGHTS.join(&KNOWLEDGE, self, pool, (offset, length), how),
+            Some(world) => world.flights.join(&world.page_cache, self, pool, (offset, length), how),
+            None => FLIGHTS.join(&PAGE_CACHE, self, pool, (offset, length), how),
         }
     }
 }
 
-/// The pages that a piece lies in, which is not empty.
-fn pages_of(offset: u64, length: u64) -> Range<u64> {
-    offset / PAGE..(offset + length).div_ceil(PAGE)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Moment;
+
+    #[test]
+    fn reads_in_flight_congest_their_device_and_no_other() {
+        let cache = PageCache::with_slots(16);
+        let reads: Vec<InFlight> = (0..4).map(|_| cache.begin_read(5)).collect();
+        let condition = |device| cache.device(device).condition(Moment::from_nanos(1));
+        assert_eq!((condition(5), condition(6)), (Condition::Congested, Condition::MemoryShort));
+        drop(reads);
+        assert_eq!(condition(5), Condition::MemoryShort);
+    }
+
+    #[test]
+    fn looks_are_few() {
+        let cache = PageCache::with_slots(16);
+        let looks: Vec<_> = (0..LOOKS_MAX).map(|_| cache.begin_look(5).expect("room")).collect();
+        assert!(cache.begin_look(5).is_none() && cache.begin_look(6).is_some());
+        drop(looks);
+        assert!(cache.begin_look(5).is_some());
+        let accesses: Vec<_> = (0..ACCESS_LOOKS_MAX).map(|_| cache.begin_access_look(5).expect("room")).collect();
+        assert!(cache.begin_access_look(5).is_none() && cache.begin_look(5).is_some());
+        drop(accesses);
+        assert!(cache.begin_access_look(5).is_some());
+    }
+
+    #[test]
+    fn a_short_look_says_that_the_rest_is_not_in_memory() {
+        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let cache = PageCache::with_slots(64);
+        let is_known = |number: u64| {
+            let part = parts(number * GRANULE, GRANULE.min(file.metadata().size - number * GRANULE)).next();
+            cache.residency.age(file.shared.hash, &part.expect("not empty"), now_anywhere()).is_some()
+        };
+        let length = 2 * GRANULE as usize;
+        file.note_found(&cache, 0, length, length);
+        assert!(is_known(0) && is_known(1) && !is_known(2));
+        file.note_found(&cache, 0, length, length - 4096);
+        assert!(is_known(0) && !is_known(1));
+        // At its end nothing is missing.
+        let last = (file.metadata().size - 1) / GRANULE;
+        let rest = (file.metadata().size - last * GRANULE) as usize;
+        file.note_found(&cache, last * GRANULE, length, rest);
+        assert!(is_known(last));
+    }
 }
