@@ -28,7 +28,8 @@ pub(crate) mod mounts;
 pub(crate) mod open;
 pub(crate) mod page_cache;
 mod read;
-pub(crate) mod shared_reads;
+mod shared_reads;
+mod single_flight;
 
 pub use counters::{FileCounters, Rung, count_piece, file_counters};
 pub use file::File;

@@ -35,7 +35,6 @@ use crate::address::SocketAddress;
 use crate::clock::{Moment, VIRTUAL_START_NANOS};
 use crate::environment::Environment;
 use crate::files::page_cache::PageCache;
-use crate::files::shared_reads::Flights;
 use crate::files::{File, FileMetadata, OpenFlags};
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
 
@@ -74,7 +73,6 @@ impl Simulation {
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
             page_cache: PageCache::with_slots(RESIDENCY_SLOTS),
-            flights: Flights::new(),
         };
         Simulation { world: Rc::new(world) }
     }
@@ -165,7 +163,6 @@ pub(crate) struct World {
     pub pools: SimulatedPools,
     /// What is known of this world's files, and what is being read of them.
     pub page_cache: Arc<PageCache>,
-    pub flights: Arc<Flights>,
 }
 
 impl World {

@@ -21,7 +21,8 @@ use self::residency::{GRANULE, Residency, parts};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file::Access;
-use super::shared_reads::{Flights, PieceRead, ReadHow};
+use super::shared_reads::{PieceRead, ReadHow, Reads};
+use super::single_flight::SingleFlight;
 use crate::buffer::Lease;
 use crate::clock::now_anywhere;
 use crate::pool::ThreadPool;
@@ -44,6 +45,8 @@ const DEVICES: usize = 64;
 pub(crate) struct PageCache {
     residency: Residency,
     devices: [DeviceState; DEVICES],
+    /// What is being read because it is not there.
+    pub(super) reads: Arc<Reads>,
 }
 
 impl PageCache {
@@ -57,7 +60,8 @@ impl PageCache {
     }
 
     fn with(residency: Residency) -> Arc<Self> {
-        Arc::new(PageCache { residency, devices: [const { DeviceState::new() }; DEVICES] })
+        let devices = [const { DeviceState::new() }; DEVICES];
+        Arc::new(PageCache { residency, devices, reads: SingleFlight::new() })
     }
 
     /// How the device of this number (`st_dev`) behaves now.
@@ -130,7 +134,6 @@ impl Look {
 
 /// What all loops of the process know together.
 static PAGE_CACHE: LazyLock<Arc<PageCache>> = LazyLock::new(PageCache::new);
-static FLIGHTS: LazyLock<Arc<Flights>> = LazyLock::new(Flights::new);
 
 thread_local! {
     /// Where [`File::is_resident`] reads what it only wants to know of.
@@ -279,10 +282,7 @@ impl File {
     pub fn begin_read(&self, pool: &ThreadPool, offset: u64, length: usize, how: ReadHow) -> io::Result<PieceRead> {
         // No look is of use there.
         let how = ReadHow { unlooked: how.unlooked && !self.waits_for_others() && how.direct.is_none(), ..how };
-        match World::current() {
-            Some(world) => world.flights.join(&world.page_cache, self, pool, (offset, length), how),
-            None => FLIGHTS.join(&PAGE_CACHE, self, pool, (offset, length), how),
-        }
+        self.with_page_cache(|cache| PieceRead::begin(cache, self, pool, (offset, length), how))
     }
 }
 
