@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use crate::clock::{Clock, Moment};
 use crate::driver::{Driver, RingCounters};
 use crate::executor::Executor;
+use crate::files::page_cache::LoopCalls;
 use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
 use crate::timer::Wheel;
@@ -33,6 +34,8 @@ pub(crate) struct Environment {
     pub random: Cell<u64>,
     /// Who waits for a share of the turn.
     pub computing: Line,
+    /// The calls for files of this turn.
+    pub file_calls: LoopCalls,
     /// The world behind `driver` when that is simulated: files and pools ask for it.
     pub simulation: Option<Rc<World>>,
 }

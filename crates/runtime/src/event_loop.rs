@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::buffer;
-use crate::clock::{Clock, ClockChoice};
+use crate::clock::{Clock, ClockChoice, Moment};
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
 use crate::driver::simulated::Simulated;
@@ -20,6 +20,7 @@ use crate::environment::Environment;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
 use crate::files::mounts;
+use crate::files::page_cache::{self, LoopCalls};
 use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory;
 use crate::panics::{self, boundary};
@@ -157,6 +158,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
             computing: Line::default(),
+            file_calls: LoopCalls::new(simulation.clone()),
             simulation,
         });
         let driver_reason = None;
@@ -235,9 +237,10 @@ impl EventLoop {
 
     /// Ends the turn, waits for the next event, and begins the next turn.
     fn wait(&mut self) {
-        let Environment { clock, inbox, wheel, driver, .. } = &*self.environment;
+        let Environment { clock, inbox, wheel, driver, file_calls, .. } = &*self.environment;
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
+        page_cache::end_turn(file_calls, clock.now(), Moment::from_nanos(ended));
         let mut next_timer = wheel.borrow().next_look();
         if clock.is_virtual() {
             // Of what is simulated, too, it is known when it happens.

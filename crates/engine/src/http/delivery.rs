@@ -264,14 +264,14 @@ impl Delivery {
         let begin = *offset;
         let is_blocking = self.options.way == ReadWay::Blocking;
         let mut at = begin;
-        let (polled, was_quick) = match is_blocking {
-            true => (send(file, &mut at, to_usize(length)), false),
+        let polled = match is_blocking {
+            true => send(file, &mut at, to_usize(length)),
             false => file.watched(|| send(file, &mut at, to_usize(length))),
         };
         let Poll::Ready(result) = polled else { return Poll::Pending };
         Poll::Ready(match result {
             Ok(count) => {
-                if was_quick {
+                if !is_blocking {
                     file.note_sent(begin, count);
                 }
                 self.sendfile_ended_at = Some(begin + count as u64);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,12 +11,13 @@ use std::time::Duration;
 use rustix::fs::{Advice, Stat};
 
 use super::access_time::AccessTime;
+use super::file_system::file_system;
 use super::page_cache::FileHash;
 use super::shared_reads::FileKey;
-use super::{FileMetadata, OpenFlags, mounts};
+use super::{FileMetadata, mounts};
 use crate::clock::{Moment, now_anywhere, wall_anywhere};
 use crate::pool::{Device, default_pool, on_a_pool_thread};
-use crate::simulation::{FileFaults, World};
+use crate::simulation::FileFaults;
 
 /// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is asked
 /// whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
@@ -61,7 +62,7 @@ pub(super) enum Access {
 }
 
 impl File {
-    fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access, access_time: AccessTime) -> Self {
+    pub(super) fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access, access_time: AccessTime) -> Self {
         let shared = Shared {
             descriptor: Some(descriptor),
             metadata,
@@ -76,18 +77,9 @@ impl File {
         File { shared: Arc::new(shared) }
     }
 
-    pub(super) fn open_simulated(world: &World, path: &Path, flags: OpenFlags) -> io::Result<File> {
-        let (descriptor, metadata, faults) = world.open(path, flags)?;
-        Ok(File::new(descriptor, metadata, Access::Simulated(faults), AccessTime::of_no_concern()))
-    }
-
     pub(super) fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
         let stat = rustix::fs::fstat(&descriptor)?;
         let metadata = FileMetadata::from_kernel(&stat);
-        if let Some(world) = World::current() {
-            let access = Access::Simulated(world.adopt(&descriptor));
-            return Ok(File::new(descriptor, metadata, access, AccessTime::of_no_concern()));
-        }
         if mounts::classify(metadata.device, descriptor.as_fd()) {
             return Ok(File::new(descriptor, metadata, Access::Waits, AccessTime::of_no_concern()));
         }
@@ -107,7 +99,7 @@ impl File {
 
     /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
     pub fn from_std(file: std::fs::File) -> io::Result<Self> {
-        File::inspect_blocking(file.into())
+        file_system(|file_system| file_system.adopt(file.into()))
     }
 
     /// What was known when it was opened.

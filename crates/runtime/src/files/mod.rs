@@ -22,6 +22,7 @@
 mod access_time;
 pub(crate) mod counters;
 mod file;
+mod file_system;
 mod links;
 mod metadata;
 pub(crate) mod mounts;

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
+use super::file_system::file_system;
 use super::{File, FileMetadata, mounts};
 use crate::pool::{Device, ThreadPool, default_pool};
-use crate::simulation::World;
 
 /// `openat2` with `RESOLVE_CACHED` does not exist or is forbidden here.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
@@ -107,9 +107,10 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
 
 /// The path without symbolic links that a path leads to, if the kernel can tell from memory; `None` = not without waiting.
 pub fn try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
-    if World::current().is_some() {
-        return Some(std::fs::canonicalize(path));
-    }
+    file_system(|file_system| file_system.try_real_path(path))
+}
+
+pub(super) fn kernel_try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
     check_nothing_waits(path, false).ok()?;
     match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC)? {
         // Where /proc is not mounted, a pool walks along the path.
@@ -129,9 +130,10 @@ pub async fn real_path(path: &Path) -> io::Result<PathBuf> {
 
 /// Opens a file where the caller may block: at start, in a helper, in a pool.
 pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    if let Some(world) = World::current() {
-        return File::open_simulated(&world, path, flags);
-    }
+    file_system(|file_system| file_system.open_blocking(path, flags))
+}
+
+pub(super) fn kernel_open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
     let descriptor = match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
         // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
         Err(Errno::AGAIN) if is_regular(path) => {
@@ -157,11 +159,18 @@ pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
     attempt_stat(path).ok()
 }
 
-/// Opens a file if the kernel can do it from memory; else the error is the device that a pool will wait for.
+/// Opens a file if that cannot wait; else the error is the device that a pool will wait for.
 fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
-    if let Some(world) = World::current() {
-        return world.attempt(|world| File::open_simulated(world, path, flags));
-    }
+    file_system(|file_system| file_system.attempt_open(path, flags))
+}
+
+/// As [`attempt_open`].
+fn attempt_stat(path: &Path) -> Result<io::Result<FileMetadata>, Device> {
+    file_system(|file_system| file_system.attempt_stat(path))
+}
+
+/// From the kernel's cache of names.
+pub(super) fn kernel_attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
     if !flags.may_be_answered_from_cache() {
         return Err(likely_device(path));
     }
@@ -172,11 +181,8 @@ fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Devic
     })
 }
 
-/// As [`attempt_open`].
-fn attempt_stat(path: &Path) -> Result<io::Result<FileMetadata>, Device> {
-    if let Some(world) = World::current() {
-        return world.attempt(|world| world.stat(path));
-    }
+/// As [`kernel_attempt_open`].
+pub(super) fn kernel_attempt_stat(path: &Path) -> Result<io::Result<FileMetadata>, Device> {
     check_nothing_waits(path, false)?;
     Ok(match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC).ok_or_else(|| likely_device(path))? {
         Ok(descriptor) => {
@@ -248,13 +254,10 @@ async fn open_in_pool(pool: &ThreadPool, device: Device, path: &Path, flags: Ope
 
 async fn stat_in_pool(pool: &ThreadPool, device: Device, path: &Path) -> io::Result<FileMetadata> {
     let path = PathBuf::from(path);
-    pool.run_for(device, move || stat_blocking(&path)).await?
+    pool.run_for(device, move || file_system(|file_system| file_system.stat_blocking(&path))).await?
 }
 
-fn stat_blocking(path: &Path) -> io::Result<FileMetadata> {
-    if let Some(world) = World::current() {
-        return world.stat(path);
-    }
+pub(super) fn kernel_stat_blocking(path: &Path) -> io::Result<FileMetadata> {
     let descriptor = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&descriptor)?;
     let metadata = FileMetadata::from_kernel(&stat);

@@ -207,7 +207,7 @@ impl World {
     }
 
     /// A file that was opened for real.
-    pub fn adopt(&self, descriptor: &OwnedFd) -> FileFaults {
+    pub fn adopted(&self, descriptor: &OwnedFd) -> FileFaults {
         let faults = FileFaults::default();
         self.files.borrow_mut().note_open(descriptor.as_raw_fd(), faults);
         faults

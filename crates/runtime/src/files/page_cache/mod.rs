@@ -11,23 +11,24 @@ mod residency;
 
 use std::cell::RefCell;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, LazyLock};
 
-use self::calls::{Verdict, watch};
+use self::calls::{Begun, Verdict};
 use self::device::{Call, DeviceState, Permission};
 use self::residency::{GRANULE, Residency, parts};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
-use super::file::Access;
+use super::file_system::{PAGE_CACHE, file_system};
 use super::shared_reads::{PieceRead, ReadHow, Reads};
 use super::single_flight::SingleFlight;
 use crate::buffer::Lease;
-use crate::clock::now_anywhere;
+use crate::clock::{Moment, now_anywhere};
+use crate::environment::Environment;
 use crate::pool::ThreadPool;
-use crate::simulation::World;
 
+pub(crate) use self::calls::LoopCalls;
 pub(crate) use self::device::Condition;
 pub(crate) use self::residency::FileHash;
 
@@ -39,7 +40,26 @@ const LOOKS_MAX: u32 = 2;
 /// the pool lends to others then are for other devices, and this one's other lines have to find some, too.
 const ACCESS_LOOKS_MAX: u32 = 4;
 
+/// As many as [`LoopCalls`] has bits.
 const DEVICES: usize = 64;
+
+/// Where the state of the device of this number is.
+#[inline]
+fn place(device: u64) -> usize {
+    // Minor numbers of disks' partitions and of anonymous devices are consecutive.
+    (device ^ device >> 8) as usize % DEVICES
+}
+
+/// A turn of a loop is over: if it was long, calls for files that it made may have waited.
+#[inline]
+pub(crate) fn end_turn(calls: &LoopCalls, began: Moment, ended: Moment) {
+    let (devices, verdict) = calls.end_turn(began, ended);
+    if devices != 0 {
+        let is_called = |&(place, _): &(usize, &DeviceState)| devices & 1 << place != 0;
+        let called = PAGE_CACHE.devices.iter().enumerate().filter(is_called);
+        called.for_each(|(_, device)| PAGE_CACHE.note_long(device, verdict));
+    }
+}
 
 /// What all loops know together.
 pub(crate) struct PageCache {
@@ -72,8 +92,18 @@ impl PageCache {
 
     #[inline]
     fn device(&self, number: u64) -> &DeviceState {
-        // Minor numbers of disks' partitions and of anonymous devices are consecutive.
-        &self.devices[(number ^ number >> 8) as usize % DEVICES]
+        &self.devices[place(number)]
+    }
+
+    /// A call for files of this device, or a turn with such calls, took longer than it should.
+    #[cold]
+    fn note_long(&self, device: &DeviceState, verdict: Verdict) {
+        count_event(Event::LongCall);
+        device.note_miss(now_anywhere());
+        if verdict == Verdict::Waited {
+            count_event(Event::Misprediction);
+            device.back_off(now_anywhere());
+        }
     }
 
     /// Counts a read of a piece that is not in memory, until the result is dropped.
@@ -132,9 +162,6 @@ impl Look {
     }
 }
 
-/// What all loops of the process know together.
-static PAGE_CACHE: LazyLock<Arc<PageCache>> = LazyLock::new(PageCache::new);
-
 thread_local! {
     /// Where [`File::is_resident`] reads what it only wants to know of.
     static PROBED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -152,7 +179,7 @@ impl File {
                 return Ok(Look::NotLooked);
             }
             let mut lease = Lease::new(length)?;
-            match self.watched(|| self.read_nowait(offset, &mut lease)).0 {
+            match self.watched(|| self.read_nowait(offset, &mut lease)) {
                 Some(Ok(count)) => {
                     lease.truncate(count);
                     self.note_found(cache, offset, length, count);
@@ -227,30 +254,24 @@ impl File {
     }
 
     fn probe_into(&self, offset: u64, memory: &mut [u8]) -> io::Result<bool> {
-        let found = self.watched(|| self.read_nowait(offset, memory)).0;
+        let found = self.watched(|| self.read_nowait(offset, memory));
         found.transpose().map(|count| count == Some(memory.len()))
     }
 
-    /// Calls something that should not wait for this file, and says whether it was quick. If it waited, that is counted, and
-    /// the device is given time.
-    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> (T, bool) {
-        let (result, mut verdict) = watch(call);
-        if matches!(self.shared.access, Access::Simulated(_)) {
-            let is_slow = World::current().is_some_and(|world| world.call_was_slow());
-            verdict = if is_slow { Verdict::Waited } else { Verdict::Quick };
-        }
+    /// Calls something that should not wait for this file. If it waited, that is counted, and the device is given time.
+    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
+        let device = self.metadata().device;
+        let begin = |environment: &Environment| environment.file_calls.begin(place(device), environment.clock.now());
+        let begun = Environment::try_with(begin).unwrap_or(Begun::Untimed);
+        let result = call();
+        let verdict = Environment::try_with(|environment| environment.file_calls.end(begun)).unwrap_or(Verdict::Quick);
         if verdict != Verdict::Quick {
-            count_event(Event::LongCall);
-            self.with_page_cache(|cache| cache.device(self.metadata().device).note_miss(now_anywhere()));
+            self.with_page_cache(|cache| cache.note_long(cache.device(device), verdict));
         }
-        if verdict == Verdict::Waited {
-            count_event(Event::Misprediction);
-            self.with_page_cache(|cache| cache.device(self.metadata().device).back_off(now_anywhere()));
-        }
-        (result, verdict == Verdict::Quick)
+        result
     }
 
-    /// A piece has been sent, and that was so quick that it must have been in memory.
+    /// A piece has been sent, so it is in memory now.
     pub fn note_sent(&self, offset: u64, length: usize) {
         self.with_page_cache(|cache| self.note_seen(cache, offset, length));
     }
@@ -270,10 +291,7 @@ impl File {
     }
 
     fn with_page_cache<R>(&self, f: impl FnOnce(&Arc<PageCache>) -> R) -> R {
-        match World::current() {
-            Some(world) => f(&world.page_cache),
-            None => f(&PAGE_CACHE),
-        }
+        file_system(|file_system| f(file_system.page_cache()))
     }
 
     /// Begins to read a piece that is not in memory in a pool, or takes part in such a read that is under way; not beyond
@@ -289,7 +307,6 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Moment;
 
     #[test]
     fn reads_in_flight_congest_their_device_and_no_other() {
