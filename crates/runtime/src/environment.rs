@@ -14,6 +14,7 @@ use crate::driver::{Driver, RingCounters};
 use crate::event_loop::inbox::{Inbox, Remote};
 use crate::executor::Executor;
 use crate::executor::budget::Budget;
+use crate::files::page_cache::LoopCalls;
 use crate::simulation::World;
 use crate::time::{Clock, Moment, Wheel};
 
@@ -32,6 +33,8 @@ pub(crate) struct Environment {
     pub random: Cell<u64>,
     /// What the turn may take, and the tasks that wait for more.
     pub budget: Budget,
+    /// The calls for files of this turn.
+    pub file_calls: LoopCalls,
     /// The world behind `driver` when that is simulated: files and pools ask for it.
     pub simulation: Option<Rc<World>>,
 }

@@ -39,20 +39,15 @@
 //! ```
 
 mod buffer;
-mod devices;
 mod driver;
 mod environment;
 mod event_loop;
 mod executor;
-mod file_counters;
 pub mod files;
 mod memory;
-mod mounts;
 mod net;
 mod output;
 mod pool;
-mod reads;
-mod residency;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
@@ -74,8 +69,9 @@ pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::budget::{Effort, charge_units, poll_copy, poll_units};
 pub use executor::panics::{Panic, catch_panic, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
-pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
-pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
+pub use files::{
+    File, FileCounters, FileKind, FileMetadata, Look, OpenFlags, PieceRead, ReadHow, Rung, count_piece, file_counters,
+};
 pub use memory::share_leases;
 pub use net::{
     AcceptMutex, AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, Datagram, DatagramOptions,
@@ -86,6 +82,5 @@ pub use output::Output;
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
 };
-pub use reads::{PieceRead, ReadHow};
 pub use sync::{Closed, Notified, Notify, mpsc, oneshot};
 pub use time::{ClockChoice, Elapsed, Moment, Timer, sleep, sleep_until, timeout};

@@ -37,7 +37,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::mounts;
+use crate::files::mounts;
 use crate::simulation::World;
 
 /// Most paths that are watched at a time, fewer where the kernel allows less: each pins its file's inode, about a kilobyte.

@@ -105,13 +105,14 @@ fn the_read_that_writes_the_time_of_access_is_the_pools_and_no_other() {
         assert_eq!(&file.read_at_in(&pool, 0, 2).await.unwrap()[..], b"in");
         assert_eq!(&file.try_read_at(3, 6).unwrap().expect("written by then")[..], b"memory");
         assert_eq!(pool.counters().completed, 2);
-        // A pool without room does not keep anybody from what is in memory.
+        // A pool without room is no reason to wait for the file system on the loop.
         make_due();
         let full = ThreadPool::new("full", 1, 0);
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         let blocking = full.run(move || receiver.recv());
         let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
-        assert_eq!(&file.read_at_in(&full, 0, 2).await.unwrap()[..], b"in");
+        let refused = file.read_at_in(&full, 0, 2).await.unwrap_err();
+        assert_eq!(refused.to_string(), "thread pool \"full\" queue overflow: 0 tasks waiting");
         assert_eq!(full.counters().completed, 0);
         drop(sender);
         let _ = blocking.await.unwrap();

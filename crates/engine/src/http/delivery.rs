@@ -33,7 +33,8 @@ use super::settings::{Aio, CoreSettings};
 /// and a read into memory that is warm as fast as the page cache itself.
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
-/// Most of a file that one `sendfile` sends, whatever the configuration allows: other connections want their turn, too.
+/// Most of a file that one `sendfile` sends with `aio off`, whatever the configuration allows: other connections want their
+/// turn, too. Otherwise the file says how much it may be ([`File::sendfile_max`]).
 const SENDFILE_PIECE_MAX: u64 = 1 << 20;
 
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
@@ -199,7 +200,7 @@ impl Delivery {
             return self.begin_read(piece, ReadHow { direct, ..ReadHow::default() });
         }
         if self.may_sendfile(piece) {
-            let length = self.sendfile_length(piece);
+            let length = self.sendfile_length(piece).min(piece.file.sendfile_max());
             if piece.file.is_resident(piece.offset, length)? {
                 return Ok(Next::Sendfile(length));
             }
@@ -263,14 +264,14 @@ impl Delivery {
         let begin = *offset;
         let is_blocking = self.options.way == ReadWay::Blocking;
         let mut at = begin;
-        let (polled, was_quick) = match is_blocking {
-            true => (send(file, &mut at, to_usize(length)), false),
+        let polled = match is_blocking {
+            true => send(file, &mut at, to_usize(length)),
             false => file.watched(|| send(file, &mut at, to_usize(length))),
         };
         let Poll::Ready(result) = polled else { return Poll::Pending };
         Poll::Ready(match result {
             Ok(count) => {
-                if was_quick {
+                if !is_blocking {
                     file.note_sent(begin, count);
                 }
                 self.sendfile_ended_at = Some(begin + count as u64);

@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::devices::Outstanding;
 use crate::files::File;
+use crate::files::page_cache::InFlight;
 
 /// What is to be read.
 pub(crate) struct FileRead {
@@ -25,7 +25,7 @@ pub(crate) struct FileRead {
     pub into: Range<usize>,
     pub offset: u64,
     /// The device has it to do until the read is done, whoever waits.
-    pub outstanding: Outstanding,
+    pub in_flight: InFlight,
 }
 
 /// The memory and how many bytes came; no memory when the driver could not give it back.

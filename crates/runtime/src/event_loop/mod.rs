@@ -23,11 +23,12 @@ use crate::executor::budget::{BULK_NANOS, Budget, TURN_NANOS};
 use crate::executor::panics::{self, boundary};
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
+use crate::files::mounts;
+use crate::files::page_cache::{self, LoopCalls};
 use crate::memory;
-use crate::mounts;
 use crate::simulation::{Simulation, World};
 use crate::stall::watchdog;
-use crate::time::{Clock, ClockChoice, Wheel};
+use crate::time::{Clock, ClockChoice, Moment, Wheel};
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
@@ -118,7 +119,7 @@ impl EventLoop {
         panics::install();
         if mounts::refresh_due() {
             mounts::refresh();
-            files::probe();
+            files::open::probe();
         }
         let inbox = Inbox::new(options.worker)?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
@@ -161,6 +162,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
             budget: Budget::default(),
+            file_calls: LoopCalls::new(simulation.clone()),
             simulation,
         });
         let driver_reason = None;
@@ -262,9 +264,10 @@ impl EventLoop {
 
     /// Ends the turn, waits for the next event, and begins the next turn.
     fn wait(&mut self) {
-        let Environment { clock, inbox, wheel, driver, .. } = &*self.environment;
+        let Environment { clock, inbox, wheel, driver, file_calls, .. } = &*self.environment;
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
+        page_cache::end_turn(file_calls, clock.now(), Moment::from_nanos(ended));
         let mut next_timer = wheel.borrow().next_look();
         if clock.is_virtual() {
             // Of what is simulated, too, it is known when it happens.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, Stat, StatxFlags};
 
-use crate::mounts::{self, AccessTimes};
+use crate::files::mounts::{self, AccessTimes};
 
 /// How often `relatime` writes it for a file that does not change.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{File, FileMetadata, OpenFlags, check_nothing_waits, likely_device};
+use super::file_system::file_system;
+use super::open::check_nothing_waits;
+use super::{File, FileMetadata, OpenFlags, likely_device};
 use crate::pool::default_pool;
-use crate::simulation::World;
 
 /// Which symbolic links are refused (ELOOP).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -44,7 +45,7 @@ pub fn try_open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> Opti
 
 /// Opens a path on which there is no link if the kernel can do it from memory; `None` = not without waiting.
 fn try_open_without_links(path: &Path, flags: OFlags, check: LinkCheck) -> Option<Result<OwnedFd, Errno>> {
-    if World::current().is_some() || super::is_openat2_refused() {
+    if !file_system(|file_system| file_system.can_check_links()) {
         return None;
     }
     check_nothing_waits(path, false).ok()?;
@@ -68,7 +69,8 @@ pub async fn open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> io
 
 /// As [`open_checked`], where the caller may block.
 pub fn open_checked_blocking(path: &Path, flags: OpenFlags, check: LinkCheck) -> io::Result<File> {
-    File::inspect_blocking(walk(path, flags.kernel(), check)?)
+    let descriptor = walk(path, flags.kernel(), check)?;
+    file_system(|file_system| file_system.adopt(descriptor))
 }
 
 /// As [`stat_checked`], if the kernel can do it from memory; `None` = not without waiting.

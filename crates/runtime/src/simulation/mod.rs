@@ -31,13 +31,11 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
-use crate::devices::Knowledge;
 use crate::environment::Environment;
+use crate::files::page_cache::PageCache;
 use crate::files::{File, FileMetadata, OpenFlags};
 use crate::net::SocketAddress;
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
-use crate::reads::Flights;
-use crate::residency::Residency;
 use crate::time::{Moment, VIRTUAL_START_NANOS};
 
 pub(crate) use self::fate::{Event, Fate, Side};
@@ -74,8 +72,7 @@ impl Simulation {
             datagrams: RefCell::new(datagrams::Datagrams::new()),
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
-            knowledge: Knowledge::new(Residency::with_slots(RESIDENCY_SLOTS)),
-            flights: Flights::new(),
+            page_cache: PageCache::with_slots(RESIDENCY_SLOTS),
         };
         Simulation { world: Rc::new(world) }
     }
@@ -165,8 +162,7 @@ pub(crate) struct World {
     files: RefCell<files::Files>,
     pub pools: SimulatedPools,
     /// What is known of this world's files, and what is being read of them.
-    pub knowledge: Arc<Knowledge>,
-    pub flights: Arc<Flights>,
+    pub page_cache: Arc<PageCache>,
 }
 
 impl World {
@@ -211,7 +207,7 @@ impl World {
     }
 
     /// A file that was opened for real.
-    pub fn adopt(&self, descriptor: &OwnedFd) -> FileFaults {
+    pub fn adopted(&self, descriptor: &OwnedFd) -> FileFaults {
         let faults = FileFaults::default();
         self.files.borrow_mut().note_open(descriptor.as_raw_fd(), faults);
         faults

@@ -59,7 +59,7 @@ impl FileReads {
     pub fn handle_completion(&self, key: Key, completion: &Completion) {
         let Some((read, end)) = self.reads.borrow_mut().remove(key) else { return };
         let result = usize::try_from(completion.result).map_err(|_| Errno::from_raw_os_error(-completion.result));
-        drop(read.outstanding);
+        drop(read.in_flight);
         end.finish((read.memory, result));
     }
 
@@ -89,11 +89,9 @@ mod tests {
 
     use super::super::IoUring;
     use super::*;
-    use crate::devices::Knowledge;
     use crate::driver::{Driver, FileDriver, RingOptions};
     use crate::files::File;
-    use crate::residency::Residency;
-    use crate::time::Moment;
+    use crate::files::page_cache::{Condition, PageCache};
 
     /// A driver; `None` where the kernel gives no ring.
     fn driver() -> Option<IoUring> {
@@ -103,21 +101,21 @@ mod tests {
     }
 
     /// What nobody answers, as a disk that hangs: reads from a pipe into which nobody writes.
-    fn hanging_read(file: &File, knowledge: &Arc<Knowledge>) -> FileRead {
-        let outstanding = knowledge.begin_read(1);
+    fn hanging_read(file: &File, page_cache: &Arc<PageCache>) -> FileRead {
+        let in_flight = page_cache.begin_read(1);
         let memory = vec![0; 16].into_boxed_slice();
-        FileRead { file: file.clone(), is_direct: false, memory, into: 0..16, offset: 0, outstanding }
+        FileRead { file: file.clone(), is_direct: false, memory, into: 0..16, offset: 0, in_flight }
     }
 
     #[test]
     fn a_read_in_flight_when_its_loop_ends_is_over_before_its_memory_goes() {
         let Some(driver) = driver() else { return };
-        let knowledge = Knowledge::new(Residency::with_slots(2));
+        let page_cache = PageCache::with_slots(8);
         let (from, _to) = rustix::pipe::pipe().expect("descriptors");
         let file = File::from_std(from.into()).expect("a file");
-        let submitted = driver.read_file(hanging_read(&file, &knowledge)).ok().expect("room");
+        let submitted = driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
         driver.wait(Some(Duration::ZERO)).expect("a turn");
-        let begun = driver.read_file(hanging_read(&file, &knowledge)).ok().expect("room");
+        let begun = driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
         drop(driver);
         let mut cx = Context::from_waker(Waker::noop());
         // Its memory comes with the kernel's word that it is done; who was never submitted has nothing to wait for.
@@ -130,16 +128,16 @@ mod tests {
     #[test]
     fn a_read_counts_until_it_is_done_and_not_until_nobody_waits() {
         let Some(driver) = driver() else { return };
-        let knowledge = Knowledge::new(Residency::with_slots(2));
+        let page_cache = PageCache::with_slots(8);
         let (from, _to) = rustix::pipe::pipe().expect("descriptors");
         let file = File::from_std(from.into()).expect("a file");
-        let begin = || driver.read_file(hanging_read(&file, &knowledge)).ok().expect("room");
+        let begin = || driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
         let readings: Vec<FileReading> = (0..8).map(|_| begin()).collect();
         driver.wait(Some(Duration::ZERO)).expect("a turn");
         drop(readings);
-        let is_crowded = || knowledge.device(1).is_crowded(Moment::from_nanos(0));
-        assert!(is_crowded());
+        let is_congested = || page_cache.condition(1) == Condition::Congested;
+        assert!(is_congested());
         drop(driver);
-        assert!(!is_crowded());
+        assert!(!is_congested());
     }
 }

@@ -1,43 +1,35 @@
-//! Reads of pieces that are not in memory, each done once for all who want it at the same time, on whatever loop.
+//! Reads of pieces that are not in memory, each done once for all who want it at the same time ([`super::single_flight`]).
 //!
 //! ```text
 //!   look ──► in memory after all: done             only for pieces of which nothing is known, few at a time
-//!    └─────► read by the pool (or an io_uring)     stands in its device's line; counts as outstanding there
+//!    └─────► read by the pool (or an io_uring)     stands in its device's line; counts as in flight there
 //! ```
 //!
-//! The first who wants a piece begins the read, everybody else waits for the same one, and all get the same memory, each
-//! charged with it. The read belongs to those who wait: it goes on when the first one leaves, and is cancelled with the last
-//! (a task that has not begun never does). The result is handed out for as long as somebody waits for it, and is no cache:
-//! who comes later finds the piece in the page cache.
+//! All who want a piece get the same memory, each charged with it. What is the same piece: device, inode, size and times of
+//! change as the file was opened with (a file that was replaced has another content), offset and length, and the pool, so that
+//! nobody waits in a pool that is not his. Files on file systems that wait for others are only the same as themselves, because
+//! many of those number their files as they like. Who comes later finds the piece in the page cache.
 //!
-//! What is the same piece: device, inode, size and times of change as the file was opened with (a file that was replaced has
-//! another content), offset and length, and the pool, so that nobody waits in a pool that is not his. Files on file systems
-//! that wait for others are only the same as themselves, because many of those number their files as they like.
+//! What a pool has no room for is an error: nothing is done on the loop instead.
 
-use std::collections::HashMap;
 use std::future::Future;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use super::counters::{Event, Rung, count_event, count_piece};
+use super::page_cache::{Condition, InFlight, PageCache};
+use super::read::Blocks;
+use super::single_flight::{Joined, SingleFlight};
+use super::{File, mounts};
 use crate::buffer::Lease;
-use crate::devices::{Knowledge, Outstanding};
 use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
-use crate::file_counters::{Event, Rung, count_event, count_piece};
-use crate::files::{Blocks, File};
-use crate::mounts;
 use crate::pool::{PoolError, ThreadPool};
-use crate::time::now_anywhere;
-
-/// Reads in flight are found in one of so many tables.
-const SHARDS: usize = 16;
 
 /// How a piece is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -52,7 +44,7 @@ pub struct ReadHow {
 
 /// A piece of a file to be read.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Key {
+pub(crate) struct Key {
     file: FileKey,
     offset: u64,
     length: usize,
@@ -67,44 +59,14 @@ pub(crate) enum FileKey {
     Itself(usize),
 }
 
-/// The reads in flight.
-pub(crate) struct Flights {
-    shards: [Mutex<HashMap<Key, Arc<Flight>>>; SHARDS],
-    hasher: RandomState,
-}
-
 /// The memory that was read into, in which part of it the piece is, and how it was read.
 #[derive(Clone)]
-struct Bytes {
+pub(crate) struct Bytes {
     memory: Arc<Box<[u8]>>,
     piece: Range<usize>,
     rung: Rung,
     /// It was in memory after all.
     was_resident: bool,
-}
-
-type Reading = Pin<Box<dyn Future<Output = Result<Bytes, Failure>> + Send>>;
-
-struct Flight {
-    key: Key,
-    state: Mutex<State>,
-}
-
-struct State {
-    stage: Stage,
-    /// Those who wait, by their place.
-    waiting: Vec<Option<Waker>>,
-    /// The places of those who have left.
-    free: Vec<usize>,
-    /// How many have not left.
-    interested: usize,
-}
-
-enum Stage {
-    Reading(Reading),
-    Done(Result<Bytes, Failure>),
-    /// The last one has left.
-    Cancelled,
 }
 
 /// An error that several may be told.
@@ -140,40 +102,22 @@ impl From<Failure> for io::Error {
     }
 }
 
-impl Wake for Flight {
-    /// The read has got on: everybody looks, and the first one drives it.
-    fn wake(self: Arc<Self>) {
-        let waiting: Vec<Waker> = self.state.lock().waiting.iter_mut().filter_map(Option::take).collect();
-        waiting.into_iter().for_each(Waker::wake);
-    }
-}
+/// The reads in flight.
+pub(crate) type Reads = SingleFlight<Key, Result<Bytes, Failure>>;
 
 /// A piece that is being read. Dropped, it leaves those who wait for it.
 #[must_use = "the read is given up when this is dropped"]
 pub struct PieceRead {
-    flights: Arc<Flights>,
-    flight: Arc<Flight>,
-    place: usize,
-    knowledge: Arc<Knowledge>,
-    file: File,
+    read: Joined<Key, Result<Bytes, Failure>>,
     /// Its memory is charged, and away until the read is done.
     lease: Option<Lease>,
 }
 
-impl Flights {
-    pub fn new() -> Arc<Self> {
-        Arc::new(Flights { shards: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() })
-    }
-
-    fn shard(&self, key: &Key) -> &Mutex<HashMap<Key, Arc<Flight>>> {
-        &self.shards[self.hasher.hash_one(key) as usize % SHARDS]
-    }
-
+impl PieceRead {
     /// Takes part in the read of this piece: one that is in flight, or a new one. Errors: `OutOfMemory` at the hard limit of
     /// leases.
-    pub fn join(
-        self: &Arc<Self>,
-        knowledge: &Arc<Knowledge>,
+    pub(super) fn begin(
+        page_cache: &Arc<PageCache>,
         file: &File,
         pool: &ThreadPool,
         (offset, length): (u64, usize),
@@ -183,67 +127,14 @@ impl Flights {
         // The thread that reads allocates when it begins; until then the lease is an account only.
         let size = lease.return_memory();
         let key = Key { file: file.key(), offset, length, pool: pool.identity(), how };
-        let mut flights = self.shard(&key).lock();
-        let known = flights.get(&key).cloned();
-        let flight = known.unwrap_or_else(|| {
+        let (read, was_in_flight) = page_cache.reads.join(key, || {
             let piece = Piece { file: file.clone(), offset, length, size };
-            let reading = Box::pin(read(piece, pool.clone(), Arc::clone(knowledge), how));
-            let state = State { stage: Stage::Reading(reading), waiting: Vec::new(), free: Vec::new(), interested: 0 };
-            let flight = Arc::new(Flight { key: key.clone(), state: Mutex::new(state) });
-            flights.insert(key, Arc::clone(&flight));
-            flight
+            Box::pin(read(piece, pool.clone(), Arc::clone(page_cache), how))
         });
-        let mut state = flight.state.lock();
-        if state.interested > 0 {
+        if was_in_flight {
             count_event(Event::Shared);
         }
-        state.interested += 1;
-        let place = state.free.pop().unwrap_or_else(|| {
-            state.waiting.push(None);
-            state.waiting.len() - 1
-        });
-        drop(state);
-        drop(flights);
-        let (flights, knowledge) = (Arc::clone(self), Arc::clone(knowledge));
-        Ok(PieceRead { flights, flight, place, knowledge, file: file.clone(), lease: Some(lease) })
-    }
-
-    /// Nobody else takes part any more.
-    fn remove(&self, flight: &Arc<Flight>) {
-        let mut flights = self.shard(&flight.key).lock();
-        if flights.get(&flight.key).is_some_and(|found| Arc::ptr_eq(found, flight)) {
-            flights.remove(&flight.key);
-        }
-    }
-}
-
-impl PieceRead {
-    fn poll_bytes(&self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Failure>> {
-        let mut state = self.flight.state.lock();
-        let state_now = &mut *state;
-        let reading = match &mut state_now.stage {
-            Stage::Done(result) => return Poll::Ready(result.clone()),
-            Stage::Reading(reading) => reading,
-            Stage::Cancelled => unreachable!("polled by one who has left"),
-        };
-        let waiting = &mut state_now.waiting[self.place];
-        if !waiting.as_ref().is_some_and(|waiting| waiting.will_wake(cx.waker())) {
-            *waiting = Some(cx.waker().clone());
-        }
-        // What is polled takes locks of its own and submits tasks, and wakes nobody: its wakers are called by others.
-        let relay = Waker::from(Arc::clone(&self.flight));
-        let Poll::Ready(result) = reading.as_mut().poll(&mut Context::from_waker(&relay)) else {
-            return Poll::Pending;
-        };
-        state_now.stage = Stage::Done(result.clone());
-        state_now.waiting[self.place] = None;
-        drop(state);
-        self.flights.remove(&self.flight);
-        if let Ok(bytes) = &result {
-            count_piece(bytes.rung, bytes.piece.len() as u64);
-        }
-        Arc::clone(&self.flight).wake();
-        Poll::Ready(result)
+        Ok(PieceRead { read, lease: Some(lease) })
     }
 }
 
@@ -251,45 +142,12 @@ impl Future for PieceRead {
     type Output = io::Result<Lease>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<Lease>> {
-        let Poll::Ready(result) = self.poll_bytes(cx) else { return Poll::Pending };
-        let bytes = match result {
-            Ok(bytes) => bytes,
-            Err(failure) => return Poll::Ready(Err(failure.into())),
-        };
-        if bytes.was_resident {
-            let key = &self.flight.key;
-            self.file.note_found(&self.knowledge, key.offset, key.length, bytes.piece.len());
-        }
-        let mut lease = self.lease.take().expect("polled until it is ready");
-        lease.restore_memory(bytes.memory, bytes.piece);
-        Poll::Ready(Ok(lease))
-    }
-}
-
-impl Drop for PieceRead {
-    fn drop(&mut self) {
-        // In the order in which others take the locks.
-        let mut flights = self.flights.shard(&self.flight.key).lock();
-        let mut state = self.flight.state.lock();
-        state.waiting[self.place] = None;
-        state.free.push(self.place);
-        state.interested -= 1;
-        if state.interested > 0 {
-            let is_reading = matches!(state.stage, Stage::Reading(_));
-            drop(state);
-            drop(flights);
-            // This one may have been woken instead of those who still wait.
-            if is_reading {
-                Arc::clone(&self.flight).wake();
-            }
-            return;
-        }
-        let stage = std::mem::replace(&mut state.stage, Stage::Cancelled);
-        let is_current = flights.get(&self.flight.key).is_some_and(|found| Arc::ptr_eq(found, &self.flight));
-        let removed = is_current.then(|| flights.remove(&self.flight.key));
-        drop(state);
-        drop(flights);
-        drop((stage, removed));
+        let Poll::Ready(result) = Pin::new(&mut self.read).poll(cx) else { return Poll::Pending };
+        Poll::Ready(result.map_err(io::Error::from).map(|bytes| {
+            let mut lease = self.lease.take().expect("polled until it is ready");
+            lease.restore_memory(bytes.memory, bytes.piece);
+            lease
+        }))
     }
 }
 
@@ -302,62 +160,60 @@ struct Piece {
     size: usize,
 }
 
-async fn read(piece: Piece, pool: ThreadPool, knowledge: Arc<Knowledge>, mut how: ReadHow) -> Result<Bytes, Failure> {
-    let device = piece.file.metadata().device;
+async fn read(piece: Piece, pool: ThreadPool, page_cache: Arc<PageCache>, how: ReadHow) -> Result<Bytes, Failure> {
+    let (file, offset, length) = (piece.file.clone(), piece.offset, piece.length);
+    let bytes = read_somehow(piece, pool, &page_cache, how).await?;
+    if bytes.was_resident {
+        count_event(Event::PoolHit);
+        file.note_found(&page_cache, offset, length, bytes.piece.len());
+    }
+    count_piece(bytes.rung, bytes.piece.len() as u64);
+    Ok(bytes)
+}
+
+async fn read_somehow(
+    piece: Piece,
+    pool: ThreadPool,
+    page_cache: &Arc<PageCache>,
+    how: ReadHow,
+) -> Result<Bytes, Failure> {
+    let (device, line) = (piece.file.metadata().device, piece.file.device());
+    let mut looks_first = how.unlooked;
     if how.unlooked {
         count_event(Event::Unlooked);
-        let wanted = piece.clone();
-        let is_due = piece.file.writes_access_time();
-        let found = if is_due {
-            how.unlooked = false;
-            let access = knowledge.begin_access(device);
-            let own = piece.file.device();
-            let line = if access.is_some() { own.accesses() } else { own };
-            let look = move || {
-                let _access = access;
-                wanted.look()
-            };
-            match pool.run_for(line, look).await {
-                // A wait that is seldom is better than to refuse what is in memory; but not while others do wait.
-                Err(PoolError::Overflow { .. }) if !knowledge.device(device).are_accesses_stuck(now_anywhere()) => {
-                    piece.look()
-                }
-                found => found?,
-            }
-        } else if let Some(look) = knowledge.begin_look(device) {
+        // One that writes the time of access comes before the read in any case, if need be in the device's own line.
+        let writes_access_time = piece.file.writes_access_time();
+        let (look, look_line) = match writes_access_time {
+            true => (page_cache.begin_access_look(device), line.accesses()),
+            false => (page_cache.begin_look(device), line.looks()),
+        };
+        if look.is_some() || writes_access_time {
+            looks_first = false;
+            let look_line = if look.is_some() { look_line } else { line };
+            let wanted = piece.clone();
             let look = move || {
                 // The thread's, and not that of those who wait: they may leave before it is done.
                 let _look = look;
                 wanted.look()
             };
-            pool.run_for(piece.file.device().looks(), look).await?
-        } else {
-            None
-        };
-        if let Some(found) = found {
-            count_event(Event::PoolHit);
-            return Ok(found);
+            if let Some(found) = pool.run_for(look_line, look).await? {
+                return Ok(found);
+            }
         }
     }
-    let is_trusted = !knowledge.device(device).is_distrusted(now_anywhere());
     if how.by_ring
-        && is_trusted
+        && page_cache.condition(device) != Condition::BackingOff
         && !piece.file.writes_access_time()
-        && let Some(result) = piece.read_by_ring(how.direct, &pool, knowledge.begin_read(device)).await?
+        && let Some(result) = piece.read_by_ring(how.direct, &pool, page_cache.begin_read(device)).await?
     {
         return Ok(result);
     }
-    let line = piece.file.device();
-    let outstanding = knowledge.begin_read(device);
+    let in_flight = page_cache.begin_read(device);
     let reading = move || {
-        let _outstanding = outstanding;
-        piece.read(how.direct, how.unlooked)
+        let _in_flight = in_flight;
+        piece.read(how.direct, looks_first)
     };
-    let bytes = pool.run_for(line, reading).await??;
-    if bytes.was_resident {
-        count_event(Event::PoolHit);
-    }
-    Ok(bytes)
+    Ok(pool.run_for(line, reading).await??)
 }
 
 impl Piece {
@@ -398,7 +254,7 @@ impl Piece {
         &self,
         direct: Option<u32>,
         pool: &ThreadPool,
-        outstanding: Outstanding,
+        in_flight: InFlight,
     ) -> Result<Option<Bytes>, Failure> {
         if !mounts::reads_asynchronously(self.file.metadata().device) {
             return Ok(None);
@@ -416,7 +272,7 @@ impl Piece {
             Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),
             None => (self.memory(), 0..self.length, self.offset, None),
         };
-        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, outstanding };
+        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, in_flight };
         let begun = Environment::try_with(|environment| environment.driver.read_file(read).ok()).flatten();
         let Some(reading) = begun else { return Ok(None) };
         let (memory, result) = reading.await;
@@ -447,43 +303,11 @@ impl Piece {
 mod tests {
     use std::future::poll_fn;
 
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::pool::Device;
-    use crate::residency::{FileHash, GRANULE, Residency};
     use crate::{EventLoop, LoopOptions};
-
-    #[test]
-    fn a_short_look_says_that_the_rest_is_not_in_memory() {
-        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
-        let metadata = file.metadata();
-        let (knowledge, hash) =
-            (Knowledge::new(Residency::with_slots(64)), FileHash::new(metadata.device, metadata.inode));
-        let is_known = |granule: u64| knowledge.residency.age(hash, granule, now_anywhere()).is_some();
-        let length = 2 * GRANULE as usize;
-        file.note_found(&knowledge, 0, length, length);
-        assert!(is_known(0) && is_known(1) && !is_known(2));
-        file.note_found(&knowledge, 0, length, length - 4096);
-        assert!(is_known(0) && !is_known(1));
-        // At its end nothing is missing.
-        let last = (metadata.size - 1) / GRANULE;
-        let rest = (metadata.size - last * GRANULE) as usize;
-        file.note_found(&knowledge, last * GRANULE, length, rest);
-        assert!(is_known(last));
-    }
-
-    #[test]
-    fn the_places_of_those_who_have_left_are_given_to_others() {
-        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
-        let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
-        let pool = ThreadPool::new("test", 1, 1);
-        let join = || flights.join(&knowledge, &file, &pool, (0, 1000), ReadHow::default()).expect("memory");
-        let (_first, mut second) = (join(), join());
-        for _ in 0..100 {
-            second = join();
-        }
-        let state = second.flight.state.lock();
-        assert!(state.interested == 2 && state.waiting.len() <= 3, "{}", state.waiting.len());
-    }
 
     #[test]
     fn a_file_whose_content_was_changed_is_another_one_even_if_its_time_was_set_back() {
@@ -517,7 +341,7 @@ mod tests {
         if !file.writes_access_time() {
             return eprintln!("skipped: reads write no times of access here");
         }
-        let (flights, knowledge) = (Flights::new(), Knowledge::new(Residency::with_slots(2)));
+        let page_cache = PageCache::with_slots(8);
         let (pool, device) = (ThreadPool::new("test", 8, 100), file.metadata().device);
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
@@ -526,7 +350,7 @@ mod tests {
             pool.detach(device, move || drop(gate.lock())).expect("room");
         };
         (0..4).for_each(|_| hang(file.device()));
-        let looks: Vec<_> = std::iter::from_fn(|| knowledge.begin_access(device)).collect();
+        let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_access_look(device)).collect();
         looks.iter().for_each(|_| hang(file.device().accesses()));
         // All threads; there are others only for other devices now.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
@@ -536,7 +360,7 @@ mod tests {
         }
         assert_eq!(pool.counters().running, 8);
         let how = ReadHow { unlooked: true, ..ReadHow::default() };
-        let join = |number: u64| flights.join(&knowledge, &file, &pool, (number * 100, 100), how).expect("memory");
+        let join = |number: u64| PieceRead::begin(&page_cache, &file, &pool, (number * 100, 100), how).expect("memory");
         let mut reads: Vec<PieceRead> = (0..10).map(join).collect();
         EventLoop::new(LoopOptions::default()).expect("a loop").run(async {
             for _ in 0..2 {
@@ -550,10 +374,7 @@ mod tests {
             let full = ThreadPool::new("full", 1, 0);
             let held = Arc::clone(&gate);
             full.detach(Device::NONE, move || drop(held.lock())).expect("room");
-            while !knowledge.device(device).are_accesses_stuck(now_anywhere()) {
-                crate::yield_now().await;
-            }
-            let refused = flights.join(&knowledge, &file, &full, (0, 100), how).expect("memory").await;
+            let refused = PieceRead::begin(&page_cache, &file, &full, (0, 100), how).expect("memory").await;
             assert!(refused.is_err_and(|error| error.to_string().contains("queue overflow")));
             drop((closed, looks));
             for read in reads {

@@ -78,9 +78,10 @@ pub struct FileCounters {
     pub unlooked: u64,
     /// How many of these were in memory after all.
     pub pool_hits: u64,
-    /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor.
+    /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor. While none is timed
+    /// a turn of the loop with calls in it counts as one.
     pub long_calls: u64,
-    /// How many of these are known to have waited, although they should not have.
+    /// How many of these have waited, as far as can be told, although they should not have.
     pub mispredictions: u64,
     /// Reads that nobody had to begin, because they were under way for somebody else.
     pub shared_reads: u64,

@@ -1,0 +1,225 @@
+//! An open file: its descriptor, and what was known when it was opened.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::fs::{Advice, Stat};
+
+use super::access_time::AccessTime;
+use super::file_system::file_system;
+use super::page_cache::FileHash;
+use super::shared_reads::FileKey;
+use super::{FileMetadata, mounts};
+use crate::pool::{Device, default_pool, on_a_pool_thread};
+use crate::simulation::FileFaults;
+use crate::time::{Moment, now_anywhere, wall_anywhere};
+
+/// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is asked
+/// whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
+const UNLINKED_MATTERS_BYTES: u64 = 1 << 20;
+
+/// Until a smaller file was open for so long hardly anybody has had the time to unlink it, and little is lost.
+const UNLINKED_SOON: Duration = Duration::from_millis(10);
+
+/// Files from this size on are worth telling the kernel that they will be read from one end to the other; nginx's number.
+const SEQUENTIAL_MIN_BYTES: u64 = 128 * 1024;
+
+/// An open file: descriptor and what was known when it was opened. Clones are the same file.
+#[derive(Clone)]
+pub struct File {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    /// `None` only while it is being dropped.
+    descriptor: Option<OwnedFd>,
+    pub(super) metadata: FileMetadata,
+    pub(super) access: Access,
+    pub(super) access_time: AccessTime,
+    pub(super) hash: FileHash,
+    opened: Moment,
+    /// Its file system was found to be in memory.
+    pub(super) lies_in_memory: AtomicBool,
+    pub(super) was_advised: AtomicBool,
+    /// The same file, opened past the page cache; `None` where that cannot be.
+    pub(super) direct: OnceLock<Option<OwnedFd>>,
+}
+
+/// Where it can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// On the loop, what is in memory.
+    Local,
+    /// Its file system may wait for others: nothing is done on the loop.
+    Waits,
+    /// It belongs to a simulated world, and this is wrong with it.
+    Simulated(FileFaults),
+}
+
+impl File {
+    pub(super) fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access, access_time: AccessTime) -> Self {
+        let shared = Shared {
+            descriptor: Some(descriptor),
+            metadata,
+            access,
+            access_time,
+            hash: FileHash::new(metadata.device, metadata.inode),
+            opened: now_anywhere(),
+            lies_in_memory: AtomicBool::new(false),
+            was_advised: AtomicBool::new(false),
+            direct: OnceLock::new(),
+        };
+        File { shared: Arc::new(shared) }
+    }
+
+    pub(super) fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
+        let stat = rustix::fs::fstat(&descriptor)?;
+        let metadata = FileMetadata::from_kernel(&stat);
+        if mounts::classify(metadata.device, descriptor.as_fd()) {
+            return Ok(File::new(descriptor, metadata, Access::Waits, AccessTime::of_no_concern()));
+        }
+        Ok(File::local(descriptor, &stat))
+    }
+
+    /// Of one that was opened without waiting, so it lies on a file system that does not wait for others.
+    pub(super) fn inspect_local(descriptor: OwnedFd) -> io::Result<File> {
+        let stat = rustix::fs::fstat(&descriptor)?;
+        Ok(File::local(descriptor, &stat))
+    }
+
+    fn local(descriptor: OwnedFd, stat: &Stat) -> File {
+        let access_time = AccessTime::new(descriptor.as_fd(), stat, wall_anywhere());
+        File::new(descriptor, FileMetadata::from_kernel(stat), Access::Local, access_time)
+    }
+
+    /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
+    pub fn from_std(file: std::fs::File) -> io::Result<Self> {
+        file_system(|file_system| file_system.adopt(file.into()))
+    }
+
+    /// What was known when it was opened.
+    pub fn metadata(&self) -> &FileMetadata {
+        &self.shared.metadata
+    }
+
+    /// Looks at it again. For files that wait for others this may block; see [`File::waits_for_others`]. Errors: fstat(2)'s.
+    pub fn look_again(&self) -> io::Result<FileMetadata> {
+        match self.shared.access {
+            Access::Simulated(_) => Ok(self.shared.metadata),
+            Access::Local | Access::Waits => Ok(FileMetadata::from_kernel(&rustix::fs::fstat(self.as_fd())?)),
+        }
+    }
+
+    /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell. `None`
+    /// without procfs.
+    pub fn path(&self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())).ok()
+    }
+
+    /// The device that operations on it wait for.
+    pub fn device(&self) -> Device {
+        Device::number(self.shared.metadata.device)
+    }
+
+    /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
+    pub fn waits_for_others(&self) -> bool {
+        self.shared.access == Access::Waits
+    }
+
+    /// Whether a read now writes the time of access, and so may wait for the file system.
+    #[inline]
+    pub(crate) fn writes_access_time(&self) -> bool {
+        let (time, wall) = (&self.shared.access_time, wall_anywhere());
+        time.may_be_due(wall) && time.is_written(self.as_fd(), self.metadata().device, wall)
+    }
+
+    /// It was read where that may block: the next read may be one that writes no time of access.
+    pub(crate) fn note_accessed(&self) {
+        if self.writes_access_time()
+            && let Ok(stat) = rustix::fs::fstat(self.as_fd())
+        {
+            self.shared.access_time.note(&stat, wall_anywhere());
+        }
+    }
+
+    /// How much of what was read is the file's own, where that may block. A file that is cut off while it is read may give
+    /// zeros for what it has lost: the kernel clears pages that somebody is still copying from.
+    pub(crate) fn still_there(&self, offset: u64, count: usize) -> usize {
+        if self.shared.access != Access::Local {
+            return count;
+        }
+        match self.look_again() {
+            Ok(now) if now.size < self.metadata().size => {
+                usize::try_from(now.size.saturating_sub(offset)).map_or(count, |rest| rest.min(count))
+            }
+            _ => count,
+        }
+    }
+
+    pub(crate) fn key(&self) -> FileKey {
+        let metadata = self.metadata();
+        match self.waits_for_others() {
+            true => FileKey::Itself(Arc::as_ptr(&self.shared) as usize),
+            false => FileKey::Content {
+                device: metadata.device,
+                inode: metadata.inode,
+                size: metadata.size,
+                modified: (metadata.modified_seconds, metadata.modified_nanos),
+                changed: (metadata.changed_seconds, metadata.changed_nanos),
+            },
+        }
+    }
+
+    /// Tells the kernel, once, that the file will be read from one end to the other (`read_ahead`): it reads ahead twice as
+    /// far then. Small files are not worth the call.
+    pub fn advise_sequential(&self) {
+        let is_worth_it = self.metadata().size > SEQUENTIAL_MIN_BYTES && self.shared.access == Access::Local;
+        if is_worth_it && !self.shared.was_advised.swap(true, Ordering::Relaxed) {
+            // It is only a hint.
+            let _ = rustix::fs::fadvise(self.as_fd(), 0, None, Advice::Sequential);
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.descriptor.as_ref().expect("open while somebody has it").as_fd()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let descriptors = (self.descriptor.take(), self.direct.take());
+        // Not only loops: whoever closes the last one may have better to do than to wait for a device.
+        if !on_a_pool_thread() && self.is_close_costly(&descriptors.0) {
+            // Never refused: there are no more of these than descriptors.
+            default_pool().dispose(Device::number(self.metadata.device), descriptors);
+        }
+    }
+}
+
+impl Shared {
+    /// Whether closing may wait.
+    fn is_close_costly(&self, descriptor: &Option<OwnedFd>) -> bool {
+        let is_unlinked = || {
+            let stat = descriptor.as_ref().map(rustix::fs::fstat);
+            stat.is_some_and(|stat| stat.is_ok_and(|stat| stat.st_nlink == 0))
+        };
+        let matters = || {
+            self.metadata.size >= UNLINKED_MATTERS_BYTES
+                || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON
+        };
+        self.access == Access::Waits || matters() && is_unlinked()
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File({:?}, {} bytes)", self.as_fd(), self.shared.metadata.size)
+    }
+}

@@ -1,0 +1,127 @@
+//! The file system that a thread sees: the kernel's, or a simulated world's. The only place that asks which.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+use super::access_time::AccessTime;
+use super::file::Access;
+use super::page_cache::PageCache;
+use super::{File, FileMetadata, OpenFlags, open};
+use crate::pool::Device;
+use crate::simulation::World;
+
+pub(super) trait FileSystem {
+    /// Opens a file where the caller may block.
+    fn open_blocking(&self, path: &Path, flags: OpenFlags) -> io::Result<File>;
+
+    /// Opens a file if that cannot wait; else the error is the device that a pool will wait for.
+    fn attempt_open(&self, path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device>;
+
+    /// Looks at what a path names, following links, where the caller may block.
+    fn stat_blocking(&self, path: &Path) -> io::Result<FileMetadata>;
+
+    /// As [`FileSystem::attempt_open`].
+    fn attempt_stat(&self, path: &Path) -> Result<io::Result<FileMetadata>, Device>;
+
+    /// The path without symbolic links that a path leads to, if that cannot wait; `None` = not without waiting.
+    fn try_real_path(&self, path: &Path) -> Option<io::Result<PathBuf>>;
+
+    /// Whether paths on which links are checked can be opened without waiting.
+    fn can_check_links(&self) -> bool;
+
+    /// Takes a file that was opened otherwise. May block.
+    fn adopt(&self, descriptor: OwnedFd) -> io::Result<File>;
+
+    /// What is known of what is in memory.
+    fn page_cache(&self) -> &Arc<PageCache>;
+}
+
+/// Calls `f` with the file system of the loop that runs on this thread; the kernel's on other threads.
+#[inline]
+pub(super) fn file_system<R>(f: impl FnOnce(&dyn FileSystem) -> R) -> R {
+    match World::current() {
+        None => f(&Kernel),
+        Some(world) => f(&*world),
+    }
+}
+
+/// The kernel's.
+struct Kernel;
+
+/// What all loops of the process know together.
+pub(super) static PAGE_CACHE: LazyLock<Arc<PageCache>> = LazyLock::new(PageCache::new);
+
+impl FileSystem for Kernel {
+    fn open_blocking(&self, path: &Path, flags: OpenFlags) -> io::Result<File> {
+        open::kernel_open_blocking(path, flags)
+    }
+
+    fn attempt_open(&self, path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
+        open::kernel_attempt_open(path, flags)
+    }
+
+    fn stat_blocking(&self, path: &Path) -> io::Result<FileMetadata> {
+        open::kernel_stat_blocking(path)
+    }
+
+    fn attempt_stat(&self, path: &Path) -> Result<io::Result<FileMetadata>, Device> {
+        open::kernel_attempt_stat(path)
+    }
+
+    fn try_real_path(&self, path: &Path) -> Option<io::Result<PathBuf>> {
+        open::kernel_try_real_path(path)
+    }
+
+    fn can_check_links(&self) -> bool {
+        !open::is_openat2_refused()
+    }
+
+    fn adopt(&self, descriptor: OwnedFd) -> io::Result<File> {
+        File::inspect_blocking(descriptor)
+    }
+
+    #[inline]
+    fn page_cache(&self) -> &Arc<PageCache> {
+        &PAGE_CACHE
+    }
+}
+
+/// Links are checked on real paths, by walking along them.
+impl FileSystem for World {
+    fn open_blocking(&self, path: &Path, flags: OpenFlags) -> io::Result<File> {
+        let (descriptor, metadata, faults) = self.open(path, flags)?;
+        Ok(File::new(descriptor, metadata, Access::Simulated(faults), AccessTime::of_no_concern()))
+    }
+
+    fn attempt_open(&self, path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
+        self.attempt(|world| world.open_blocking(path, flags))
+    }
+
+    fn stat_blocking(&self, path: &Path) -> io::Result<FileMetadata> {
+        self.stat(path)
+    }
+
+    fn attempt_stat(&self, path: &Path) -> Result<io::Result<FileMetadata>, Device> {
+        self.attempt(|world| world.stat(path))
+    }
+
+    fn try_real_path(&self, path: &Path) -> Option<io::Result<PathBuf>> {
+        Some(std::fs::canonicalize(path))
+    }
+
+    fn can_check_links(&self) -> bool {
+        false
+    }
+
+    fn adopt(&self, descriptor: OwnedFd) -> io::Result<File> {
+        let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
+        let access = Access::Simulated(self.adopted(&descriptor));
+        Ok(File::new(descriptor, metadata, access, AccessTime::of_no_concern()))
+    }
+
+    fn page_cache(&self) -> &Arc<PageCache> {
+        &self.page_cache
+    }
+}

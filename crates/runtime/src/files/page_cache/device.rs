@@ -1,0 +1,230 @@
+//! How a device behaves that files lie on, and what may be done with them on a loop: one state for each device, one question.
+//!
+//! | condition | when | `sendfile`, which waits for what is not in memory | a look, which the kernel refuses |
+//! |---|---|---|---|
+//! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
+//! | memory short | something had to be | what was seen a tick ago; else all of it is asked for | yes |
+//! | congested | four reads are in flight | what was seen a tick ago | what was seen ten seconds ago |
+//! | backing off | a call on a loop has waited | no | what was seen ten seconds ago |
+//!
+//! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of those
+//! beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead as well. Even
+//! a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever submits that sleeps
+//! while the device's queue is full. A device on which a call has waited is given time, and each time that was not enough twice
+//! as much.
+//!
+//! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
+//! which makes both more careful.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::time::Moment;
+
+/// From so many reads in flight on a device is congested. A queue that is worth its name has room for dozens; those of loop
+/// devices and of some flash memory have not.
+const CONGESTED_FROM: u32 = 4;
+
+/// How long after a read, and after a device was first asked about, memory is taken to be short. A shortage lasts, and to be
+/// careful for longer costs little: what is asked for again and again is known anyway.
+const SHORTAGE_TIME: Duration = Duration::from_secs(60);
+
+/// How long a device is given on which a call has waited, at first and at most.
+const BACK_OFF_MIN: Duration = Duration::from_secs(2);
+const BACK_OFF_MAX: Duration = Duration::from_secs(32);
+
+/// For so many ticks, about a second, it is believed that a part is still in memory: it has been used a moment ago, and the
+/// kernel evicts first what was used longest ago.
+const BELIEVED_TICKS: u16 = 4;
+
+/// The same while memory is short.
+const BELIEVED_TICKS_SHORT: u16 = 1;
+
+/// For so many, about ten seconds, a part is worth an attempt that is refused if it is not in memory any more.
+const WORTH_TRYING_TICKS: u16 = 40;
+
+/// What one `sendfile` may take at most: what a loop does at once, and, while memory may be short, what it waits for at once
+/// if a belief was wrong.
+const SENDFILE_MAX: u64 = 1 << 20;
+const SENDFILE_MAX_SHORT: u64 = 256 * 1024;
+
+/// How a device behaves. What comes later allows less.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Condition {
+    /// Memory holds what is asked for.
+    Healthy,
+    /// Something had to be read lately.
+    MemoryShort,
+    /// Several reads are in flight.
+    Congested,
+    /// A call that should not have waited did.
+    BackingOff,
+}
+
+/// What would be done on the loop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Call {
+    /// A read that is refused where it would wait (`RWF_NOWAIT`).
+    Look,
+    /// `sendfile`.
+    Send,
+}
+
+/// Whether it may be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Permission {
+    Yes,
+    /// If a look finds the first and the last byte of the part.
+    AskForEnds,
+    /// If a look finds all of the part.
+    AskForAll,
+    No,
+}
+
+impl Condition {
+    /// May this be done on the loop, with a part of a file that was seen in memory so many ticks ago?
+    #[inline]
+    pub fn permits(self, call: Call, seen_ticks_ago: Option<u16>) -> Permission {
+        use Permission::*;
+        let was_seen = |ticks: u16| seen_ticks_ago.is_some_and(|age| age <= ticks);
+        match (call, self) {
+            (Call::Look, Condition::Healthy | Condition::MemoryShort) => Yes,
+            (Call::Look, Condition::Congested | Condition::BackingOff) if was_seen(WORTH_TRYING_TICKS) => Yes,
+            (Call::Send, Condition::Healthy) if was_seen(BELIEVED_TICKS) => Yes,
+            (Call::Send, Condition::Healthy) => AskForEnds,
+            (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::MemoryShort) => AskForAll,
+            _ => No,
+        }
+    }
+
+    /// How many bytes one `sendfile` may take.
+    pub fn sendfile_max(self) -> u64 {
+        if self == Condition::Healthy { SENDFILE_MAX } else { SENDFILE_MAX_SHORT }
+    }
+}
+
+/// One device.
+#[derive(Default)]
+pub(crate) struct DeviceState {
+    /// Pieces that are being read because they were not in memory.
+    pub(super) reads: AtomicU32,
+    /// Looks by threads of a pool, and those of them that write a time of access.
+    pub(super) looks: AtomicU32,
+    pub(super) access_looks: AtomicU32,
+    /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
+    missed_at_nanos: AtomicU64,
+    back_off_until_nanos: AtomicU64,
+    back_off_nanos: AtomicU64,
+}
+
+impl DeviceState {
+    pub const fn new() -> Self {
+        DeviceState {
+            reads: AtomicU32::new(0),
+            looks: AtomicU32::new(0),
+            access_looks: AtomicU32::new(0),
+            missed_at_nanos: AtomicU64::new(0),
+            back_off_until_nanos: AtomicU64::new(0),
+            back_off_nanos: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub fn condition(&self, now: Moment) -> Condition {
+        let reads = self.reads.load(Relaxed);
+        if now.as_nanos() < self.back_off_until_nanos.load(Relaxed) {
+            Condition::BackingOff
+        } else if reads >= CONGESTED_FROM {
+            Condition::Congested
+        } else if reads > 0 || self.is_memory_short(now) {
+            Condition::MemoryShort
+        } else {
+            Condition::Healthy
+        }
+    }
+
+    #[inline]
+    fn is_memory_short(&self, now: Moment) -> bool {
+        let missed_at = self.missed_at_nanos.load(Relaxed);
+        if missed_at == 0 {
+            self.note_miss(now);
+            return true;
+        }
+        now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
+    }
+
+    /// A piece was not in memory, or a call took so long that it may not have been.
+    pub fn note_miss(&self, now: Moment) {
+        self.missed_at_nanos.store(now.as_nanos(), Relaxed);
+    }
+
+    /// A call that should not wait did. Whatever else waits at the same time says nothing new.
+    pub fn back_off(&self, now: Moment) {
+        let until = Moment::from_nanos(self.back_off_until_nanos.load(Relaxed));
+        if now < until {
+            return;
+        }
+        let last = Duration::from_nanos(self.back_off_nanos.load(Relaxed));
+        let came_back_too_early = now < until + last;
+        let time = if came_back_too_early { (2 * last).min(BACK_OFF_MAX) } else { BACK_OFF_MIN };
+        self.back_off_nanos.store(time.as_nanos() as u64, Relaxed);
+        self.back_off_until_nanos.store((now + time).as_nanos(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGIN: Moment = Moment::from_nanos(1_000_000_000);
+    const INSTANT: Duration = Duration::from_nanos(1);
+
+    #[test]
+    fn device_without_reads_for_a_minute_is_healthy() {
+        let device = DeviceState::new();
+        assert_eq!(device.condition(BEGIN), Condition::MemoryShort, "nobody knows");
+        assert_eq!(device.condition(BEGIN + SHORTAGE_TIME), Condition::MemoryShort);
+        let later = BEGIN + SHORTAGE_TIME + INSTANT;
+        assert_eq!(device.condition(later), Condition::Healthy);
+        device.reads.store(1, Relaxed);
+        assert_eq!(device.condition(later), Condition::MemoryShort);
+        device.reads.store(CONGESTED_FROM, Relaxed);
+        assert_eq!(device.condition(later), Condition::Congested);
+        device.back_off(later);
+        assert_eq!(device.condition(later), Condition::BackingOff);
+    }
+
+    #[test]
+    fn device_that_waits_again_is_given_twice_the_time() {
+        let device = DeviceState::new();
+        let is_backing_off = |now: Moment| device.condition(now) == Condition::BackingOff;
+        let mut now = BEGIN;
+        for time in [2, 4, 8, 16, 32, 32].map(Duration::from_secs) {
+            device.back_off(now);
+            // At the same time on another loop.
+            device.back_off(now + INSTANT);
+            let end = now + time;
+            assert!(is_backing_off(now + (time - INSTANT)) && !is_backing_off(end), "{time:?}");
+            now = end + INSTANT;
+        }
+        now = now + 2 * BACK_OFF_MAX;
+        device.back_off(now);
+        assert!(!is_backing_off(now + BACK_OFF_MIN));
+    }
+
+    #[test]
+    fn what_may_be_done_depends_on_what_a_wrong_guess_would_cost() {
+        use Condition::*;
+        use Permission::*;
+        let sent =
+            |condition: Condition| [Some(1), Some(4), Some(5), None].map(|age| condition.permits(Call::Send, age));
+        assert_eq!(sent(Healthy), [Yes, Yes, AskForEnds, AskForEnds]);
+        assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll]);
+        assert_eq!(sent(Congested), [Yes, No, No, No]);
+        assert_eq!(sent(BackingOff), [No; 4]);
+        let looked = |condition: Condition| [Some(40), Some(41), None].map(|age| condition.permits(Call::Look, age));
+        assert_eq!((looked(Healthy), looked(MemoryShort)), ([Yes; 3], [Yes; 3]));
+        assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, No, No], [Yes, No, No]));
+    }
+}

@@ -1,0 +1,353 @@
+//! The page cache, as far as it is known: what of files is in memory, how their devices behave, and what may therefore be done on
+//! a loop.
+//!
+//! Nobody can ask the kernel for the truth: `mincore` and `cachestat` say nothing true to who does not own a file, and what is
+//! there now may have gone before the next call. So there are observations ([`residency`]), each believed for a time that
+//! depends on the device's [`Condition`], and one question, [`Condition::permits`].
+
+mod calls;
+mod device;
+mod residency;
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use self::calls::{Begun, Verdict};
+use self::device::{Call, DeviceState, Permission};
+use self::residency::{GRANULE, Residency, parts};
+use super::File;
+use super::counters::{Event, Rung, count_event, count_piece};
+use super::file_system::{PAGE_CACHE, file_system};
+use super::shared_reads::{PieceRead, ReadHow, Reads};
+use super::single_flight::SingleFlight;
+use crate::buffer::Lease;
+use crate::environment::Environment;
+use crate::pool::ThreadPool;
+use crate::time::{Moment, now_anywhere};
+
+pub(crate) use self::calls::LoopCalls;
+pub(crate) use self::device::Condition;
+pub(crate) use self::residency::FileHash;
+
+/// How many threads of a pool may look for what is in memory at the same time, before what they look for stands in the
+/// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
+const LOOKS_MAX: u32 = 2;
+
+/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck: the threads that
+/// the pool lends to others then are for other devices, and this one's other lines have to find some, too.
+const ACCESS_LOOKS_MAX: u32 = 4;
+
+/// As many as [`LoopCalls`] has bits.
+const DEVICES: usize = 64;
+
+/// Where the state of the device of this number is.
+#[inline]
+fn place(device: u64) -> usize {
+    // Minor numbers of disks' partitions and of anonymous devices are consecutive.
+    (device ^ device >> 8) as usize % DEVICES
+}
+
+/// A turn of a loop is over: if it was long, calls for files that it made may have waited.
+#[inline]
+pub(crate) fn end_turn(calls: &LoopCalls, began: Moment, ended: Moment) {
+    let (devices, verdict) = calls.end_turn(began, ended);
+    if devices != 0 {
+        let is_called = |&(place, _): &(usize, &DeviceState)| devices & 1 << place != 0;
+        let called = PAGE_CACHE.devices.iter().enumerate().filter(is_called);
+        called.for_each(|(_, device)| PAGE_CACHE.note_long(device, verdict));
+    }
+}
+
+/// What all loops know together.
+pub(crate) struct PageCache {
+    residency: Residency,
+    devices: [DeviceState; DEVICES],
+    /// What is being read because it is not there.
+    pub(super) reads: Arc<Reads>,
+}
+
+impl PageCache {
+    pub fn new() -> Arc<Self> {
+        PageCache::with(Residency::new())
+    }
+
+    /// Which remembers so many parts of files: a power of two, 8 at least.
+    pub fn with_slots(count: usize) -> Arc<Self> {
+        PageCache::with(Residency::with_slots(count))
+    }
+
+    fn with(residency: Residency) -> Arc<Self> {
+        let devices = [const { DeviceState::new() }; DEVICES];
+        Arc::new(PageCache { residency, devices, reads: SingleFlight::new() })
+    }
+
+    /// How the device of this number (`st_dev`) behaves now.
+    #[inline]
+    pub fn condition(&self, device: u64) -> Condition {
+        self.device(device).condition(now_anywhere())
+    }
+
+    #[inline]
+    fn device(&self, number: u64) -> &DeviceState {
+        &self.devices[place(number)]
+    }
+
+    /// A call for files of this device, or a turn with such calls, took longer than it should.
+    #[cold]
+    fn note_long(&self, device: &DeviceState, verdict: Verdict) {
+        count_event(Event::LongCall);
+        device.note_miss(now_anywhere());
+        if verdict == Verdict::Waited {
+            count_event(Event::Misprediction);
+            device.back_off(now_anywhere());
+        }
+    }
+
+    /// Counts a read of a piece that is not in memory, until the result is dropped.
+    pub fn begin_read(self: &Arc<Self>, device: u64) -> InFlight {
+        let state = self.device(device);
+        state.reads.fetch_add(1, Relaxed);
+        state.note_miss(now_anywhere());
+        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads }
+    }
+
+    /// Counts a look by a thread of a pool, if there may be one more.
+    pub fn begin_look(self: &Arc<Self>, device: u64) -> Option<InFlight> {
+        self.begin(device, |state| &state.looks, LOOKS_MAX)
+    }
+
+    /// The same of a look that writes a time of access.
+    pub fn begin_access_look(self: &Arc<Self>, device: u64) -> Option<InFlight> {
+        self.begin(device, |state| &state.access_looks, ACCESS_LOOKS_MAX)
+    }
+
+    fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<InFlight> {
+        let counted = count(self.device(device));
+        counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
+        Some(InFlight { page_cache: Arc::clone(self), device, count })
+    }
+}
+
+/// Something that a device is asked for.
+pub(crate) struct InFlight {
+    page_cache: Arc<PageCache>,
+    device: u64,
+    count: fn(&DeviceState) -> &AtomicU32,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        (self.count)(self.page_cache.device(self.device)).fetch_sub(1, Relaxed);
+    }
+}
+
+/// What a look at a piece of a file found.
+#[derive(Debug)]
+pub enum Look {
+    /// This much of the piece from its beginning; nothing at the end of the file.
+    Found(Lease),
+    /// It is not in memory; the kernel has begun to read it.
+    NotInMemory,
+    /// The look itself might have waited.
+    NotLooked,
+}
+
+impl Look {
+    /// How the piece is read when it was not found.
+    pub fn how(&self) -> ReadHow {
+        ReadHow { unlooked: matches!(self, Look::NotLooked), ..ReadHow::default() }
+    }
+}
+
+thread_local! {
+    /// Where [`File::is_resident`] reads what it only wants to know of.
+    static PROBED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl File {
+    /// Reads what is in memory now, at most `length` bytes from `offset` on, if that cannot wait. Errors: pread(2)'s,
+    /// `OutOfMemory` at the hard limit of leases.
+    pub fn look(&self, offset: u64, length: usize) -> io::Result<Look> {
+        if self.waits_for_others() {
+            return Ok(Look::NotLooked);
+        }
+        self.with_page_cache(|cache| {
+            if !self.may_look(cache, offset, length as u64) || self.writes_access_time() {
+                return Ok(Look::NotLooked);
+            }
+            let mut lease = Lease::new(length)?;
+            match self.watched(|| self.read_nowait(offset, &mut lease)) {
+                Some(Ok(count)) => {
+                    lease.truncate(count);
+                    self.note_found(cache, offset, length, count);
+                    count_event(Event::Hit);
+                    count_piece(Rung::Read, count as u64);
+                    Ok(Look::Found(lease))
+                }
+                Some(Err(error)) => Err(error),
+                None => {
+                    cache.residency.forget(self.shared.hash, offset);
+                    count_event(Event::Miss);
+                    Ok(Look::NotInMemory)
+                }
+            }
+        })
+    }
+
+    fn may_look(&self, cache: &PageCache, offset: u64, length: u64) -> bool {
+        let now = now_anywhere();
+        let condition = cache.device(self.metadata().device).condition(now);
+        let is_permitted = |age| condition.permits(Call::Look, age) == Permission::Yes;
+        // Behind the end there is nothing to be known of.
+        let length = length.min(self.metadata().size.saturating_sub(offset)).max(1);
+        is_permitted(None)
+            || parts(offset, length).all(|part| is_permitted(cache.residency.age(self.shared.hash, &part, now)))
+    }
+
+    /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there lately, or a
+    /// look finds it now. False, too, where a look might wait, and for a while after calls that should not have waited did.
+    /// Errors: pread(2)'s.
+    pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
+        if self.waits_for_others() || self.writes_access_time() {
+            return Ok(false);
+        }
+        self.with_page_cache(|cache| {
+            let now = now_anywhere();
+            let condition = cache.device(self.metadata().device).condition(now);
+            for part in parts(offset, length) {
+                let age = cache.residency.age(self.shared.hash, &part, now);
+                let is_there = match condition.permits(Call::Send, age) {
+                    Permission::Yes => continue,
+                    Permission::No => return Ok(false),
+                    Permission::AskForAll => self.probe_whole(part.begin, part.end)?,
+                    // What is asked is whether the part has been read at all: reading ahead brings in twice as much at once.
+                    Permission::AskForEnds => self.probe(part.begin)? && self.probe(part.end - 1)?,
+                };
+                count_event(if is_there { Event::Hit } else { Event::Miss });
+                if !is_there {
+                    return Ok(false);
+                }
+                cache.residency.note(self.shared.hash, &part, now);
+            }
+            Ok(true)
+        })
+    }
+
+    /// How many bytes one `sendfile` may take of what [`File::is_resident`] says is in memory: less while that may be wrong.
+    pub fn sendfile_max(&self) -> u64 {
+        self.with_page_cache(|cache| cache.condition(self.metadata().device).sendfile_max())
+    }
+
+    fn probe(&self, offset: u64) -> io::Result<bool> {
+        self.probe_into(offset, &mut [0])
+    }
+
+    /// Reads a part and forgets it: some 5 µs for 64 KiB, half of what it takes to send it by a copy.
+    fn probe_whole(&self, begin: u64, end: u64) -> io::Result<bool> {
+        PROBED.with_borrow_mut(|memory| {
+            memory.resize(GRANULE as usize, 0);
+            self.probe_into(begin, &mut memory[..(end - begin) as usize])
+        })
+    }
+
+    fn probe_into(&self, offset: u64, memory: &mut [u8]) -> io::Result<bool> {
+        let found = self.watched(|| self.read_nowait(offset, memory));
+        found.transpose().map(|count| count == Some(memory.len()))
+    }
+
+    /// Calls something that should not wait for this file. If it waited, that is counted, and the device is given time.
+    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
+        let device = self.metadata().device;
+        let begin = |environment: &Environment| environment.file_calls.begin(place(device), environment.clock.now());
+        let begun = Environment::try_with(begin).unwrap_or(Begun::Untimed);
+        let result = call();
+        let verdict = Environment::try_with(|environment| environment.file_calls.end(begun)).unwrap_or(Verdict::Quick);
+        if verdict != Verdict::Quick {
+            self.with_page_cache(|cache| cache.note_long(cache.device(device), verdict));
+        }
+        result
+    }
+
+    /// A piece has been sent, so it is in memory now.
+    pub fn note_sent(&self, offset: u64, length: usize) {
+        self.with_page_cache(|cache| self.note_seen(cache, offset, length));
+    }
+
+    /// So many bytes of those that were asked for were found in memory; the part where the rest begins is not.
+    pub(crate) fn note_found(&self, cache: &PageCache, offset: u64, asked: usize, found: usize) {
+        self.note_seen(cache, offset, found);
+        let end = offset + found as u64;
+        if found < asked && end < self.metadata().size {
+            cache.residency.forget(self.shared.hash, end);
+        }
+    }
+
+    fn note_seen(&self, cache: &PageCache, offset: u64, length: usize) {
+        let now = now_anywhere();
+        parts(offset, length as u64).for_each(|part| cache.residency.note(self.shared.hash, &part, now));
+    }
+
+    fn with_page_cache<R>(&self, f: impl FnOnce(&Arc<PageCache>) -> R) -> R {
+        file_system(|file_system| f(file_system.page_cache()))
+    }
+
+    /// Begins to read a piece that is not in memory in a pool, or takes part in such a read that is under way; not beyond
+    /// the end of the piece, fewer bytes at the end of the file, none behind it. Errors: `OutOfMemory` at the hard limit of
+    /// leases.
+    pub fn begin_read(&self, pool: &ThreadPool, offset: u64, length: usize, how: ReadHow) -> io::Result<PieceRead> {
+        // No look is of use there.
+        let how = ReadHow { unlooked: how.unlooked && !self.waits_for_others() && how.direct.is_none(), ..how };
+        self.with_page_cache(|cache| PieceRead::begin(cache, self, pool, (offset, length), how))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_in_flight_congest_their_device_and_no_other() {
+        let cache = PageCache::with_slots(16);
+        let reads: Vec<InFlight> = (0..4).map(|_| cache.begin_read(5)).collect();
+        let condition = |device| cache.device(device).condition(Moment::from_nanos(1));
+        assert_eq!((condition(5), condition(6)), (Condition::Congested, Condition::MemoryShort));
+        drop(reads);
+        assert_eq!(condition(5), Condition::MemoryShort);
+    }
+
+    #[test]
+    fn looks_are_few() {
+        let cache = PageCache::with_slots(16);
+        let looks: Vec<_> = (0..LOOKS_MAX).map(|_| cache.begin_look(5).expect("room")).collect();
+        assert!(cache.begin_look(5).is_none() && cache.begin_look(6).is_some());
+        drop(looks);
+        assert!(cache.begin_look(5).is_some());
+        let accesses: Vec<_> = (0..ACCESS_LOOKS_MAX).map(|_| cache.begin_access_look(5).expect("room")).collect();
+        assert!(cache.begin_access_look(5).is_none() && cache.begin_look(5).is_some());
+        drop(accesses);
+        assert!(cache.begin_access_look(5).is_some());
+    }
+
+    #[test]
+    fn a_short_look_says_that_the_rest_is_not_in_memory() {
+        let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+        let cache = PageCache::with_slots(64);
+        let is_known = |number: u64| {
+            let part = parts(number * GRANULE, GRANULE.min(file.metadata().size - number * GRANULE)).next();
+            cache.residency.age(file.shared.hash, &part.expect("not empty"), now_anywhere()).is_some()
+        };
+        let length = 2 * GRANULE as usize;
+        file.note_found(&cache, 0, length, length);
+        assert!(is_known(0) && is_known(1) && !is_known(2));
+        file.note_found(&cache, 0, length, length - 4096);
+        assert!(is_known(0) && !is_known(1));
+        // At its end nothing is missing.
+        let last = (file.metadata().size - 1) / GRANULE;
+        let rest = (file.metadata().size - last * GRANULE) as usize;
+        file.note_found(&cache, last * GRANULE, length, rest);
+        assert!(is_known(last));
+    }
+}

@@ -1,0 +1,286 @@
+//! Which parts of files were found in memory lately: a table of fixed size, for all files and all loops. The only memory of
+//! that fact.
+//!
+//! Kept by device and inode, not by open file, so that a request that opens its file anew knows what the last one has
+//! found. It is a memory of observations and may be wrong: what was seen can have been evicted since. So an entry is worth
+//! something for a while only; how long depends on what a wrong guess would cost ([`super::device::Condition`]).
+//!
+//! ```text
+//!   line, 64 bytes: four parts that follow each other in a file, two slots for each
+//!     slot, one word without a lock:  tag: 32 bits │ pages of the part: 16 bits │ tick: 16 bits
+//! ```
+//!
+//! Pages that are seen within one tick gather in one slot. Those of a later tick replace them if they are all of them;
+//! otherwise they begin the other slot, since whoever sends a file rarely stops where a part ends, and what was seen of the
+//! part before is believed on for a while. What has to make room is what was seen longest ago: what streams past
+//! displaces other such things, and not what is in constant use.
+
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::time::Moment;
+
+/// The parts that are remembered: as many pages as a slot has bits for.
+pub(crate) const GRANULE: u64 = 16 * PAGE;
+
+/// What the kernel has in memory or not: a page, or several.
+const PAGE: u64 = 4096;
+
+/// Half a MiB of address space, of which only the pages that are used take memory; enough for 4 GiB that are in constant use.
+const SLOTS: usize = 1 << 16;
+
+/// A line of the processor's cache, so that a piece of 256 KiB costs one miss.
+const LINE_SLOTS: usize = 8;
+
+/// Ticks have 268 ms, and 16 bits: they repeat after five hours, when an entry may seem new that is old.
+const TICK_SHIFT: u32 = 28;
+const TICK_BITS: u32 = 16;
+const TAG_SHIFT: u32 = 32;
+
+/// So far ahead an entry may seem of a thread that took the time earlier: a minute.
+const AHEAD_TICKS_MAX: u16 = 0xff;
+
+pub(crate) struct Residency {
+    lines: Box<[Line]>,
+}
+
+#[repr(align(64))]
+struct Line([AtomicU64; LINE_SLOTS]);
+
+/// Names a file for [`Residency`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FileHash(u64);
+
+impl FileHash {
+    pub fn new(device: u64, inode: u64) -> FileHash {
+        FileHash(mix(device ^ mix(inode)))
+    }
+}
+
+/// What a piece of a file has of one part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    /// The number of the part in its file.
+    number: u64,
+    /// The pages that the piece touches, a bit each.
+    pages: u16,
+    /// Where the piece's share of the part begins and ends in the file.
+    pub begin: u64,
+    pub end: u64,
+}
+
+impl Part {
+    /// The part in which this byte lies, up to the end of the part or of the piece.
+    #[inline]
+    fn at(begin: u64, piece_end: u64) -> Part {
+        let number = begin / GRANULE;
+        let end = ((number + 1) * GRANULE).min(piece_end);
+        let (first, last) = (begin % GRANULE / PAGE, (end - 1) % GRANULE / PAGE);
+        Part { number, pages: u16::MAX << first & u16::MAX >> (15 - last), begin, end }
+    }
+}
+
+/// The parts of a piece, which may be empty.
+#[inline]
+pub(crate) fn parts(offset: u64, length: u64) -> impl Iterator<Item = Part> {
+    let end = offset.saturating_add(length);
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let part = (at < end).then(|| Part::at(at, end))?;
+        at = part.end;
+        Some(part)
+    })
+}
+
+impl Residency {
+    pub fn new() -> Self {
+        Self::with_slots(SLOTS)
+    }
+
+    /// `count` is a power of two, and a line's at least.
+    pub fn with_slots(count: usize) -> Self {
+        assert!(count.is_power_of_two() && (LINE_SLOTS..=SLOTS).contains(&count));
+        let count = count / LINE_SLOTS;
+        let layout = Layout::array::<Line>(count).expect("a small table");
+        // SAFETY: the layout is not of size zero and that of `count` lines of atomics, for which zeros are valid. Zeroed memory
+        // that comes from the system is not touched; `collect` would touch all of it.
+        let lines = unsafe {
+            let memory = alloc_zeroed(layout).cast::<Line>();
+            if memory.is_null() {
+                handle_alloc_error(layout);
+            }
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory, count))
+        };
+        Residency { lines }
+    }
+
+    /// How many ticks ago all of this was seen in memory; `None` if that is not known.
+    #[inline]
+    pub fn age(&self, file: FileHash, part: &Part, now: Moment) -> Option<u16> {
+        let (slots, tag) = self.slots(file, part);
+        let known = slots
+            .iter()
+            .map(|slot| slot.load(Relaxed))
+            .filter(|&entry| entry >> TAG_SHIFT == tag && pages(entry) & part.pages == part.pages);
+        known.map(|entry| age_at(now, entry)).min()
+    }
+
+    /// This was seen in memory.
+    #[inline]
+    pub fn note(&self, file: FileHash, part: &Part, now: Moment) {
+        let (slots, tag) = self.slots(file, part);
+        let entries = [slots[0].load(Relaxed), slots[1].load(Relaxed)];
+        let is_own = |entry: u64| entry >> TAG_SHIFT == tag;
+        let seen = u64::from(part.pages) << TICK_BITS;
+        if let Some(index) = entries.iter().position(|&entry| is_own(entry) && entry as u16 == tick(now)) {
+            // What is in constant use is written some times a second, not with every request on every core.
+            if entries[index] | seen != entries[index] {
+                slots[index].store(entries[index] | seen, Relaxed);
+            }
+            return;
+        }
+        let is_covered = |entry: u64| entry == 0 || is_own(entry) && pages(entry) & !part.pages == 0;
+        let index = entries
+            .iter()
+            .position(|&entry| is_covered(entry))
+            .unwrap_or_else(|| usize::from(age_at(now, entries[1]) > age_at(now, entries[0])));
+        slots[index].store(tag << TAG_SHIFT | seen | u64::from(tick(now)), Relaxed);
+    }
+
+    /// Something of the part in which this byte lies was not in memory.
+    #[inline]
+    pub fn forget(&self, file: FileHash, offset: u64) {
+        let (slots, tag) = self.slots(file, &Part::at(offset, offset + 1));
+        for slot in slots.iter().filter(|slot| slot.load(Relaxed) >> TAG_SHIFT == tag) {
+            slot.store(0, Relaxed);
+        }
+    }
+
+    #[inline]
+    fn slots(&self, file: FileHash, part: &Part) -> (&[AtomicU64; 2], u64) {
+        let hash = mix(file.0.wrapping_add((part.number / 4).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        // The first parts of files, of which there are most, are spread over the line.
+        let place = (part.number ^ file.0) as usize % 4;
+        let line = &self.lines[hash as usize & (self.lines.len() - 1)];
+        // An empty slot has the tag 0.
+        (&line.0.as_chunks::<2>().0[place], (hash >> TAG_SHIFT).max(1))
+    }
+}
+
+#[inline]
+fn pages(entry: u64) -> u16 {
+    (entry >> TICK_BITS) as u16
+}
+
+#[inline]
+fn tick(now: Moment) -> u16 {
+    (now.as_nanos() >> TICK_SHIFT) as u16
+}
+
+/// How old an entry is. Another thread may have a clock that is ahead of this one's: what it notes is new.
+#[inline]
+fn age_at(now: Moment, entry: u64) -> u16 {
+    let age = tick(now).wrapping_sub(entry as u16);
+    if age > u16::MAX - AHEAD_TICKS_MAX { 0 } else { age }
+}
+
+/// The finish of splitmix64: every bit of the input reaches every bit of the result.
+#[inline]
+fn mix(value: u64) -> u64 {
+    let mixed = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn part(number: u64) -> Part {
+        Part::at(number * GRANULE, (number + 1) * GRANULE)
+    }
+
+    #[test]
+    fn a_piece_is_made_of_the_pages_that_it_touches() {
+        let all = |offset, length| parts(offset, length).map(|part| (part.number, part.pages)).collect::<Vec<_>>();
+        assert_eq!(all(0, 1), [(0, 1)]);
+        assert_eq!(all(4095, 2), [(0, 0b11)]);
+        assert_eq!(all(GRANULE - 1, 2), [(0, 0x8000), (1, 1)]);
+        assert_eq!(all(GRANULE, 2 * GRANULE), [(1, 0xffff), (2, 0xffff)]);
+        assert_eq!(all(7, 0), []);
+        let ends: Vec<_> = parts(10, GRANULE).map(|part| (part.begin, part.end)).collect();
+        assert_eq!(ends, [(10, GRANULE), (GRANULE, GRANULE + 10)]);
+    }
+
+    #[test]
+    fn what_was_seen_is_known_and_grows_old() {
+        let residency = Residency::with_slots(1024);
+        let (one, other) = (FileHash::new(1, 2), FileHash::new(2, 1));
+        let age = |file, number, seconds| residency.age(file, &part(number), at(seconds));
+        assert_eq!(age(one, 0, 100), None);
+        residency.note(one, &part(0), at(100));
+        assert_eq!(age(one, 0, 100), Some(0));
+        assert!(age(one, 0, 101).is_some_and(|age| (3..=4).contains(&age)));
+        assert!(age(one, 0, 110).is_some_and(|age| (37..=38).contains(&age)));
+        assert_eq!((age(one, 1, 100), age(other, 0, 100)), (None, None));
+        residency.note(one, &part(0), at(120));
+        assert_eq!(age(one, 0, 120), Some(0));
+        residency.forget(other, 0);
+        assert_eq!(age(one, 0, 120), Some(0));
+        residency.forget(one, GRANULE - 1);
+        assert_eq!(age(one, 0, 120), None);
+    }
+
+    #[test]
+    fn only_pages_that_were_seen_are_known() {
+        let (residency, file) = (Residency::with_slots(64), FileHash::new(1, 1));
+        let half = |begin: u64| parts(begin * GRANULE / 2, GRANULE / 2).next().expect("a part");
+        let age = |part: &Part, seconds| residency.age(file, part, at(seconds));
+        residency.note(file, &half(0), at(100));
+        assert_eq!((age(&half(0), 100), age(&half(1), 100), age(&part(0), 100)), (Some(0), None, None));
+        residency.note(file, &half(1), at(100));
+        assert_eq!(age(&part(0), 100), Some(0), "in two halves");
+        // What is seen of it later makes the rest no newer, and does not make it unknown, either.
+        residency.note(file, &half(0), at(110));
+        assert_eq!(age(&half(0), 110), Some(0));
+        assert!(age(&half(1), 110) > Some(30) && age(&part(0), 110) > Some(30));
+        residency.note(file, &half(1), at(110));
+        assert_eq!(age(&part(0), 110), Some(0));
+    }
+
+    #[test]
+    fn what_another_thread_has_noted_in_the_next_tick_is_new() {
+        let (residency, file) = (Residency::with_slots(8), FileHash::new(1, 1));
+        residency.note(file, &part(0), at(102));
+        assert_eq!(residency.age(file, &part(0), at(101)), Some(0));
+    }
+
+    #[test]
+    fn what_streams_past_does_not_displace_what_is_in_use() {
+        let residency = Residency::with_slots(1024);
+        let (hot, stream) = (FileHash::new(1, 1), FileHash::new(1, 2));
+        for second in 0..100 {
+            (0..8).for_each(|number| residency.note(hot, &part(number), at(second)));
+            (0..20).for_each(|number| residency.note(stream, &part(second * 20 + number), at(second)));
+            let known = (0..8).filter(|&number| residency.age(hot, &part(number), at(second)).is_some()).count();
+            assert!(known >= 7, "{known} in second {second}");
+        }
+    }
+
+    #[test]
+    fn as_many_parts_as_there_are_slots_are_mostly_kept() {
+        let kept_of = |files: u64, parts: u64| {
+            let residency = Residency::new();
+            let all =
+                || (0..files).flat_map(|inode| (0..parts).map(move |number| (FileHash::new(7, inode), part(number))));
+            all().for_each(|(file, part)| residency.note(file, &part, at(5)));
+            all().filter(|(file, part)| residency.age(*file, part, at(5)).is_some()).count()
+        };
+        let (large, small) = (kept_of(1000, 8), kept_of(8000, 1));
+        assert!(large > 7000 && small > 7000, "{large} and {small} of 8000");
+    }
+}
