@@ -131,6 +131,8 @@ pub struct Request {
     pub(crate) keep_alive: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
     pub(super) nesting: u8,
+    /// It is a copy of a client's request, or a part of one: the client's request may be over.
+    pub(super) is_in_background: bool,
     /// Stands in for the answer when that is an error, or empty.
     pub(super) fallback: Option<Fallback>,
     pub(super) shared: Rc<Shared>,
@@ -158,6 +160,8 @@ pub struct Request {
 pub(super) struct Shared {
     stored: RefCell<Vec<Stored>>,
     notes: RefCell<Notes>,
+    /// What subrequests hold until the client's request is over.
+    held: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
     /// Who the client is, where that is not the other end of the connection.
     client: OnceCell<Client>,
@@ -207,6 +211,7 @@ impl Request {
             exchange: None,
             keep_alive: Cell::new(false),
             nesting: 0,
+            is_in_background: false,
             fallback: None,
             shared: Rc::default(),
             more_may_come: Cell::new(false),
@@ -230,7 +235,13 @@ impl Request {
                 head.clear();
                 shared.clear();
             }
-            _ => (self.head, self.parsed, self.shared) = Default::default(),
+            _ => {
+                if self.is_main() {
+                    // A copy in the background may share it for longer.
+                    self.shared.held.borrow_mut().clear();
+                }
+                (self.head, self.parsed, self.shared) = Default::default();
+            }
         }
         self.uri.clear();
         self.args.clear();
@@ -255,6 +266,7 @@ impl Request {
         self.refusal = None;
         self.exchange = None;
         self.nesting = 0;
+        self.is_in_background = false;
         self.fallback = None;
         self.configuration = None;
         self.worker = None;
@@ -299,6 +311,7 @@ impl Request {
         request.place = self.place;
         request.body_was_refused = self.body_was_refused;
         request.nesting = self.nesting + 1;
+        request.is_in_background = self.is_in_background;
         request.phase = Phase::ServerRewrite;
         request
     }
@@ -322,6 +335,16 @@ impl Request {
         let note = Rc::<T>::default();
         notes.put(Rc::clone(&note));
         note
+    }
+
+    /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a copy in
+    /// the background is over by itself. A later value of the same type replaces the earlier one.
+    pub fn hold<T: 'static>(&mut self, value: T) {
+        if self.is_main() || self.is_in_background {
+            self.notes.put(value);
+        } else {
+            self.shared.held.borrow_mut().put(value);
+        }
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -752,6 +775,7 @@ impl Shared {
     fn clear(&mut self) {
         self.stored.get_mut().clear();
         self.notes.get_mut().clear();
+        self.held.get_mut().clear();
         self.id.set(None);
         self.client.take();
         self.subrequests.set(0);
