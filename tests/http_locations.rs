@@ -8,6 +8,8 @@ use support::{Client, Driver, Response, Server, Setup, with_each_driver};
 with_each_driver!(
     return_takes_a_code_a_text_or_a_place,
     error_pages_take_every_form,
+    error_page_target_with_status_names_the_answer_s_status,
+    error_page_for_status_494_answers_400,
     error_pages_are_fetched_with_get,
     error_pages_may_lead_on_if_allowed,
     circles_end_with_500,
@@ -136,6 +138,42 @@ fn error_pages_take_every_form(driver: Driver) {
     assert_answer(&response, 404, "own page");
     // Offences have their pages, too.
     assert_eq!(server.connect().ask("GET / HTTP/1.1\r\n\r\n").status, 400);
+    server.stop();
+}
+
+fn error_page_target_with_status_names_the_answer_s_status(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "recursive_error_pages on;
+         error_page 404 /error/$status; error_page 502 503 http://other.example/$status; error_page 410 =200 /out?$status;
+         error_page 403 = /own/$status; error_page 400 /error/$status;
+         location /404 { return 404; } location /503 { return 503; } location /410 { return 410; }
+         location /403 { return 403; } location /twice { error_page 404 /410; return 404; }
+         location /error/ { return 200 \"$uri $status\"; } location /out { return 200 \"$args\"; }
+         location /own/ { return 201 $uri; }",
+    );
+    let mut client = server.connect();
+    assert_answer(&client.get("/404"), 404, "/error/404 404");
+    assert_eq!(client.get("/503").header("Location"), Some("http://other.example/503"));
+    assert_answer(&client.get("/410"), 200, "200");
+    assert_answer(&client.get("/twice"), 200, "200");
+    // The answer will have the status of its target, which nobody knows yet.
+    assert_answer(&client.get("/403"), 201, "/own/000");
+    assert_answer(&server.connect().ask("GET / HTTP/1.1\r\n\r\n"), 400, "/error/400 400");
+    server.stop();
+}
+
+/// 494 is nginx's own status: no client gets to see it.
+fn error_page_for_status_494_answers_400(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "large_client_header_buffers 2 1k; error_page 494 /page/$status; location /page/ { return 200 \"$uri $status\"; }
+         location /replaced { error_page 494 =431 /page/$status; return 494; }",
+    );
+    let field = "x".repeat(2000);
+    let mut client = server.connect();
+    assert_answer(&client.ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX: {field}\r\n\r\n")), 400, "/page/400 400");
+    assert_answer(&server.get("/replaced"), 431, "/page/431 431");
     server.stop();
 }
 
