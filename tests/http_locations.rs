@@ -17,6 +17,7 @@ with_each_driver!(
     the_most_fitting_location_answers,
     captures_of_locations_and_names_are_variables,
     try_files_takes_the_first_that_is_there,
+    try_files_with_alias_takes_the_prefix_off_names_with_variables_only,
     index_takes_the_first_that_is_there,
     root_and_alias_find_files,
     roots_may_have_variables,
@@ -335,6 +336,28 @@ fn try_files_takes_the_first_that_is_there(driver: Driver) {
     std::os::unix::fs::symlink("code", &circle).expect("a link to itself");
     assert_eq!(client.get("/code/page").status, 418);
     server.wait_logged("files/code/page\" failed (40: Too many levels of symbolic links)");
+    server.stop();
+}
+
+fn try_files_with_alias_takes_the_prefix_off_names_with_variables_only(driver: Driver) {
+    let setup = Setup::server(
+        driver,
+        "location / { alias %DIR%/b; try_files /x.txt =404; }
+         location /d/ { alias %DIR%/b/; try_files /d/y.txt =404; }
+         location /variable/ { alias %DIR%/b/; try_files $uri /variable/$arg_name x.txt; }
+         location /short/ { alias %DIR%/b/; try_files $arg_name =404; }
+         location /directory { alias %DIR%/b; try_files /d/ =404; }",
+    );
+    let server = setup.file("b/x.txt", "x").file("b/y.txt", "y").file("b/d/y.txt", "d/y").start();
+    let mut client = server.connect();
+    assert_answer(&client.get("/anything"), 200, "x");
+    assert_answer(&client.get("/d/anything"), 200, "d/y");
+    assert_answer(&client.get("/variable/x.txt"), 200, "x");
+    assert_answer(&client.get("/variable/z?name=d/y.txt"), 200, "d/y");
+    assert_answer(&client.get("/short/z?name=y.txt"), 200, "y");
+    assert_answer(&client.get("/short/z?name=/short/y.txt"), 200, "y");
+    let response = client.get("/directory");
+    assert!(response.header("Location").is_some_and(|location| location.ends_with("/directory/d/")), "{response:?}");
     server.stop();
 }
 
