@@ -10,6 +10,7 @@ with_each_driver!(
     error_pages_take_every_form,
     error_page_target_with_status_names_the_answer_s_status,
     error_page_for_status_494_answers_400,
+    named_location_for_a_uri_that_cannot_be_decoded_is_500,
     error_pages_are_fetched_with_get,
     error_pages_may_lead_on_if_allowed,
     circles_end_with_500,
@@ -178,6 +179,22 @@ fn error_page_for_status_494_answers_400(driver: Driver) {
     server.stop();
 }
 
+/// No location runs without a URI.
+fn named_location_for_a_uri_that_cannot_be_decoded_is_500(driver: Driver) {
+    let locations =
+        "error_page 400 405 @page; error_page 500 /never; location @page { return 200 \"page of [$uri]\"; }";
+    let server = Server::start(driver, locations);
+    for target in ["/%zz", "/../x"] {
+        let response = server.connect().ask(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert!(response.status == 500 && response.text().contains("500 Internal Server Error"), "{response:?}");
+    }
+    server.wait_logged_times("empty URI in redirect to named location \"@page\", client: unix:", 2);
+    let response = server.connect().ask("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n");
+    assert_answer(&response, 400, "page of [/]");
+    assert_answer(&server.connect().ask("CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n"), 405, "page of [/]");
+    server.stop();
+}
+
 fn error_pages_are_fetched_with_get(driver: Driver) {
     let setup = Setup::server(
         driver,
@@ -225,7 +242,7 @@ fn circles_end_with_500(driver: Driver) {
     std::fs::create_dir(server.directory.path().join("index")).expect("a directory");
     for (path, message) in [
         ("/errors", "rewrite or internal redirection cycle while internally redirecting to \"/errors\""),
-        ("/named", "rewrite or internal redirection cycle while redirect to named location \"named\""),
+        ("/named", "rewrite or internal redirection cycle while redirect to named location \"@named\""),
         ("/try", "rewrite or internal redirection cycle while internally redirecting to \"/try\""),
         ("/index/", "rewrite or internal redirection cycle while internally redirecting to \"/index/\""),
     ] {
