@@ -438,7 +438,7 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         server_line: &server_line,
         keep_alive: keeps_alive,
         keep_alive_idle: keep_alive.idle,
-        keep_alive_advertised: keep_alive.advertised,
+        keep_alive_advertised: keep_alive.told(),
         lingering_close: request.lingering_close(),
         chunked: *core.chunked_transfer_encoding.get(),
         files,
