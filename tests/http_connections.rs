@@ -91,6 +91,15 @@ fn a_connection_carries_as_many_requests_as_it_may(driver: Driver) {
     }
     client.assert_closed();
     server.stop();
+    // Also where the request comes to no location.
+    let server = Server::start(driver, "keepalive_requests 2; return 200 hello;");
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3));
+    for connection in ["keep-alive", "close"] {
+        assert_eq!(client.response().header("Connection"), Some(connection));
+    }
+    client.assert_closed();
+    server.stop();
 }
 
 fn a_connection_gets_old(driver: Driver) {

@@ -10,6 +10,7 @@ with_each_driver!(
     error_pages_take_every_form,
     error_page_target_with_status_names_the_answer_s_status,
     error_page_for_status_494_answers_400,
+    return_304_describes_no_body,
     named_location_for_a_uri_that_cannot_be_decoded_is_500,
     error_pages_are_fetched_with_get,
     error_pages_may_lead_on_if_allowed,
@@ -176,6 +177,18 @@ fn error_page_for_status_494_answers_400(driver: Driver) {
     let mut client = server.connect();
     assert_answer(&client.ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX: {field}\r\n\r\n")), 400, "/page/400 400");
     assert_answer(&server.get("/replaced"), 431, "/page/431 431");
+    server.stop();
+}
+
+/// A length in a 304 would be that of the whole answer (RFC 9110, section 8.6), which nobody knows.
+fn return_304_describes_no_body(driver: Driver) {
+    let server = Server::start(driver, "location / { return 304; } location /text { return 304 text; }");
+    let mut client = server.connect();
+    for path in ["/", "/text"] {
+        let response = client.get(path);
+        let fields = (response.header("Content-Length"), response.header("Content-Type"));
+        assert_eq!((response.status, fields, response.text()), (304, (None, None), ""), "{path}");
+    }
     server.stop();
 }
 
