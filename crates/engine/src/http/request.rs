@@ -38,11 +38,16 @@ pub const REDIRECTS_MAX: u8 = 10;
 const VARIABLE_DEPTH_MAX: u32 = 100;
 
 /// What values of variables that only other values need may cost one request, in bytes: a volatile `map` that asks for
-/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
-const NESTED_COST_MAX: usize = 64 << 20;
+/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration. What a
+/// client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
+const NESTED_COST_MAX: usize = 4 << 20;
+
+/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says how
+/// long `$request_body` may be, and whoever wants it long wants to look at it, too.
+const NESTED_BODIES_MAX: usize = 4;
 
 /// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
-const EVALUATION_COST: usize = 6 << 10;
+const EVALUATION_COST: usize = 384;
 
 /// What copying one that is kept costs, beside its length.
 const COPY_COST: usize = 64;
@@ -555,7 +560,7 @@ impl Request {
             Source::Defined { definition, is_volatile } => {
                 let start = out.len();
                 let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
-                if self.nested_cost.get() > NESTED_COST_MAX {
+                if self.costs_too_much(self.nested_cost.get()) {
                     // Not to be kept: what there is of it may be long, and is not all.
                     out.truncate(start);
                     return false;
@@ -606,10 +611,10 @@ impl Request {
         let before = self.nested_cost.get();
         let after = before.saturating_add(cost);
         self.nested_cost.set(after);
-        if after <= NESTED_COST_MAX {
+        if !self.costs_too_much(after) {
             return true;
         }
-        if before <= NESTED_COST_MAX {
+        if !self.costs_too_much(before) {
             let name = bstr::BStr::new(self.http().variables.name(id));
             let message = "variables that refer to variables take too much of one request";
             self.log(Level::Error, format_args!("{message} while evaluating variable \"{name}\""));
@@ -617,6 +622,12 @@ impl Request {
         }
         self.variable_depth.set(CYCLE);
         false
+    }
+
+    /// Whether so much is too much for values that only other values need.
+    fn costs_too_much(&self, cost: usize) -> bool {
+        let body_length = || self.body.iter().flat_map(|body| &body.memory).map(Bytes::len).sum::<usize>();
+        cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= body_length()
     }
 
     /// Whether the answer has to be an error because variables have become too costly: said once.
