@@ -141,6 +141,7 @@ fn other_methods_have_settings_of_their_own(driver: Driver) {
          location /b/ { limit_except get Post { deny all; } }
          location /d/ { limit_except PROPFIND { deny all; } }
          location /e/ { deny all; limit_except GET { allow all; } }
+         location = /gif { empty_gif; limit_except GET { allow all; } }
          location = /x { error_page 404 = @named; }
          location @named { limit_except POST { deny all; } return 200 named; }",
     )
@@ -155,6 +156,8 @@ fn other_methods_have_settings_of_their_own(driver: Driver) {
     assert_eq!(statuses("/b/f", &all), [200, 200, 405, 403, 403, 403]);
     assert_eq!(statuses("/d/f", &all), [403, 403, 403, 403, 405, 403]);
     assert_eq!(statuses("/e/f", &all), [403, 403, 405, 405, 405, 405]);
+    // What answers in the location answers here.
+    assert_eq!(statuses("/gif", &["GET", "POST", "DELETE"]), [200, 405, 405]);
     // A named location is one as any other.
     assert_eq!(statuses("/x", &["GET"]), [403]);
     server.stop();

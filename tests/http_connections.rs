@@ -11,6 +11,7 @@ use support::{Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     idle_connections_are_closed_after_their_time,
+    keepalive_timeout_inherits_its_second_parameter_apart_from_the_first,
     a_connection_carries_as_many_requests_as_it_may,
     a_connection_gets_old,
     keep_alive_follows_the_location_that_answers,
@@ -65,11 +66,36 @@ fn idle_connections_are_closed_after_their_time(driver: Driver) {
     server.stop();
 }
 
+fn keepalive_timeout_inherits_its_second_parameter_apart_from_the_first(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "keepalive_timeout 60s 20s;
+         server { listen %UNIX%; keepalive_timeout 30s; location /told { return 200; }
+             location /other { keepalive_timeout 40s 7s; location /other/inner { keepalive_timeout 10s; return 200; } }
+             location /none { keepalive_timeout 30s 0; location /none/inner { keepalive_timeout 10s; return 200; } } }",
+    )
+    .start();
+    let mut client = server.connect();
+    for (path, told) in [("/told", Some("timeout=20")), ("/other/inner", Some("timeout=7")), ("/none/inner", None)] {
+        assert_eq!(client.get(path).header("Keep-Alive"), told, "{path}");
+    }
+    server.stop();
+}
+
 fn a_connection_carries_as_many_requests_as_it_may(driver: Driver) {
     let server = Server::start(driver, "keepalive_requests 3; location / { return 200 hello; }");
     let mut client = server.connect();
     client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n".repeat(5));
     for connection in ["keep-alive", "keep-alive", "close"] {
+        assert_eq!(client.response().header("Connection"), Some(connection));
+    }
+    client.assert_closed();
+    server.stop();
+    // Also where the request comes to no location.
+    let server = Server::start(driver, "keepalive_requests 2; return 200 hello;");
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3));
+    for connection in ["keep-alive", "close"] {
         assert_eq!(client.response().header("Connection"), Some(connection));
     }
     client.assert_closed();

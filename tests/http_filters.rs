@@ -31,6 +31,7 @@ with_each_driver!(
     strings_are_replaced_wherever_they_stand,
     replacing_changes_what_the_head_says,
     a_304_says_of_the_body_what_the_200_said,
+    last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes,
     filters_stack_in_nginx_s_order,
     headers_are_added_for_the_usual_statuses_or_always,
     levels_inherit_fields_as_they_are_told,
@@ -487,6 +488,28 @@ fn replacing_changes_what_the_head_says(driver: Driver) {
     let kept = ask(&mut client, "/kept/page.html", "");
     assert!(kept.header("ETag").unwrap().starts_with("W/\"") && kept.header("Last-Modified").is_some());
     assert_eq!(ask(&mut client, "/empty.html", "").header("Content-Length"), Some("0"));
+    server.stop();
+}
+
+/// `add_header` changes when the file was modified, before the body changes.
+fn last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes(driver: Driver) {
+    let setup = Setup::server(
+        driver,
+        "add_header Last-Modified 'Tue, 01 Jan 2030 00:00:00 GMT'; root %DIR%/files; types { } default_type text/html;
+         location /sub { alias %DIR%/gale.conf; sub_filter never x; }
+         location /ssi { alias %DIR%/gale.conf; ssi on; }
+         location /kept { alias %DIR%/gale.conf; sub_filter never x; sub_filter_last_modified on; }
+         location /gzip { alias %DIR%/gale.conf; gzip on; }
+         location /added { alias %DIR%/gale.conf; add_after_body /text; }
+         location /text { return 200 text; }",
+    );
+    let server = setup.start();
+    let mut client = server.connect();
+    for (path, is_kept) in [("/sub", false), ("/ssi", false), ("/kept", true), ("/gzip", true), ("/added", true)] {
+        let response = ask(&mut client, path, "Accept-Encoding: gzip\r\n");
+        let expected = is_kept.then_some("Tue, 01 Jan 2030 00:00:00 GMT");
+        assert_eq!((response.status, response.header("Last-Modified")), (200, expected), "{path}");
+    }
     server.stop();
 }
 

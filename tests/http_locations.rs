@@ -8,6 +8,10 @@ use support::{Client, Driver, Response, Server, Setup, with_each_driver};
 with_each_driver!(
     return_takes_a_code_a_text_or_a_place,
     error_pages_take_every_form,
+    error_page_target_with_status_names_the_answer_s_status,
+    error_page_for_status_494_answers_400,
+    return_304_describes_no_body,
+    named_location_for_a_uri_that_cannot_be_decoded_is_500,
     error_pages_are_fetched_with_get,
     error_pages_may_lead_on_if_allowed,
     circles_end_with_500,
@@ -15,6 +19,7 @@ with_each_driver!(
     the_most_fitting_location_answers,
     captures_of_locations_and_names_are_variables,
     try_files_takes_the_first_that_is_there,
+    try_files_with_alias_takes_the_prefix_off_names_with_variables_only,
     index_takes_the_first_that_is_there,
     root_and_alias_find_files,
     roots_may_have_variables,
@@ -139,6 +144,70 @@ fn error_pages_take_every_form(driver: Driver) {
     server.stop();
 }
 
+fn error_page_target_with_status_names_the_answer_s_status(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "recursive_error_pages on;
+         error_page 404 /error/$status; error_page 502 503 http://other.example/$status; error_page 410 =200 /out?$status;
+         error_page 403 = /own/$status; error_page 400 /error/$status;
+         location /404 { return 404; } location /503 { return 503; } location /410 { return 410; }
+         location /403 { return 403; } location /twice { error_page 404 /410; return 404; }
+         location /error/ { return 200 \"$uri $status\"; } location /out { return 200 \"$args\"; }
+         location /own/ { return 201 $uri; }",
+    );
+    let mut client = server.connect();
+    assert_answer(&client.get("/404"), 404, "/error/404 404");
+    assert_eq!(client.get("/503").header("Location"), Some("http://other.example/503"));
+    assert_answer(&client.get("/410"), 200, "200");
+    assert_answer(&client.get("/twice"), 200, "200");
+    // The answer will have the status of its target, which nobody knows yet.
+    assert_answer(&client.get("/403"), 201, "/own/000");
+    assert_answer(&server.connect().ask("GET / HTTP/1.1\r\n\r\n"), 400, "/error/400 400");
+    server.stop();
+}
+
+/// 494 is nginx's own status: no client gets to see it.
+fn error_page_for_status_494_answers_400(driver: Driver) {
+    let server = Server::start(
+        driver,
+        "large_client_header_buffers 2 1k; error_page 494 /page/$status; location /page/ { return 200 \"$uri $status\"; }
+         location /replaced { error_page 494 =431 /page/$status; return 494; }",
+    );
+    let field = "x".repeat(2000);
+    let mut client = server.connect();
+    assert_answer(&client.ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX: {field}\r\n\r\n")), 400, "/page/400 400");
+    assert_answer(&server.get("/replaced"), 431, "/page/431 431");
+    server.stop();
+}
+
+/// A length in a 304 would be that of the whole answer (RFC 9110, section 8.6), which nobody knows.
+fn return_304_describes_no_body(driver: Driver) {
+    let server = Server::start(driver, "location / { return 304; } location /text { return 304 text; }");
+    let mut client = server.connect();
+    for path in ["/", "/text"] {
+        let response = client.get(path);
+        let fields = (response.header("Content-Length"), response.header("Content-Type"));
+        assert_eq!((response.status, fields, response.text()), (304, (None, None), ""), "{path}");
+    }
+    server.stop();
+}
+
+/// No location runs without a URI.
+fn named_location_for_a_uri_that_cannot_be_decoded_is_500(driver: Driver) {
+    let locations =
+        "error_page 400 405 @page; error_page 500 /never; location @page { return 200 \"page of [$uri]\"; }";
+    let server = Server::start(driver, locations);
+    for target in ["/%zz", "/../x"] {
+        let response = server.connect().ask(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert!(response.status == 500 && response.text().contains("500 Internal Server Error"), "{response:?}");
+    }
+    server.wait_logged_times("empty URI in redirect to named location \"@page\", client: unix:", 2);
+    let response = server.connect().ask("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n");
+    assert_answer(&response, 400, "page of [/]");
+    assert_answer(&server.connect().ask("CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n"), 405, "page of [/]");
+    server.stop();
+}
+
 fn error_pages_are_fetched_with_get(driver: Driver) {
     let setup = Setup::server(
         driver,
@@ -186,7 +255,7 @@ fn circles_end_with_500(driver: Driver) {
     std::fs::create_dir(server.directory.path().join("index")).expect("a directory");
     for (path, message) in [
         ("/errors", "rewrite or internal redirection cycle while internally redirecting to \"/errors\""),
-        ("/named", "rewrite or internal redirection cycle while redirect to named location \"named\""),
+        ("/named", "rewrite or internal redirection cycle while redirect to named location \"@named\""),
         ("/try", "rewrite or internal redirection cycle while internally redirecting to \"/try\""),
         ("/index/", "rewrite or internal redirection cycle while internally redirecting to \"/index/\""),
     ] {
@@ -297,6 +366,28 @@ fn try_files_takes_the_first_that_is_there(driver: Driver) {
     std::os::unix::fs::symlink("code", &circle).expect("a link to itself");
     assert_eq!(client.get("/code/page").status, 418);
     server.wait_logged("files/code/page\" failed (40: Too many levels of symbolic links)");
+    server.stop();
+}
+
+fn try_files_with_alias_takes_the_prefix_off_names_with_variables_only(driver: Driver) {
+    let setup = Setup::server(
+        driver,
+        "location / { alias %DIR%/b; try_files /x.txt =404; }
+         location /d/ { alias %DIR%/b/; try_files /d/y.txt =404; }
+         location /variable/ { alias %DIR%/b/; try_files $uri /variable/$arg_name x.txt; }
+         location /short/ { alias %DIR%/b/; try_files $arg_name =404; }
+         location /directory { alias %DIR%/b; try_files /d/ =404; }",
+    );
+    let server = setup.file("b/x.txt", "x").file("b/y.txt", "y").file("b/d/y.txt", "d/y").start();
+    let mut client = server.connect();
+    assert_answer(&client.get("/anything"), 200, "x");
+    assert_answer(&client.get("/d/anything"), 200, "d/y");
+    assert_answer(&client.get("/variable/x.txt"), 200, "x");
+    assert_answer(&client.get("/variable/z?name=d/y.txt"), 200, "d/y");
+    assert_answer(&client.get("/short/z?name=y.txt"), 200, "y");
+    assert_answer(&client.get("/short/z?name=/short/y.txt"), 200, "y");
+    let response = client.get("/directory");
+    assert!(response.header("Location").is_some_and(|location| location.ends_with("/directory/d/")), "{response:?}");
     server.stop();
 }
 

@@ -2,11 +2,15 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
-use support::{DEADLINE, Driver, Server, Setup, with_each_driver};
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::process::Signal;
+use support::{DEADLINE, Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     a_line_says_what_happened,
@@ -24,8 +28,28 @@ with_each_driver!(
     a_full_disk_is_told_of_once_and_not_for_each_line,
     syslog_gets_each_line_as_a_datagram,
     a_syslog_server_that_is_not_there_holds_nobody_up,
+    fifo_without_a_reader_keeps_its_lines_for_one,
     standard_error_stays_what_it_is_for_those_who_log_there,
 );
+
+fn fifo_without_a_reader_keeps_its_lines_for_one(driver: Driver) {
+    let directory = Directory::new();
+    let fifo = directory.path().join("fifo");
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("a FIFO");
+    let log = format!("log_format path $uri; access_log {} path;", fifo.display());
+    let mut server = Setup::http(driver, &format!("{log} server {{ listen %UNIX%; return 200; }}")).start();
+    assert_eq!(server.get("/first").status, 200);
+    server.reload(&server.directory.read("gale.conf"));
+    assert_eq!(server.get("/second").status, 200);
+    server.signal(Signal::USR1);
+    server.wait_logged("reopening logs");
+    assert_eq!(server.get("/third").status, 200);
+    let mut lines = BufReader::new(File::open(&fifo).expect("a FIFO")).lines();
+    for path in ["/first", "/second", "/third"] {
+        assert_eq!(lines.next().expect("a line").expect("text"), path);
+    }
+    server.stop();
+}
 
 fn a_line_says_what_happened(driver: Driver) {
     let setup = Setup::http(

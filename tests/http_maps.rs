@@ -3,7 +3,7 @@
 mod support;
 
 use rustix::process::Signal;
-use support::{Client, Driver, Setup, with_each_driver};
+use support::{Client, Driver, HAS_TEST_HOOKS, Setup, with_each_driver};
 
 with_each_driver!(
     maps_find_the_value_for_a_key,
@@ -12,6 +12,8 @@ with_each_driver!(
     maps_are_worked_out_once_unless_volatile,
     circles_of_variables_end,
     values_that_need_too_many_others_end_the_request,
+    argument_that_maps_multiply_is_bounded,
+    map_of_a_long_request_body_finds_its_value,
     an_expression_of_a_map_that_explodes_gives_the_default,
     geo_finds_the_smallest_network,
     geo_finds_ranges,
@@ -185,6 +187,42 @@ fn values_that_need_too_many_others_end_the_request(driver: Driver) {
     let some = server.get("/some");
     assert_eq!((some.status, some.text()), (200, "xxxxxxxxxxxxxxxx"));
     server.end(Signal::TERM);
+}
+
+/// Each map doubles the argument.
+fn argument_that_maps_multiply_is_bounded(driver: Driver) {
+    let maps: String =
+        (0..12).map(|number| format!("map $uri $m{} {{ default $m{number}$m{number}; }}\n", number + 1)).collect();
+    let locations: String = (0..13).map(|number| format!("location /{number}/ {{ return 200 $m{number}; }}")).collect();
+    let text = format!("map $uri $m0 {{ default $arg_a; }} {maps} server {{ listen %UNIX%; {locations} }}");
+    let server = Setup::http(driver, &text).start();
+    let argument = "a".repeat(7000);
+    let get = |number: usize| server.get(&format!("/{number}/?a={argument}"));
+    assert_eq!((get(8).status, get(8).body.len()), (200, 7000 << 8));
+    assert_eq!(get(10).status, 500);
+    assert_eq!(get(12).status, 500);
+    server.stop();
+}
+
+/// However long the configuration lets it be.
+fn map_of_a_long_request_body_finds_its_value(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let server = Setup::http(
+        driver,
+        "map $request_body $seen { volatile; ~end$ seen; } map $seen $twice { default $seen$seen; }
+         log_format seen '$status $twice'; client_max_body_size 16m; client_body_buffer_size 16m;
+         server { listen %UNIX%; access_log %DIR%/seen.log seen; location / { test_store_body; } }",
+    )
+    .start();
+    let body = format!("{}end", "x".repeat(6 << 20));
+    let mut client = server.connect();
+    client.send(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", body.len()));
+    client.send(&body);
+    assert_eq!(client.response().status, 200);
+    server.directory.wait_line("seen.log", "200 seenseen");
+    server.stop();
 }
 
 fn an_expression_of_a_map_that_explodes_gives_the_default(driver: Driver) {

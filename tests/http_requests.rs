@@ -19,6 +19,7 @@ with_each_driver!(
     paths_are_decoded_and_merged,
     odd_but_harmless_heads_are_understood,
     names_of_fields_follow_the_configuration,
+    name_that_is_no_token_is_passed_over_or_refused,
     half_a_request_is_logged_when_the_client_leaves,
     a_client_that_does_not_finish_its_head_is_dropped,
     methods_without_meaning_here_are_refused,
@@ -427,6 +428,17 @@ fn names_of_fields_follow_the_configuration(driver: Driver) {
         assert_eq!(answer, expected, "{settings}");
         if settings.is_empty() {
             server.wait_logged("client sent invalid header line: \"X_A: 1\"");
+        }
+        server.stop();
+    }
+}
+
+fn name_that_is_no_token_is_passed_over_or_refused(driver: Driver) {
+    for (settings, status) in [("", 200), ("ignore_invalid_headers off;", 400)] {
+        let server = Server::start(driver, &format!("{settings} return 200;"));
+        for name in ["X-Bad{", "X/y", "X\u{e4}", "{"] {
+            let response = server.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{name}: 1\r\n\r\n"));
+            assert_eq!(response.status, status, "{settings} {name}");
         }
         server.stop();
     }

@@ -14,6 +14,8 @@ with_each_driver!(
     a_server_may_listen_on_a_range_of_ports,
     variables_tell_the_addresses,
     settings_before_the_name_is_known_are_those_of_the_default,
+    offence_in_a_head_is_answered_by_the_server_that_it_names,
+    head_that_breaks_off_is_logged_by_the_server_that_it_names,
 );
 
 #[track_caller]
@@ -159,6 +161,63 @@ fn settings_before_the_name_is_known_are_those_of_the_default(driver: Driver) {
     let response = server.connect().ask(format!("GET / HTTP/1.1\r\nHost: large\r\n{field}\r\n"));
     assert_eq!(response.status, 400);
     assert_eq!(ask(&mut server.connect(), "large"), "large");
+    server.stop();
+}
+
+/// Servers that say in a field and in the page of an error who they are, and have logs of their own.
+const THREE_SERVERS: &str = "log_format server '$sent_http_x_server $status';
+     server { listen %UNIX%; server_name first; access_log %DIR%/first.log server;
+              add_header X-Server first always; error_page 400 494 /page; location /page { return 200 first; } }
+     server { listen %UNIX%; server_name named; access_log %DIR%/named.log server;
+              add_header X-Server named always; error_page 400 494 /page; location /page { return 200 named; } }
+     server { listen %UNIX%; server_name \"\"; access_log %DIR%/nameless.log server;
+              add_header X-Server nameless always; error_page 400 494 /page; location /page { return 200 nameless; } }";
+
+fn offence_in_a_head_is_answered_by_the_server_that_it_names(driver: Driver) {
+    let server = Setup::http(driver, THREE_SERVERS).start();
+    let long = format!("GET / HTTP/1.1\r\nHost: named\r\nX: {}\r\n\r\n", "x".repeat(9000));
+    let cases = [
+        // As soon as there is a host, whatever is wrong.
+        ("GET / HTTP/1.1\r\nHost: named\r\nContent-Length: x\r\n\r\n", "named"),
+        ("GET / HTTP/1.1\r\nContent-Length: x\r\nHost: named\r\n\r\n", "named"),
+        ("GET /%zz HTTP/1.1\r\nHost: named\r\n\r\n", "named"),
+        ("GET / HTTP/1.1\r\nHost: named\r\nHost: first\r\n\r\n", "named"),
+        ("GET / HTTP/1.1\r\nHost: named\r\n folded\r\n\r\n", "named"),
+        ("GET http://named/ HTTP/1.1\r\nHost: first\r\nContent-Length: x\r\n\r\n", "named"),
+        ("GET http://named/ HTTP/1.1\r\n\r\n", "named"),
+        (&long, "named"),
+        ("GET / HTTP/1.1\r\n\r\n", "nameless"),
+        // Not before.
+        ("GET / HTTP/1.1\r\n folded\r\nHost: named\r\n\r\n", "first"),
+        ("GET / HTTP/1.1\r\nHost: named/\r\n\r\n", "first"),
+        ("GET\r\nHost: named\r\n\r\n", "first"),
+    ];
+    for (request, name) in cases {
+        let mut client = server.connect();
+        let response = client.ask(request);
+        let shown = (response.status, response.text(), response.header("X-Server"));
+        assert_eq!(shown, (400, name, Some(name)), "{request}");
+        client.assert_closed();
+    }
+    for name in ["first", "named", "nameless"] {
+        let count = cases.iter().filter(|case| case.1 == name).count();
+        let lines = format!("{name} 400\n").repeat(count);
+        let log = format!("{name}.log");
+        server.directory.wait_until(&format!("{count} lines in {log}"), |directory| {
+            directory.try_read(&log).is_some_and(|text| text == lines)
+        });
+    }
+    server.stop();
+}
+
+fn head_that_breaks_off_is_logged_by_the_server_that_it_names(driver: Driver) {
+    let server = Setup::http(driver, THREE_SERVERS).start();
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: named\r\nX: ");
+    drop(client);
+    server.directory.wait_line("named.log", "- 400");
+    server
+        .wait_logged("while reading client request headers, client: unix:, server: named, request: \"GET / HTTP/1.1\"");
     server.stop();
 }
 

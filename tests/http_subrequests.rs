@@ -37,6 +37,8 @@ with_each_driver!(
     what_a_subrequest_finds_out_about_the_client_all_know,
     a_place_taken_in_a_subrequest_is_held_until_the_request_is_over,
     copies_are_made_in_the_background,
+    place_of_a_request_is_free_while_its_copy_runs,
+    place_taken_by_a_copy_is_held_until_the_copy_is_over,
     the_body_of_a_copied_request_is_read_once,
     a_stop_waits_for_what_runs_in_the_background,
 );
@@ -635,6 +637,57 @@ fn copies_are_made_in_the_background(driver: Driver) {
     assert_answer(&server.get("/copied.html"), 200, "page");
     server.directory.wait_line("copies.log", "/copy/two");
     assert_eq!(server.directory.read("copies.log"), "GET /copy/one a=b\nHEAD /copy/one -\nGET /copy/two -\n");
+    server.stop();
+}
+
+/// Whoever takes the place: the client's request, or a part of it.
+fn place_of_a_request_is_free_while_its_copy_runs(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let locations = "location = /page.html { limit_conn one 1; mirror /slow; }
+         location = /outer.html { ssi on; mirror /slow; }
+         location = /counted.html { limit_conn one 1; }";
+    let server = setup(driver, locations)
+        .replace("http {", "http { limit_conn_zone all zone=one:1m;")
+        .file("www/page.html", "page")
+        .file("www/outer.html", "<!--#include virtual=\"/counted.html\" -->")
+        .file("www/counted.html", "counted")
+        .start();
+    let gate = Gate::new(&server);
+    let mut client = server.connect();
+    let mut copies = Vec::new();
+    for (path, text) in [("/page.html", "page"), ("/page.html", "page"), ("/outer.html", "counted")] {
+        assert_answer(&client.get(path), 200, text);
+        copies.push(gate.task());
+    }
+    assert_answer(&client.get("/counted.html"), 200, "counted");
+    drop(copies);
+    server.stop();
+}
+
+fn place_taken_by_a_copy_is_held_until_the_copy_is_over(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let locations = "location = /page.html { mirror /copy; }
+         location = /copy {
+             limit_conn one 1; test_pool gate %DIR%/gate; log_subrequest on; access_log %DIR%/copies.log;
+         }";
+    let server = setup(driver, locations)
+        .replace("http {", "http { limit_conn_zone all zone=one:1m;")
+        .file("www/page.html", "page")
+        .start();
+    let gate = Gate::new(&server);
+    let mut client = server.connect();
+    assert_answer(&client.get("/page.html"), 200, "page");
+    let copy = gate.task();
+    assert_answer(&client.get("/page.html"), 200, "page");
+    server.directory.wait_line("copies.log", "\"GET /page.html HTTP/1.1\" 503");
+    drop(copy);
+    server.directory.wait_line("copies.log", "\"GET /page.html HTTP/1.1\" 200");
+    assert_answer(&client.get("/page.html"), 200, "page");
+    drop(gate.task());
     server.stop();
 }
 

@@ -36,14 +36,15 @@ fn closes_connection(status: u16) -> bool {
 }
 
 fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
-    let target = page.target.evaluate(request);
-    request.is_error_page = !*request.scope().core.recursive_error_pages.get();
-    request.response.clear_entity();
+    // Before the target, which may contain `$status`.
     request.status_override = match page.answer {
-        ErrorPageStatus::Keep => Some(page.status),
+        ErrorPageStatus::Keep => Some(shown_status(page.status)),
         ErrorPageStatus::Replace(status) => Some(status),
         ErrorPageStatus::OfTarget => None,
     };
+    let target = page.target.evaluate(request);
+    request.is_error_page = !*request.scope().core.recursive_error_pages.get();
+    request.response.clear_entity();
     match target.first() {
         Some(b'/') => {
             if !request.is_head() {

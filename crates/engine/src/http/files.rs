@@ -46,9 +46,11 @@ pub fn may_lead_out(tail: &[u8]) -> bool {
     leads_upwards(tail, |_| true)
 }
 
-/// Appends the directory and what follows it there. `false`, with nothing appended, when that leads out of the directory: by a
-/// `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at the beginning of the other become one.
-fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
+/// Appends the directory of `root` or `alias` and what follows it there. `false`, with nothing appended, when that leads out of
+/// the directory: by a `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at the beginning of the
+/// other become one.
+#[must_use]
+pub fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
     if may_lead_out(tail) {
         refuse_path(request, tail);
         return false;
@@ -65,16 +67,6 @@ fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
         return false;
     }
     true
-}
-
-/// Appends the path of the file called `name`, a URI or what stands in place of one:
-/// for files other than the one asked for. With `alias` the name is relative to it,
-/// unless it repeats the location's prefix. `false` when there is no such path, as [`find_path`] says.
-#[must_use]
-pub fn path_of(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
-    let root = request.scope().core.root.get();
-    let tail = tail(root, name).filter(|_| root.alias != Some(Alias::Whole)).unwrap_or(name);
-    append_path(request, tail, out)
 }
 
 /// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables in it

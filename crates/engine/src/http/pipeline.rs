@@ -380,18 +380,18 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Optio
 
 /// Goes on in `location @name`, from its rewrites on.
 fn go_to_named(request: &mut Request, name: &[u8]) -> Option<Step> {
+    let shown = bstr::BStr::new(name);
     if !spend_redirect(request) {
-        request.log(
-            Level::Error,
-            format_args!(
-                "rewrite or internal redirection cycle while redirect to named location \"{}\"",
-                bstr::BStr::new(name)
-            ),
-        );
+        let message = "rewrite or internal redirection cycle while redirect to named location";
+        request.log(Level::Error, format_args!("{message} \"@{shown}\""));
         return fail_plainly(request);
     }
+    if request.uri.is_empty() {
+        request.log(Level::Error, format_args!("empty URI in redirect to named location \"@{shown}\""));
+        return conclude(request, Flow::Respond(500));
+    }
     let Some(&scope) = request.server().named.get(name) else {
-        request.log(Level::Error, format_args!("could not find named location \"{}\"", bstr::BStr::new(name)));
+        request.log(Level::Error, format_args!("could not find named location \"@{shown}\""));
         return conclude(request, Flow::Respond(500));
     };
     request.is_internal = true;
@@ -438,7 +438,7 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         server_line: &server_line,
         keep_alive: keeps_alive,
         keep_alive_idle: keep_alive.idle,
-        keep_alive_advertised: keep_alive.advertised,
+        keep_alive_advertised: keep_alive.told(),
         lingering_close: request.lingering_close(),
         chunked: *core.chunked_transfer_encoding.get(),
         files,

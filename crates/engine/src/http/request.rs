@@ -38,11 +38,16 @@ pub const REDIRECTS_MAX: u8 = 10;
 const VARIABLE_DEPTH_MAX: u32 = 100;
 
 /// What values of variables that only other values need may cost one request, in bytes: a volatile `map` that asks for
-/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
-const NESTED_COST_MAX: usize = 64 << 20;
+/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration. What a
+/// client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
+const NESTED_COST_MAX: usize = 4 << 20;
+
+/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says how
+/// long `$request_body` may be, and whoever wants it long wants to look at it, too.
+const NESTED_BODIES_MAX: usize = 4;
 
 /// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
-const EVALUATION_COST: usize = 6 << 10;
+const EVALUATION_COST: usize = 384;
 
 /// What copying one that is kept costs, beside its length.
 const COPY_COST: usize = 64;
@@ -131,6 +136,8 @@ pub struct Request {
     pub(crate) keep_alive: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
     pub(super) nesting: u8,
+    /// It is a copy of a client's request, or a part of one: the client's request may be over.
+    pub(super) is_in_background: bool,
     /// Stands in for the answer when that is an error, or empty.
     pub(super) fallback: Option<Fallback>,
     pub(super) shared: Rc<Shared>,
@@ -158,6 +165,8 @@ pub struct Request {
 pub(super) struct Shared {
     stored: RefCell<Vec<Stored>>,
     notes: RefCell<Notes>,
+    /// What subrequests hold until the client's request is over.
+    held: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
     /// Who the client is, where that is not the other end of the connection.
     client: OnceCell<Client>,
@@ -207,6 +216,7 @@ impl Request {
             exchange: None,
             keep_alive: Cell::new(false),
             nesting: 0,
+            is_in_background: false,
             fallback: None,
             shared: Rc::default(),
             more_may_come: Cell::new(false),
@@ -230,7 +240,13 @@ impl Request {
                 head.clear();
                 shared.clear();
             }
-            _ => (self.head, self.parsed, self.shared) = Default::default(),
+            _ => {
+                if self.is_main() {
+                    // A copy in the background may share it for longer.
+                    self.shared.held.borrow_mut().clear();
+                }
+                (self.head, self.parsed, self.shared) = Default::default();
+            }
         }
         self.uri.clear();
         self.args.clear();
@@ -255,6 +271,7 @@ impl Request {
         self.refusal = None;
         self.exchange = None;
         self.nesting = 0;
+        self.is_in_background = false;
         self.fallback = None;
         self.configuration = None;
         self.worker = None;
@@ -299,6 +316,7 @@ impl Request {
         request.place = self.place;
         request.body_was_refused = self.body_was_refused;
         request.nesting = self.nesting + 1;
+        request.is_in_background = self.is_in_background;
         request.phase = Phase::ServerRewrite;
         request
     }
@@ -322,6 +340,16 @@ impl Request {
         let note = Rc::<T>::default();
         notes.put(Rc::clone(&note));
         note
+    }
+
+    /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a copy in
+    /// the background is over by itself. A later value of the same type replaces the earlier one.
+    pub fn hold<T: 'static>(&mut self, value: T) {
+        if self.is_main() || self.is_in_background {
+            self.notes.put(value);
+        } else {
+            self.shared.held.borrow_mut().put(value);
+        }
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that
@@ -532,7 +560,7 @@ impl Request {
             Source::Defined { definition, is_volatile } => {
                 let start = out.len();
                 let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
-                if self.nested_cost.get() > NESTED_COST_MAX {
+                if self.costs_too_much(self.nested_cost.get()) {
                     // Not to be kept: what there is of it may be long, and is not all.
                     out.truncate(start);
                     return false;
@@ -583,10 +611,10 @@ impl Request {
         let before = self.nested_cost.get();
         let after = before.saturating_add(cost);
         self.nested_cost.set(after);
-        if after <= NESTED_COST_MAX {
+        if !self.costs_too_much(after) {
             return true;
         }
-        if before <= NESTED_COST_MAX {
+        if !self.costs_too_much(before) {
             let name = bstr::BStr::new(self.http().variables.name(id));
             let message = "variables that refer to variables take too much of one request";
             self.log(Level::Error, format_args!("{message} while evaluating variable \"{name}\""));
@@ -594,6 +622,12 @@ impl Request {
         }
         self.variable_depth.set(CYCLE);
         false
+    }
+
+    /// Whether so much is too much for values that only other values need.
+    fn costs_too_much(&self, cost: usize) -> bool {
+        let body_length = || self.body.iter().flat_map(|body| &body.memory).map(Bytes::len).sum::<usize>();
+        cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= body_length()
     }
 
     /// Whether the answer has to be an error because variables have become too costly: said once.
@@ -752,6 +786,7 @@ impl Shared {
     fn clear(&mut self) {
         self.stored.get_mut().clear();
         self.notes.get_mut().clear();
+        self.held.get_mut().clear();
         self.id.set(None);
         self.client.take();
         self.subrequests.set(0);

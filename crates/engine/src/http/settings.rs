@@ -138,8 +138,16 @@ pub enum Aio {
 pub struct KeepaliveTimeout {
     /// How long an idle connection is kept; zero turns keep-alive off.
     pub idle: Duration,
-    /// What the `Keep-Alive` field tells the client, if anything.
+    /// What the `Keep-Alive` field says, nothing if it is zero. One that is not written comes from the scope around, also
+    /// where the first parameter is written.
     pub advertised: Option<Duration>,
+}
+
+impl KeepaliveTimeout {
+    /// What the `Keep-Alive` field tells the client, if anything.
+    pub fn told(&self) -> Option<Duration> {
+        self.advertised.filter(|time| !time.is_zero())
+    }
 }
 
 /// `keepalive_disable none|msie6|safari ...`

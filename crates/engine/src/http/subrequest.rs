@@ -396,6 +396,7 @@ impl Lent {
     /// From now on it belongs to nobody's request: what was shared stays as it is.
     fn leave_family(&mut self) {
         self.is_counted = false;
+        self.is_in_background = true;
         let count = &self.shared.subrequests;
         count.set(count.get() - 1);
     }

@@ -24,7 +24,7 @@ impl LogFile {
     /// Opens `path` for appending, created with mode 0644 if it does not exist.
     ///
     /// # Errors
-    /// As `open` reports them. A FIFO that nobody reads is an error at once (ENXIO) instead of a wait.
+    /// As `open` reports them. A FIFO that nobody reads yet is none, and nothing waits for its reader.
     pub fn open(path: &Path) -> io::Result<LogFile> {
         Ok(LogFile::shared(path.to_owned(), Arc::new(open(path)?)))
     }
@@ -96,8 +96,13 @@ pub(super) fn reopen(path: &Path, owner: Option<u32>) -> Result<OwnedFd, String>
 }
 
 fn open(path: &Path) -> io::Result<OwnedFd> {
-    let file =
-        std::fs::OpenOptions::new().append(true).create(true).mode(0o644).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut options = std::fs::OpenOptions::new();
+    options.append(true).create(true).mode(0o644).custom_flags(libc::O_NONBLOCK);
+    let file = match options.open(path) {
+        // A FIFO that nobody reads: whoever reads from it, too, may open it. Lines wait in it, and then in the writer.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => options.read(true).open(path)?,
+        result => result?,
+    };
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;
     Ok(file.into())
 }

@@ -730,6 +730,9 @@ fn merge(
             core.error_page.inherit(&parent.error_page);
             core.early_hints.inherit(&parent.early_hints);
             core.internal.inherit(&parent.internal);
+            if let (Some(own), Some(around)) = (core.keepalive_timeout.get_mut(), parent.keepalive_timeout.get_opt()) {
+                own.advertised = own.advertised.or(around.advertised);
+            }
         }
         None => {
             if !core.client_body_temp_path.is_set() {

@@ -5,11 +5,12 @@
 //!   $limit_conn_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
 //!
-//! A request counts from when it is judged until it is over, however it ends: what it holds is among its notes. It is judged
-//! once, also over internal redirects. A zone that is full rejects: every key in it is in use.
+//! A request counts from when it is judged until it is over, however it ends. It is judged once, also over internal
+//! redirects and by its subrequests. A copy that `mirror` makes does not hold the places of its request: the request is over
+//! before its copies are. A zone that is full rejects: every key in it is in use.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bstr::{BStr, BString};
@@ -152,10 +153,6 @@ impl Drop for Held {
     }
 }
 
-/// The note that holds a request's places until it is over: the client's request, though a subrequest took them.
-#[derive(Default)]
-struct Places(RefCell<Vec<Held>>);
-
 /// What became of the client's request: it is judged once, be it in a subrequest.
 #[derive(Default)]
 struct Judged(Cell<Option<Verdict>>);
@@ -169,7 +166,7 @@ fn limit(request: &mut Request, conf: &Conf) -> Flow {
     match take_places(request, conf) {
         Some(places) if places.is_empty() => Flow::Next,
         Some(places) => {
-            request.shared_note::<Places>().0.replace(places);
+            request.hold(places);
             judged.0.set(Some(Verdict::Passed));
             Flow::Next
         }

@@ -1,6 +1,9 @@
 //! try_files: the first of several files that is there.
 //!   try_files FILE ... URI;   try_files FILE ... =CODE;          server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#try_files>)
+//!
+//! A FILE is looked for behind `root` or `alias`. With `alias` a FILE that has variables may repeat the prefix of the location,
+//! as `$uri` does, and is looked for without it; a FILE without variables stands as it is.
 
 use std::io;
 
@@ -9,7 +12,7 @@ use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::files::{may_lead_out, path_of};
+use gale_engine::http::files::{append_path, may_lead_out};
 use gale_engine::http::open_files;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -126,12 +129,20 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 }
 
 impl Candidate {
-    /// The name, and the path that it stands for; none where a name cannot be one of a file.
+    /// The name behind the directory, and the path that it stands for; none where a name cannot be one of a file.
     fn name_and_path(&self, request: &Request, path: &mut Vec<u8>) -> Option<Vec<u8>> {
         let mut name = Vec::with_capacity(64);
         path.clear();
-        let is_path = self.name.append_path(request, &mut name) && path_of(request, &name, path);
-        (is_path && !name.contains(&0)).then_some(name)
+        if !self.name.append_path(request, &mut name) {
+            return None;
+        }
+        if let Some(Alias::Prefix(prefix)) = &request.scope().core.root.get().alias
+            && self.name.as_constant().is_none()
+            && name.starts_with(prefix)
+        {
+            name.drain(..prefix.len());
+        }
+        (append_path(request, &name, path) && !name.contains(&0)).then_some(name)
     }
 
     /// Goes on with this file if it is what was looked for; `None` = the next one is to be looked for.
@@ -166,7 +177,7 @@ fn refusal(request: &Request, path: &[u8], error: &io::Error) -> Option<Flow> {
 /// the location's prefix.
 fn found_uri(request: &Request, name: Vec<u8>) -> Vec<u8> {
     match &request.scope().core.root.get().alias {
-        Some(Alias::Prefix(prefix)) if !name.starts_with(prefix) => [&prefix[..], &name].concat(),
+        Some(Alias::Prefix(prefix)) => [&prefix[..], &name].concat(),
         _ => name,
     }
 }

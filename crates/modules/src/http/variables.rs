@@ -133,8 +133,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     Variable::named("sent_http_connection", |request, _, out| append(out, sent_connection(request))),
     Variable::named("sent_http_keep_alive", |request, _, out| {
-        let advertised = request.scope().core.keepalive_timeout.get().advertised;
-        advertised.filter(|_| is_kept(request)).is_some_and(|time| {
+        let told = request.scope().core.keepalive_timeout.get().told();
+        told.filter(|_| is_kept(request)).is_some_and(|time| {
             out.extend_from_slice(b"timeout=");
             append_number(out, time.as_secs())
         })

@@ -14,7 +14,7 @@ use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
-use crate::http::configuration::{HttpConfiguration, ServerId};
+use crate::http::configuration::HttpConfiguration;
 use crate::http::counters::OwnCounters;
 use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
@@ -270,7 +270,9 @@ impl Http1 {
         let configuration = Rc::clone(request.configuration());
         let http = configuration.http();
         let offence = self.state.borrow_mut().transfer().offence.take();
-        let chosen = if offence.is_none() { self.choose_server(request, http) } else { Ok(()) };
+        // A head that turns out to be wrong belongs to the server that it names, if it has come so far.
+        let host_is_known = request.parsed.authority.is_some() || matches!(offence, None | Some(Offence::MissingHost));
+        let chosen = if host_is_known { choose_server(request, http) } else { Ok(()) };
         let core = &http.scope(request.scope).core;
         {
             let mut state = self.state.borrow_mut();
@@ -326,6 +328,9 @@ impl Http1 {
         let Request { parsed, head, uri, args, .. } = request;
         let input = head.readable();
         if parsed.target.form == Form::Authority {
+            // As in nginx: there is no path in it.
+            uri.clear();
+            uri.push(b'/');
             return Ok(());
         }
         let mut scratch = std::mem::take(args);
@@ -342,47 +347,55 @@ impl Http1 {
         }
         Ok(())
     }
+}
 
-    /// The server for the host that was asked for. It is unknown, and no other one may answer in its place, when a regular
-    /// expression could not be run to its end.
-    fn choose_server(&self, request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
+/// Puts the request into the server for the host that it asks for, which may be none.
+///
+/// # Errors
+/// A regular expression could not be run to its end: which server is meant is unknown, and no other one may answer instead.
+fn choose_server(request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
+    if let Some(authority) = request.parsed.authority {
         let mut scratch = Vec::new();
-        if let Some(authority) = request.parsed.authority {
-            let name = authority.lowercase_name(request.head.readable(), &mut scratch);
-            request.host.clear();
-            request.host.extend_from_slice(name);
-        }
-        let servers = &http.addresses[request.place].servers;
-        if servers.names.is_empty() {
-            return Ok(());
-        }
-        let host = std::mem::take(&mut request.host);
-        let found = match servers.names.find(&host) {
-            Ok(Some((server, matched))) => {
-                set_server(request, http, server);
-                if let Some(matched) = matched {
-                    request.take_match(matched, &host);
-                }
-                Ok(())
-            }
-            Ok(None) => Ok(()),
-            Err(error) => {
-                request.log(Level::Alert, format_args!("{error}"));
-                Err(UnknownServer)
-            }
-        };
-        request.host = host;
-        found
+        let name = authority.lowercase_name(request.head.readable(), &mut scratch);
+        request.host.clear();
+        request.host.extend_from_slice(name);
     }
+    let servers = &http.addresses[request.place].servers;
+    if servers.names.is_empty() {
+        return Ok(());
+    }
+    let host = std::mem::take(&mut request.host);
+    let found = match servers.names.find(&host) {
+        Ok(Some((server, matched))) => {
+            request.server = server;
+            request.scope = http.server(server).scope;
+            if let Some(matched) = matched {
+                request.take_match(matched, &host);
+            }
+            Ok(())
+        }
+        Ok(None) => Ok(()),
+        Err(error) => {
+            request.log(Level::Alert, format_args!("{error}"));
+            Err(UnknownServer)
+        }
+    };
+    request.host = host;
+    found
 }
 
 /// Which server is meant could not be found out.
 struct UnknownServer;
 
-/// What has come of a head that will not be whole.
+/// What has come of a head that will not be whole. It belongs to the server that it names, if it has come so far.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
     let mut request = pending.take()?;
     request.set_head(std::mem::take(input));
+    if request.parsed.authority.is_some() {
+        let configuration = Rc::clone(request.configuration());
+        // An error is logged already, and nobody gets an answer that could be another server's.
+        let _ = choose_server(&mut request, configuration.http());
+    }
     Some(request)
 }
 
@@ -401,11 +414,6 @@ const REQUEST_LINE: &str = "request line";
 
 /// What the first read of a request asks for, before the settings are looked at.
 const FIRST_READ: usize = 1024;
-
-fn set_server(request: &mut Request, http: &HttpConfiguration, server: ServerId) {
-    request.server = server;
-    request.scope = http.server(server).scope;
-}
 
 /// The first `count` bytes; what follows stays in `input`. `None` when there is no
 /// memory for a copy.

@@ -327,7 +327,7 @@ impl Sender {
             out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
         match (self.coding, self.keep_alive) {
-            (Coding::Raw, _) => out.extend_from_slice(b"Connection: upgrade\r\n"),
+            (Coding::Raw, _) => out.extend_from_slice(tunnel_line(head.status)),
             (_, true) => {
                 out.extend_from_slice(b"Connection: keep-alive\r\n");
                 if let Some(time) = options.keep_alive_advertised {
@@ -635,4 +635,21 @@ impl Sender {
 fn is_overload(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref());
     matches!(error, Some(PoolError::Overflow { .. } | PoolError::NoThread(_)))
+}
+
+/// What the head says of a connection that becomes a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a 2xx
+/// to CONNECT says nothing (section 9.3.6).
+fn tunnel_line(status: u16) -> &'static [u8] {
+    if status == 101 { b"Connection: upgrade\r\n" } else { b"" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_101_says_that_the_connection_is_upgraded() {
+        assert_eq!(tunnel_line(101), b"Connection: upgrade\r\n");
+        assert_eq!(tunnel_line(200), b"");
+    }
 }
