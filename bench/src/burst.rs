@@ -41,7 +41,7 @@ const PEACE: Duration = Duration::from_millis(50);
 const PROBE_PAUSE: Duration = Duration::from_micros(100);
 
 /// A share of the burst's time: if the server could have run for so long and had no core, the burst does not count.
-const PREEMPTED_MAX: f64 = 0.05;
+const PREEMPTED_MAX: f64 = 0.1;
 
 const FILE_BYTES: usize = 16 << 20;
 const TEXT_BYTES: usize = 1 << 20;
