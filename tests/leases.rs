@@ -13,9 +13,10 @@ with_each_driver!(
 
 /// What `/limit` makes of the limit.
 const LIMIT: usize = 1 << 20;
-/// A head of which so much has come is in a lease of 64 KiB, because as much again may come: 16 of them are the limit, 20 all
-/// that is ever given out.
-const HEAD_PART: usize = 10_000;
+/// A head of which so many of its fields have come is in a lease of 64 KiB, because it does not fit into one of 20: 16 of them
+/// are the limit, 20 all that is ever given out.
+const FIELDS: usize = 3;
+const FIELD_BYTES: usize = 10_000;
 const FILE_BYTES: usize = 3 << 20;
 
 fn start(driver: Driver) -> Server {
@@ -41,7 +42,8 @@ fn connect_many(server: &Server, count: usize) -> Vec<Client> {
 
 /// Sends most of a request, for which memory is held until the rest comes.
 fn begin_request(client: &mut Client) {
-    client.send(format!("GET /hello HTTP/1.1\r\nHost: h\r\nX: {}", "x".repeat(HEAD_PART)));
+    let field = format!("\r\nX: {}", "x".repeat(FIELD_BYTES));
+    client.send(format!("GET /hello HTTP/1.1\r\nHost: h{}", field.repeat(FIELDS)));
 }
 
 /// Sends the rest; `None` when the connection is closed instead of an answer.

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::buffer;
+use crate::blocks;
 use crate::clock::{Clock, ClockChoice};
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
@@ -146,7 +146,7 @@ impl EventLoop {
         simulation: Option<Rc<World>>,
     ) -> io::Result<Self> {
         let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(1));
-        buffer::set_leased_bytes_max(leased_bytes_max);
+        blocks::set_leased_bytes_max(leased_bytes_max);
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {
             worker: options.worker,

@@ -9,7 +9,7 @@
 //! async fn echo(stream: Stream) {
 //!     let (mut input, mut output) = (Buffer::new(), Output::new());
 //!     while let Ok(1..) = stream.recv(&mut input, 4096).await {
-//!         output.push_lease(input.take_lease().expect("something was received"));
+//!         output.push(input.take_lease().expect("something was received"));
 //!         if stream.send_all(&mut output).await.is_err() {
 //!             break;
 //!         }
@@ -29,7 +29,7 @@
 //!     });
 //!     let client = Stream::connect(&address).await?;
 //!     let (mut input, mut output) = (Buffer::new(), Output::new());
-//!     output.push_static(b"hello");
+//!     output.push(b"hello");
 //!     client.send_all(&mut output).await?;
 //!     client.recv(&mut input, 4096).await?;
 //!     assert_eq!(input.readable(), b"hello");
@@ -40,7 +40,9 @@
 
 mod accept_mutex;
 mod address;
+mod blocks;
 mod buffer;
+mod bytes;
 mod clock;
 mod datagram;
 mod devices;
@@ -74,9 +76,12 @@ mod watchdog;
 
 pub use accept_mutex::AcceptMutex;
 pub use address::SocketAddress;
-pub use buffer::{
-    Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
+pub use blocks::{
+    LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max, set_shared_bytes_max,
+    shared_bytes, shared_bytes_max,
 };
+pub use buffer::{Buffer, Lease};
+pub use bytes::Bytes;
 pub use clock::{ClockChoice, Moment};
 pub use datagram::Datagram;
 pub use driver::{RingCounters, RingOptions, TcpInfo};

@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::buffer::Lease;
+use crate::blocks::Charge;
 use crate::clock::now_anywhere;
 use crate::devices::{Knowledge, Outstanding};
 use crate::driver::file_read::FileRead;
@@ -156,8 +156,8 @@ pub struct PieceRead {
     place: usize,
     knowledge: Arc<Knowledge>,
     file: File,
-    /// Its memory is charged, and away until the read is done.
-    lease: Option<Lease>,
+    /// What is read is charged from the beginning; taken when it is there.
+    charge: Option<Charge>,
 }
 
 impl Flights {
@@ -179,9 +179,9 @@ impl Flights {
         (offset, length): (u64, usize),
         how: ReadHow,
     ) -> io::Result<PieceRead> {
-        let mut lease = Lease::new(length)?;
-        // The thread that reads allocates when it begins; until then the lease is an account only.
-        let size = lease.return_memory();
+        // The thread that reads allocates when it begins.
+        let charge = Charge::for_length(length)?;
+        let size = charge.bytes();
         let key = Key { file: file.key(), offset, length, pool: pool.identity(), how };
         let mut flights = self.shard(&key).lock();
         let known = flights.get(&key).cloned();
@@ -205,7 +205,7 @@ impl Flights {
         drop(state);
         drop(flights);
         let (flights, knowledge) = (Arc::clone(self), Arc::clone(knowledge));
-        Ok(PieceRead { flights, flight, place, knowledge, file: file.clone(), lease: Some(lease) })
+        Ok(PieceRead { flights, flight, place, knowledge, file: file.clone(), charge: Some(charge) })
     }
 
     /// Nobody else takes part any more.
@@ -248,9 +248,9 @@ impl PieceRead {
 }
 
 impl Future for PieceRead {
-    type Output = io::Result<Lease>;
+    type Output = io::Result<crate::Bytes>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<Lease>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<crate::Bytes>> {
         let Poll::Ready(result) = self.poll_bytes(cx) else { return Poll::Pending };
         let bytes = match result {
             Ok(bytes) => bytes,
@@ -260,9 +260,8 @@ impl Future for PieceRead {
             let key = &self.flight.key;
             self.file.note_found(&self.knowledge, key.offset, key.length, bytes.piece.len());
         }
-        let mut lease = self.lease.take().expect("polled until it is ready");
-        lease.restore_memory(bytes.memory, bytes.piece);
-        Poll::Ready(Ok(lease))
+        let charge = self.charge.take().expect("polled until it is ready");
+        Poll::Ready(Ok(crate::Bytes::of_read(bytes.memory, bytes.piece, charge)))
     }
 }
 

@@ -15,8 +15,7 @@ use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use gale_runtime::{SocketAddress, TcpInfo};
+use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;

@@ -10,9 +10,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
-use gale_runtime::{Buffer, Moment, SocketAddress};
+use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
 use super::browser::Browser;
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};

@@ -20,9 +20,10 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::KnownHeader::ContentLength;
+use gale_runtime::Bytes;
 use gale_runtime::files::likely_device;
 use gale_runtime::{Device, File, default_pool};
 
@@ -173,7 +174,6 @@ impl Store<'_> {
     async fn take(&mut self, item: &BodyItem) -> Result<(), Failure> {
         let bytes = match item {
             BodyItem::Bytes(bytes) => &bytes[..],
-            BodyItem::Lease(lease) => &lease[..],
             BodyItem::Flush | BodyItem::Trailers(_) => return Ok(()),
             BodyItem::File(_) | BodyItem::Subrequest(_) => unreachable!("what a client sends is nothing of ours"),
         };
@@ -208,7 +208,7 @@ impl Store<'_> {
     fn close_chunk(&mut self) {
         let chunk = std::mem::take(&mut self.chunk);
         if !chunk.is_empty() {
-            self.memory.push(chunk.freeze());
+            self.memory.push(Bytes::from(Vec::from(chunk)));
         }
     }
 

@@ -4,9 +4,8 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
-use gale_runtime::{Buffer, Lease, Moment, Stream, Timer};
+use gale_runtime::{Buffer, Bytes, Lease, Moment, Stream, Timer};
 
 use crate::http::body::BodyItem;
 use crate::http::exchange::{BodyError, BodyLimits};
@@ -226,5 +225,5 @@ fn take_front(input: &mut Buffer, count: usize) -> BodyItem {
 }
 
 fn lease_item(lease: Option<Lease>) -> Option<BodyItem> {
-    lease.map(BodyItem::Lease)
+    lease.map(|lease| BodyItem::Bytes(lease.freeze()))
 }

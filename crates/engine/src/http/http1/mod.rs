@@ -17,10 +17,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Moment, PoolError, SocketAddress, Stream, TcpInfo, Timer};
+use gale_runtime::{Buffer, Bytes, Moment, PoolError, SocketAddress, Stream, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
