@@ -47,6 +47,8 @@ pub enum BodyError {
     TooLarge,
     /// Not framed as its protocol demands: 400.
     Malformed,
+    /// The worker's memory for buffers is exhausted: 503.
+    NoMemory,
     /// We could not keep it: 500. An exchange never says this; whoever stores the
     /// body does.
     NotStored,
@@ -60,6 +62,7 @@ impl BodyError {
             BodyError::TimedOut | BodyError::TooSlow => 408,
             BodyError::TooLarge => 413,
             BodyError::Malformed => 400,
+            BodyError::NoMemory => 503,
             BodyError::NotStored => 500,
         }
     }

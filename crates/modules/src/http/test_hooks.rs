@@ -36,7 +36,7 @@ use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::exchange::{BodyLimits, Exchange};
 use gale_engine::http::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
-use gale_engine::http::request_body::{StoredBody, read_body};
+use gale_engine::http::request_body::{StoredBody, log_error, read_body};
 use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -441,7 +441,10 @@ async fn count_body(request: &mut Request) -> Flow {
             Ok(Some(BodyItem::Bytes(bytes))) => bytes,
             Ok(Some(_)) => continue,
             Ok(None) => break,
-            Err(_) => return Flow::Respond(400),
+            Err(error) => {
+                log_error(request, *error);
+                return Flow::Respond(error.status());
+            }
         };
         let first = length.next_multiple_of(STRIDE) - length;
         sum = bytes.iter().skip(first as usize).step_by(STRIDE as usize).fold(sum, |sum, &byte| fnv(sum, &[byte]));

@@ -31,6 +31,7 @@ use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Se
 use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
 use super::request::Request;
+use super::request_body;
 use super::response::ResponseHead;
 use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
@@ -436,7 +437,12 @@ impl Http1 {
                     Ok(None) => return Afterwards::KeepAlive,
                     // The answer is on its way and the client still sending.
                     Err(BodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
-                    Err(_) => return Afterwards::Close,
+                    Err(error) => {
+                        if error == BodyError::NoMemory {
+                            request_body::log_error(request, error);
+                        }
+                        return Afterwards::Close;
+                    }
                 }
             }
         };
