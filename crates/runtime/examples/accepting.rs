@@ -60,7 +60,6 @@ fn ways() -> Vec<(&'static str, DriverChoice, AcceptOptions)> {
         ("epoll, multi_accept", DriverChoice::Epoll, all),
         ("io_uring, poll", DriverChoice::IoUring, default),
         ("io_uring, poll, multi_accept", DriverChoice::IoUring, all),
-        ("io_uring, multishot accept", DriverChoice::IoUring, AcceptOptions { ahead: true, ..default }),
     ]
 }
 

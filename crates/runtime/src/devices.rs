@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::clock::{Moment, now_anywhere, system_now};
 use crate::residency::Residency;
+use crate::time::{Moment, now_anywhere, system_now};
 
 /// From so many outstanding reads on a device is crowded. A queue that is worth its name has room for dozens; those of loop
 /// devices and of some flash memory have not.

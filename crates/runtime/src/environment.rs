@@ -10,13 +10,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::clock::{Clock, Moment};
 use crate::driver::{Driver, RingCounters};
+use crate::event_loop::inbox::{Inbox, Remote};
 use crate::executor::Executor;
-use crate::inbox::{Inbox, Remote};
+use crate::executor::turn_share::Line;
 use crate::simulation::World;
-use crate::timer::Wheel;
-use crate::turn_share::Line;
+use crate::time::{Clock, Moment, Wheel};
 
 thread_local! {
     /// A plain pointer, because a request looks at the clock several times: no count, no flag, no destructor.

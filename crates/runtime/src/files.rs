@@ -37,7 +37,6 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buffer::Lease;
 use crate::bytes::Bytes;
-use crate::clock::{Moment, now_anywhere, wall_anywhere};
 use crate::devices::{Knowledge, Verdict, watch};
 use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::mounts;
@@ -45,6 +44,7 @@ use crate::pool::{Device, ThreadPool, default_pool, on_a_pool_thread};
 use crate::reads::{FileKey, Flights, PieceRead, ReadHow};
 use crate::residency::{BELIEVED_TICKS, FileHash, GRANULE, PAGE, Residency, Run, WORTH_TRYING_TICKS};
 use crate::simulation::{FileFaults, World};
+use crate::time::{Moment, now_anywhere, wall_anywhere};
 use access_time::AccessTime;
 
 pub use links::{

@@ -38,13 +38,9 @@
 //! # }
 //! ```
 
-mod accept_mutex;
-mod address;
 mod blocks;
 mod buffer;
 mod bytes;
-mod clock;
-mod datagram;
 mod devices;
 mod driver;
 mod environment;
@@ -52,13 +48,10 @@ mod event_loop;
 mod executor;
 mod file_counters;
 pub mod files;
-mod inbox;
-mod listener;
 mod memory;
 mod mounts;
+mod net;
 mod output;
-mod panics;
-mod parked;
 mod pool;
 mod reads;
 mod residency;
@@ -66,41 +59,35 @@ mod residency;
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
 pub mod simulation;
-mod slots;
 pub mod stall;
-mod stream;
-mod timer;
-mod turn_share;
+mod time;
 pub mod watch;
-mod watchdog;
 
-pub use accept_mutex::AcceptMutex;
-pub use address::SocketAddress;
 pub use blocks::{
     LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max, set_shared_bytes_max,
     shared_bytes, shared_bytes_max,
 };
 pub use buffer::{Buffer, Lease};
 pub use bytes::Bytes;
-pub use clock::{ClockChoice, Moment};
-pub use datagram::Datagram;
-pub use driver::{RingCounters, RingOptions, TcpInfo};
+pub use driver::{RingCounters, RingOptions};
 pub use environment::{
     all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,
 };
+pub use event_loop::inbox::{Call, Remote, RemoteError};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
+pub use executor::panics::{Panic, catch_panic, panic_count, set_panic_reporter};
+pub use executor::turn_share::{Effort, TurnShare};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use file_counters::{FileCounters, Rung, count_piece, file_counters};
 pub use files::{File, FileKind, FileMetadata, Look, OpenFlags};
-pub use inbox::{Call, Remote, RemoteError};
-pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use memory::share_leases;
+pub use net::{
+    AcceptMutex, AcceptOptions, Datagram, Detached, Listener, MULTI_ACCEPT_BATCH, SocketAddress, Stream, TcpInfo,
+    look_for_connections,
+};
 pub use output::Output;
-pub use panics::{Panic, catch_panic, panic_count, set_panic_reporter};
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
 };
 pub use reads::{PieceRead, ReadHow};
-pub use stream::{Detached, Stream};
-pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
-pub use turn_share::{Effort, TurnShare};
+pub use time::{ClockChoice, Elapsed, Moment, Timer, sleep, sleep_until, timeout};

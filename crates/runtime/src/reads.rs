@@ -27,7 +27,6 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::blocks::Charge;
-use crate::clock::now_anywhere;
 use crate::devices::{Knowledge, Outstanding};
 use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
@@ -35,6 +34,7 @@ use crate::file_counters::{Event, Rung, count_event, count_piece};
 use crate::files::{Blocks, File};
 use crate::mounts;
 use crate::pool::{PoolError, ThreadPool};
+use crate::time::now_anywhere;
 
 /// Reads in flight are found in one of so many tables.
 const SHARDS: usize = 16;

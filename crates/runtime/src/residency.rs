@@ -11,7 +11,7 @@ use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::clock::Moment;
+use crate::time::Moment;
 
 /// The parts that are remembered: what one look at one page stands for. Reading ahead brings in twice as much at once.
 pub(crate) const GRANULE: u64 = 64 * 1024;

@@ -337,7 +337,7 @@ fn a_stream_moves_to_another_loop_with_its_data() {
 #[test]
 fn a_shared_listener_accepts_at_most_its_batch_per_turn() {
     run(async {
-        let options = AcceptOptions { exclusive: true, batch: 2, ..AcceptOptions::default() };
+        let options = AcceptOptions { exclusive: true, batch: 2 };
         let listener = Listener::bind(&any_port(), 128, options).unwrap();
         assert_eq!(accepted_per_turn(&listener, 5).await, [2, 2, 1]);
     });
@@ -346,7 +346,7 @@ fn a_shared_listener_accepts_at_most_its_batch_per_turn() {
 #[test]
 fn a_listener_of_one_loop_accepts_more_while_its_queue_is_long() {
     run(async {
-        let options = AcceptOptions { exclusive: false, batch: 1, ..AcceptOptions::default() };
+        let options = AcceptOptions { exclusive: false, batch: 1 };
         let listener = Listener::bind(&any_port(), 128, options).unwrap();
         assert_eq!(accepted_per_turn(&listener, 20).await, [8, 8, 4]);
         for _ in 0..10 {
@@ -443,90 +443,6 @@ fn more_tasks_than_two_turns_run_keep_nobody_from_accepting() {
     });
 }
 
-/// The kernel may accept ahead where it can.
-const AHEAD: AcceptOptions = AcceptOptions { exclusive: false, batch: 1, ahead: true };
-
-#[test]
-fn what_the_kernel_accepts_ahead_comes_in_bounded_batches_with_its_address() {
-    run(async {
-        let listener = Listener::bind(&any_port(), 128, AHEAD).unwrap();
-        for _ in 0..3 {
-            let batches = accepted_per_turn(&listener, 100).await;
-            assert!(batches.iter().all(|&accepted| accepted <= 8), "{batches:?}");
-        }
-        let client = Stream::connect(&listener.local_address().unwrap()).await.unwrap();
-        let (_server, peer) = listener.accept().await.unwrap();
-        assert_eq!(peer, client.local_address().unwrap());
-    });
-}
-
-#[test]
-fn what_the_kernel_has_accepted_ahead_is_not_lost_by_a_pause_or_a_stop() {
-    run(async {
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = socket.local_addr().unwrap();
-        let socket = std::sync::Arc::new(std::os::fd::OwnedFd::from(socket));
-        let mut clients = std::collections::BTreeSet::new();
-        let mut streams = Vec::new();
-        let mut connect = |count: usize| {
-            for _ in 0..count {
-                let stream = std::net::TcpStream::connect(address).unwrap();
-                clients.insert(stream.local_addr().unwrap());
-                streams.push(stream);
-            }
-        };
-        let mut accepted = Vec::new();
-        for round in 0..10 {
-            let listener = Listener::from_fd(std::sync::Arc::clone(&socket), AHEAD).unwrap();
-            connect(30);
-            accepted.push(listener.accept().await.unwrap());
-            listener.pause();
-            connect(3);
-            for _ in 0..round % 3 {
-                yield_now().await;
-            }
-            accepted.push(listener.accept().await.unwrap());
-            accepted.extend(listener.stop());
-            connect(3);
-            yield_now().await;
-            assert!(listener.stop().is_empty(), "accepted after the stop");
-            // The rest waits for whoever comes next.
-            let next = Listener::from_fd(std::sync::Arc::clone(&socket), AcceptOptions::default()).unwrap();
-            accepted.extend(std::iter::from_fn(|| next.try_accept().unwrap()));
-        }
-        let peers: std::collections::BTreeSet<_> = accepted.iter().map(|(_, peer)| peer.inet().unwrap()).collect();
-        assert_eq!(accepted.len(), peers.len(), "none twice");
-        assert_eq!(peers, clients);
-    });
-}
-
-#[test]
-fn what_the_kernel_has_accepted_ahead_is_closed_with_its_listener() {
-    let mut event_loop = event_loop(simulated_time());
-    let clients: Vec<_> = event_loop.run(async {
-        let listener = Listener::bind(&any_port(), 128, AHEAD).unwrap();
-        let address = listener.local_address().unwrap().inet().unwrap();
-        let mut clients: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
-        drop(listener.accept().await.unwrap());
-        // These may be on their way to us when the listener goes, and when the loop goes.
-        clients.extend((0..20).map(|_| std::net::TcpStream::connect(address).unwrap()));
-        drop(listener);
-        let other = Listener::bind(&any_port(), 128, AHEAD).unwrap();
-        let address = other.local_address().unwrap().inet().unwrap();
-        assert!(poll_once(&mut Box::pin(other.accept())).await.is_pending());
-        yield_now().await;
-        clients.extend((0..20).map(|_| std::net::TcpStream::connect(address).unwrap()));
-        clients
-    });
-    drop(event_loop);
-    for mut client in clients {
-        let ended = client.read(&mut [0]);
-        assert!(
-            matches!(&ended, Ok(0)) || ended.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
-        );
-    }
-}
-
 #[test]
 fn several_loops_share_one_listening_socket() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -540,7 +456,7 @@ fn several_loops_share_one_listening_socket() {
                 let mut event_loop = event_loop(options());
                 let remote = event_loop.remote();
                 event_loop.run(async move {
-                    let options = AcceptOptions { exclusive: true, batch: 4, ..AcceptOptions::default() };
+                    let options = AcceptOptions { exclusive: true, batch: 4 };
                     let listener = Listener::from_fd(socket, options).unwrap();
                     spawn(serve_echo(listener));
                     let (stop, mut stopped) = stop_switch();
@@ -569,7 +485,7 @@ fn a_loop_that_is_told_of_a_connection_and_does_not_accept_passes_it_on() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
     let socket = std::sync::Arc::new(std::os::fd::OwnedFd::from(socket));
-    let exclusive = AcceptOptions { exclusive: true, batch: 1, ..AcceptOptions::default() };
+    let exclusive = AcceptOptions { exclusive: true, batch: 1 };
     let (sender, receiver) = std::sync::mpsc::channel();
     let shared = std::sync::Arc::clone(&socket);
     let first = std::thread::spawn(move || {

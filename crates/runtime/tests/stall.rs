@@ -253,7 +253,7 @@ fn a_connection_of_a_shared_socket_is_accepted_while_the_loop_that_was_told_is_h
     let ([socket, other], address) = sockets_of_one_address();
     // The kernel must not give it anything.
     drop(other);
-    let shared = AcceptOptions { exclusive: true, batch: 1, ..AcceptOptions::default() };
+    let shared = AcceptOptions { exclusive: true, batch: 1 };
     let first = Answering::start(1, Arc::clone(&socket), shared);
     let second = Answering::start(2, socket, shared);
     for (held, other) in [(&first, 2), (&second, 1), (&first, 2)] {

@@ -418,8 +418,6 @@ impl<'a> Turns<'a> {
 pub fn accept_options(is_shared: bool, multi_accept: bool) -> AcceptOptions {
     AcceptOptions {
         exclusive: is_shared,
-        // Costs what it saves: see docs/decisions/0011-accepting.md.
-        ahead: false,
         batch: if multi_accept { gale_runtime::MULTI_ACCEPT_BATCH } else { AcceptOptions::default().batch },
     }
 }

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
+use crate::net::SocketAddress;
 use crate::output::{Output, SLICES_MAX};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
@@ -127,7 +127,7 @@ pub(super) fn send_datagram(socket: BorrowedFd<'_>, bytes: &[u8], to: Option<&So
     }
 }
 
-/// Whether a connection is reset, or closed in both directions; see [`super::Driver::is_broken`].
+/// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
     // The kernel tells of HUP and ERR without being asked.
     let mut sources = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];

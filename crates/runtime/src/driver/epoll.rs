@@ -29,13 +29,13 @@ use super::direct::{
     send_datagram, send_now,
 };
 use super::listening::{Listening, accept};
-use super::{Control, Driver, End, Fresh, TcpInfo};
-use crate::address::SocketAddress;
+use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, open_datagram};
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::options;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
 
 const INBOX: u64 = u64::MAX;
 
@@ -66,7 +66,7 @@ type Registered = bool;
 
 /// Marks the keys of listeners in epoll's data; generations leave these bits free.
 const LISTENER: u64 = 1 << 31;
-const _: () = assert!(crate::slots::GENERATION_BITS < 31);
+const _: () = assert!(crate::executor::slots::GENERATION_BITS < 31);
 
 impl Epoll {
     pub fn new(events_max: usize, inbox: BorrowedFd<'_>) -> io::Result<Self> {
@@ -128,6 +128,11 @@ impl Epoll {
         Poll::Pending
     }
 
+    fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        let mut connections = self.connections.borrow_mut();
+        f(&connections.get_mut(key).expect("an open socket owns its slot").socket)
+    }
+
     fn handle_connection(&self, key: Key, flags: epoll::EventFlags) {
         let mut connections = self.connections.borrow_mut();
         // A stale event: the slot has been given to another connection since.
@@ -184,11 +189,7 @@ impl Epoll {
     }
 }
 
-impl Driver for Epoll {
-    fn name(&self) -> &'static str {
-        "epoll"
-    }
-
+impl StreamDriver for Epoll {
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection {
             socket,
@@ -204,12 +205,13 @@ impl Driver for Epoll {
         })
     }
 
-    fn detach(&self, key: Key) -> Option<OwnedFd> {
-        let connection = self.connections.borrow_mut().remove(key)?;
+    fn release(&self, key: Key) -> io::Result<Released> {
+        let connection = self.connections.borrow_mut().remove(key).ok_or(io::ErrorKind::NotConnected)?;
         if connection.registered {
+            // It was added and is open, so this cannot fail.
             let _ = epoll::delete(&self.epoll, &connection.socket);
         }
-        Some(connection.socket)
+        Ok(Released { socket: connection.socket, received: Buffer::new(), error: None })
     }
 
     fn descriptor(&self, key: Key) -> RawFd {
@@ -296,6 +298,24 @@ impl Driver for Epoll {
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket.as_fd())
     }
 
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
+        self.with_socket(key, |socket| Ok(net::shutdown(socket, net::Shutdown::Write)?))
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        self.with_socket(key, |socket| options::set_linger_reset(socket.as_fd()))
+    }
+}
+
+impl DatagramDriver for Epoll {
+    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
+        Ok(self.attach(open_datagram(local, peer)?, Fresh::Connected))
+    }
+
+    fn close_datagram(&self, key: Key) {
+        self.close(key);
+    }
+
     fn poll_recv_datagram(
         &self,
         key: Key,
@@ -307,41 +327,17 @@ impl Driver for Epoll {
     }
 
     fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()> {
-        let mut connections = self.connections.borrow_mut();
-        let connection = connections.get_mut(key).expect("an open datagram socket owns its slot");
-        send_datagram(connection.socket.as_fd(), bytes, to)
+        self.with_socket(key, |socket| send_datagram(socket.as_fd(), bytes, to))
     }
 
-    fn control(&self, key: Key, control: Control) -> io::Result<()> {
-        let mut connections = self.connections.borrow_mut();
-        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        match control {
-            Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
-            Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
-            Control::Cork(on) => sockopt::set_tcp_cork(socket, on)?,
-            Control::KeepAlive(on) => sockopt::set_socket_keepalive(socket, on)?,
-            Control::LingerReset => sockopt::set_socket_linger(socket, Some(Duration::ZERO))?,
-        }
-        Ok(())
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        self.address(key, End::Local)
     }
+}
 
-    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        let mut connections = self.connections.borrow_mut();
-        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        end.address_of(socket)
-    }
+impl FileDriver for Epoll {}
 
-    fn has_unread(&self, key: Key) -> bool {
-        let mut connections = self.connections.borrow_mut();
-        let socket = &connections.get_mut(key).expect("an open stream owns its slot").socket;
-        rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0)
-    }
-
-    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
-        let mut connections = self.connections.borrow_mut();
-        TcpInfo::of(&connections.get_mut(key).expect("an open stream owns its slot").socket)
-    }
-
+impl ListenerDriver for Epoll {
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
         self.listeners.borrow_mut().insert(Listening::new(socket, options))
     }
@@ -426,6 +422,12 @@ impl Driver for Epoll {
         }
         drop(displaced);
         Poll::Pending
+    }
+}
+
+impl Driver for Epoll {
+    fn name(&self) -> &'static str {
+        "epoll"
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {

@@ -14,10 +14,9 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
 use super::direct::Share;
-use crate::address::SocketAddress;
-use crate::listener::{AcceptOptions, look_for_connections, own_address};
-use crate::parked::Parked;
-use crate::watchdog::has_connection;
+use crate::executor::parked::Parked;
+use crate::net::{AcceptOptions, SocketAddress, look_for_connections, own_address};
+use crate::stall::watchdog::has_connection;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
@@ -90,18 +89,13 @@ impl<R> Listening<R> {
 
     /// Accepts in another way from now on. True if whoever waits has to have the socket registered anew.
     pub fn set_options(&mut self, options: AcceptOptions) -> bool {
-        let is_other = self.options.exclusive != options.exclusive || self.options.ahead != options.ahead;
+        let is_other = self.options.exclusive != options.exclusive;
         self.options = options;
         if is_other {
             self.own_address = own_address(&self.socket, options);
             self.others.clear();
         }
         is_other
-    }
-
-    /// Whether one more may be taken in this turn of those that were accepted ahead.
-    pub fn may_take_accepted(&mut self, turn: u32) -> bool {
-        self.accepts.may_accept_more(turn)
     }
 
     /// Whether there is more than this turn may take, of which the kernel will not tell.
@@ -195,7 +189,7 @@ pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<Accepted>> {
 }
 
 /// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
-pub(super) fn concerns_one_connection(errno: Errno) -> bool {
+fn concerns_one_connection(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::INTR

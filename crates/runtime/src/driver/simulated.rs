@@ -19,14 +19,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::direct::SEND_MAX;
-use super::{Control, Driver, End, Fresh, Released};
-use crate::address::SocketAddress;
+use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver};
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
-use crate::parked::Parked;
 use crate::simulation::{Event, Named, Side, World, storm};
-use crate::slots::{Key, Slots};
 
 /// What a receive in flight takes at most, as the buffers of the ring.
 const RECEIVED_MAX: usize = 4096;
@@ -322,11 +321,7 @@ impl Side {
     }
 }
 
-impl Driver for Simulated {
-    fn name(&self) -> &'static str {
-        "simulated"
-    }
-
+impl StreamDriver for Simulated {
     fn attach(&self, socket: OwnedFd, _fresh: Fresh) -> Key {
         let Named::End(end) = self.world.named(&socket) else { panic!("a listening socket is no stream") };
         let key = self.sockets.borrow_mut().insert(Socket {
@@ -346,12 +341,13 @@ impl Driver for Simulated {
         key
     }
 
-    fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.release(key).ok().map(|released| released.socket)
-    }
-
     fn descriptor(&self, key: Key) -> RawFd {
         self.with(key, |socket| socket.descriptor.as_raw_fd())
+    }
+
+    /// A name has no options. They change when packets leave, which is chance anyway.
+    fn kernel_socket(&self, _key: Key) -> Option<RawFd> {
+        None
     }
 
     fn release(&self, key: Key) -> io::Result<Released> {
@@ -495,6 +491,33 @@ impl Driver for Simulated {
         self.world.network.borrow_mut().is_broken(end)
     }
 
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
+        let end = self.with(key, |socket| socket.end);
+        Ok(self.world.network.borrow_mut().shut_down(&self.world.fate, end)?)
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        let end = self.with(key, |socket| socket.end);
+        self.world.network.borrow_mut().set_resets_on_close(end);
+        Ok(())
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        let own = self.with(key, |socket| socket.end);
+        let (local, remote) = self.world.network.borrow_mut().addresses(own);
+        Ok(match end {
+            End::Local => local,
+            End::Peer => remote,
+        })
+    }
+
+    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
+        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, local);
+        Ok((self.world.descriptor(Named::End(end))?, Fresh::Connecting))
+    }
+}
+
+impl DatagramDriver for Simulated {
     fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
         Ok(self.world.datagrams.borrow_mut().open(local, peer)?)
     }
@@ -522,33 +545,11 @@ impl Driver for Simulated {
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
         Ok(self.world.datagrams.borrow_mut().address(key))
     }
+}
 
-    fn control(&self, key: Key, control: Control) -> io::Result<()> {
-        let end = self.with(key, |socket| socket.end);
-        let mut network = self.world.network.borrow_mut();
-        match control {
-            Control::ShutdownWrite => network.shut_down(&self.world.fate, end)?,
-            Control::LingerReset => network.set_resets_on_close(end),
-            // They change when packets leave, which is chance anyway.
-            Control::NoDelay(_) | Control::Cork(_) | Control::KeepAlive(_) => {}
-        }
-        Ok(())
-    }
+impl FileDriver for Simulated {}
 
-    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        let own = self.with(key, |socket| socket.end);
-        let (local, remote) = self.world.network.borrow_mut().addresses(own);
-        Ok(match end {
-            End::Local => local,
-            End::Peer => remote,
-        })
-    }
-
-    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
-        let end = self.world.network.borrow_mut().connect(&self.world.fate, address, local);
-        Ok((self.world.descriptor(Named::End(end))?, Fresh::Connecting))
-    }
-
+impl ListenerDriver for Simulated {
     fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
         self.world.listen(address, usize::try_from(backlog).unwrap_or(0))
     }
@@ -615,6 +616,12 @@ impl Driver for Simulated {
         drop(listeners);
         drop(displaced);
         Poll::Pending
+    }
+}
+
+impl Driver for Simulated {
+    fn name(&self) -> &'static str {
+        "simulated"
     }
 
     fn next_event(&self) -> Option<u64> {

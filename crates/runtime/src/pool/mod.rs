@@ -24,7 +24,7 @@ use gale_base::histogram::{Histogram, Snapshot};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::environment::Environment;
-use crate::panics;
+use crate::executor::panics;
 use crate::simulation::World;
 
 use queue::{FairQueue, Taken};

@@ -12,9 +12,9 @@ use std::task::{Context, Poll, Waker};
 use rustix::io::Errno;
 
 use super::fate::{Event, Fate};
-use crate::address::SocketAddress;
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::SocketAddress;
 
 /// How many datagrams a socket holds that nobody has received: about what the kernel's buffer has room for.
 const ARRIVED_MAX: usize = 256;

@@ -9,10 +9,10 @@ use super::faults::Faults;
 use super::network::Arrival;
 use super::random::Random;
 use super::trace::Trace;
-use crate::address::SocketAddress;
+use crate::executor::slots::Key;
+use crate::net::SocketAddress;
 use crate::output::Output;
 use crate::pool::SimulatedThread;
-use crate::slots::Key;
 
 /// Something takes this long even where nothing is slow: what follows from an event never happens at the same moment.
 const SHORT: Duration = Duration::from_micros(10);

@@ -31,14 +31,14 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
-use crate::address::SocketAddress;
-use crate::clock::{Moment, VIRTUAL_START_NANOS};
 use crate::devices::Knowledge;
 use crate::environment::Environment;
 use crate::files::{File, FileMetadata, OpenFlags};
+use crate::net::SocketAddress;
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
 use crate::reads::Flights;
 use crate::residency::Residency;
+use crate::time::{Moment, VIRTUAL_START_NANOS};
 
 pub(crate) use self::fate::{Event, Fate, Side};
 pub use self::faults::Faults;

@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::fate::{Event, Fate, Side};
-use crate::address::SocketAddress;
-use crate::slots::{Key, Slots};
+use crate::executor::slots::{Key, Slots};
+use crate::net::SocketAddress;
 
 /// How many bytes may be on their way or unread, where windows are not small.
 const WINDOW: usize = 64 * 1024;

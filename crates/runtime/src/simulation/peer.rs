@@ -14,13 +14,11 @@ use std::time::Duration;
 use crate::bytes::Bytes;
 
 use super::random::Random;
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::clock::Moment;
 use crate::environment::now;
+use crate::net::{SocketAddress, Stream};
 use crate::output::Output;
-use crate::stream::Stream;
-use crate::timer::sleep;
+use crate::time::{Moment, sleep};
 
 /// How much is received at once.
 const RECEIVE_MAX: usize = 16 * 1024;

@@ -30,9 +30,9 @@ use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
 use crate::driver::Fresh;
 use crate::driver::direct::Share;
+use crate::executor::parked::Parked;
+use crate::executor::slots::Key;
 use crate::output::{Output, SLICES_MAX};
-use crate::parked::Parked;
-use crate::slots::Key;
 
 /// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.
 const POLL_FIRST: u16 = 1;
@@ -436,7 +436,7 @@ impl Sending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slots::Slots;
+    use crate::executor::slots::Slots;
 
     const TERMS: Terms = Terms { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
 

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::operation::{KIND_FILE_READ, user_data};
 use super::ring::{Completion, Ring};
 use crate::driver::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
-use crate::slots::{Key, Slots};
+use crate::executor::slots::{Key, Slots};
 
 /// Reads in flight per loop: more than a disk does at once. Nothing can break one off, so they are bounded here and not by
 /// who waits for them.
@@ -89,11 +89,11 @@ mod tests {
 
     use super::super::IoUring;
     use super::*;
-    use crate::clock::Moment;
     use crate::devices::Knowledge;
-    use crate::driver::{Driver, RingOptions};
+    use crate::driver::{Driver, FileDriver, RingOptions};
     use crate::files::File;
     use crate::residency::Residency;
+    use crate::time::Moment;
 
     /// A driver; `None` where the kernel gives no ring.
     fn driver() -> Option<IoUring> {

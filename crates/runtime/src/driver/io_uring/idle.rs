@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::connection::{Connection, Receive};
 use super::operation::Op;
 use crate::environment::Environment;
-use crate::slots::{Key, Slots};
+use crate::executor::slots::{Key, Slots};
 
 /// Slots that are looked at per turn: some microseconds.
 const SLOTS_PER_TURN: u32 = 1024;

@@ -49,8 +49,8 @@ use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_ACCEPT, KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op,
-    Ops, kind_and_key, push_cancel, user_data,
+    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops,
+    kind_and_key, push_cancel, user_data,
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
@@ -59,13 +59,16 @@ use super::direct::{
     send_now,
 };
 use super::file_read::{FileRead, FileReading};
-use super::{Control, Driver, End, Fresh, Released, RingCounters, RingOptions, TcpInfo};
-use crate::address::SocketAddress;
+use super::{
+    DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
+    open_datagram,
+};
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::net::options;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
 
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
 /// hold up what is queued behind.
@@ -161,7 +164,7 @@ impl IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
             connections: RefCell::new(Slots::new()),
-            listeners: Listeners::new(options.allows(5, 19)),
+            listeners: Listeners::new(),
             file_reads: FileReads::new(),
             requests: RefCell::new(Vec::new()),
             completions: RefCell::new(Vec::new()),
@@ -435,7 +438,6 @@ impl IoUring {
             KIND_CANCEL | KIND_CLOSE | KIND_POST => {}
             KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CANCEL_OP => {}
-            KIND_ACCEPT => self.listeners.handle_accepted(key, completion),
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
@@ -546,13 +548,11 @@ impl IoUring {
         Err(send_under_way())
     }
 
-    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections and
-    /// listeners that were closed. False if that takes too long.
+    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections
+    /// that were closed. False if that takes too long.
     fn finish_closed(&self) -> bool {
         self.make_entries();
-        self.finish(|| {
-            self.connections.borrow().len() == 0 && !self.listeners.is_any_accepting() && self.file_reads.is_empty()
-        })
+        self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.is_empty())
     }
 
     /// Waits for what is in flight, for a bounded time, until there is no more of it.
@@ -627,17 +627,9 @@ impl IoUring {
     }
 }
 
-impl Driver for IoUring {
-    fn name(&self) -> &'static str {
-        "io_uring"
-    }
-
+impl StreamDriver for IoUring {
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection::new(socket, fresh))
-    }
-
-    fn detach(&self, key: Key) -> Option<OwnedFd> {
-        self.release(key).ok().map(|released| released.socket)
     }
 
     fn descriptor(&self, key: Key) -> RawFd {
@@ -660,11 +652,6 @@ impl Driver for IoUring {
         let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
         self.cancel(key, in_flight);
         Ok(Released { socket, received, error })
-    }
-
-    fn ring_counters(&self) -> RingCounters {
-        let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
-        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
     }
 
     fn close(&self, key: Key) {
@@ -825,6 +812,40 @@ impl Driver for IoUring {
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
     }
 
+    fn flush(&self, key: Key) {
+        self.send_posted_by(key);
+    }
+
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        self.send_posted(key, connection, true);
+        if let Some(sending) = connection.sending().filter(|sending| sending.is_owned()) {
+            // What was posted counts as sent.
+            sending.is_last = true;
+            return Ok(());
+        }
+        Ok(net::shutdown(connection.socket(), net::Shutdown::Write)?)
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.is_reset = true;
+        self.send_posted(key, connection, false);
+        options::set_linger_reset(connection.socket().as_fd())
+    }
+}
+
+impl DatagramDriver for IoUring {
+    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
+        Ok(self.attach(open_datagram(local, peer)?, Fresh::Connected))
+    }
+
+    fn close_datagram(&self, key: Key) {
+        self.close(key);
+    }
+
     fn poll_recv_datagram(
         &self,
         key: Key,
@@ -839,44 +860,12 @@ impl Driver for IoUring {
         self.with_socket(key, |socket| send_datagram(socket.as_fd(), bytes, to))
     }
 
-    fn control(&self, key: Key, control: Control) -> io::Result<()> {
-        if let Control::ShutdownWrite | Control::Cork(_) | Control::LingerReset = control {
-            let mut connections = self.connections.borrow_mut();
-            let connection = connections.get_mut(key).expect("an open stream owns its slot");
-            connection.is_reset |= control == Control::LingerReset;
-            self.send_posted(key, connection, control == Control::ShutdownWrite);
-            if control == Control::ShutdownWrite
-                && let Some(sending) = connection.sending().filter(|sending| sending.is_owned())
-            {
-                // What was posted counts as sent.
-                sending.is_last = true;
-                return Ok(());
-            }
-        }
-        self.with_socket(key, |socket| {
-            match control {
-                Control::ShutdownWrite => net::shutdown(socket, net::Shutdown::Write)?,
-                Control::NoDelay(on) => sockopt::set_tcp_nodelay(socket, on)?,
-                Control::Cork(on) => sockopt::set_tcp_cork(socket, on)?,
-                Control::KeepAlive(on) => sockopt::set_socket_keepalive(socket, on)?,
-                Control::LingerReset => sockopt::set_socket_linger(socket, Some(Duration::ZERO))?,
-            }
-            Ok(())
-        })
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        self.address(key, End::Local)
     }
+}
 
-    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        self.with_socket(key, |socket| end.address_of(socket))
-    }
-
-    fn has_unread(&self, key: Key) -> bool {
-        self.with_socket(key, |socket| Ok(rustix::io::ioctl_fionread(socket)? > 0)).unwrap_or(false)
-    }
-
-    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
-        self.with_socket(key, TcpInfo::of)
-    }
-
+impl ListenerDriver for IoUring {
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
         self.listeners.attach(socket, options)
     }
@@ -891,25 +880,6 @@ impl Driver for IoUring {
 
     fn pause_listener(&self, key: Key) {
         self.listeners.pause(key);
-    }
-
-    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
-        self.listeners.pause(key);
-        for _ in 0..CANCEL_CALLS_MAX {
-            if !self.listeners.is_accepting(key) {
-                break;
-            }
-            let mut completions = Vec::new();
-            {
-                let mut ring = self.ring.borrow_mut();
-                self.listeners.make_entries(&mut ring);
-                // If it fails, the cancellation is submitted when the turn ends.
-                let _ = ring.enter(Some(Duration::ZERO));
-                ring.take(&mut completions, usize::MAX);
-            }
-            completions.iter().for_each(|completion| self.handle_completion(completion));
-        }
-        self.listeners.take_accepted(key)
     }
 
     fn rearm_shared_listeners(&self) {
@@ -927,9 +897,22 @@ impl Driver for IoUring {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         self.listeners.poll_accept(key, cx, self.turn.get())
     }
+}
 
+impl FileDriver for IoUring {
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         self.file_reads.begin(read)
+    }
+}
+
+impl Driver for IoUring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn ring_counters(&self) -> RingCounters {
+        let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
+        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
@@ -972,10 +955,10 @@ fn send_under_way() -> io::Error {
 
 impl Drop for IoUring {
     fn drop(&mut self) {
-        let handle = |completion: &Completion| match kind_and_key(completion.user_data) {
-            (KIND_ACCEPT, _) => drop(listeners::take_accepted(completion)),
-            (KIND_FILE_READ, key) => self.file_reads.handle_completion(key, completion),
-            _ => {}
+        let handle = |completion: &Completion| {
+            if let (KIND_FILE_READ, key) = kind_and_key(completion.user_data) {
+                self.file_reads.handle_completion(key, completion);
+            }
         };
         self.file_reads.give_up_begun();
         // No turn comes that would close them.

@@ -5,7 +5,7 @@
 use io_uring::opcode;
 
 use super::ring::Ring;
-use crate::slots::Key;
+use crate::executor::slots::Key;
 
 /// What may be in flight for a connection, once each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,19 +30,18 @@ impl Op {
 }
 
 /// User data: slot in the upper half, then 4 bits of kind, then the generation.
-const KIND_SHIFT: u32 = crate::slots::GENERATION_BITS;
+const KIND_SHIFT: u32 = crate::executor::slots::GENERATION_BITS;
 pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
 /// The cancellation of something else than an [`Op`].
 pub(super) const KIND_CANCEL: u64 = 10;
-pub(super) const KIND_ACCEPT: u64 = 11;
 /// The cancellation of a connection's [`Op`].
-pub(super) const KIND_CANCEL_OP: u64 = 12;
+pub(super) const KIND_CANCEL_OP: u64 = 11;
 /// A posted send.
-pub(super) const KIND_POST: u64 = 13;
+pub(super) const KIND_POST: u64 = 12;
 /// A close that nobody waits for.
-pub(super) const KIND_CLOSE: u64 = 14;
-pub(super) const KIND_FILE_READ: u64 = 15;
+pub(super) const KIND_CLOSE: u64 = 13;
+pub(super) const KIND_FILE_READ: u64 = 14;
 const _: () = assert!(KIND_SHIFT <= 28 && KIND_FILE_READ < 16);
 
 pub(super) fn user_data(kind: u64, key: Key) -> u64 {

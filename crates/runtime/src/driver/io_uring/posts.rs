@@ -28,8 +28,8 @@ use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
 use crate::driver::direct::{OPERATIONS_PER_TURN, send_now};
-use crate::driver::{Driver, Fresh};
-use crate::slots::Key;
+use crate::driver::{Fresh, StreamDriver};
+use crate::executor::slots::Key;
 
 /// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
 const POSTED_MAX: usize = 1024 * 1024;
@@ -135,7 +135,7 @@ impl Posts {
 }
 
 impl IoUring {
-    /// As [`Driver::try_send`], for a connection on the ring.
+    /// As [`StreamDriver::try_send`], for a connection on the ring.
     pub(super) fn try_post(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
         let turn = self.turn.get();
         let may_be_posted = connection.writes.is_of(turn);
@@ -146,7 +146,7 @@ impl IoUring {
     }
 
     /// Sends what the connection has posted in this turn, before something else is done with it. `is_last` as in
-    /// [`Driver::try_send`].
+    /// [`StreamDriver::try_send`].
     pub(super) fn send_posted(&self, key: Key, connection: &mut Connection, is_last: bool) {
         let mut posts = self.posts.borrow_mut();
         if posts.is_empty() || !connection.writes.is_of(self.turn.get()) {

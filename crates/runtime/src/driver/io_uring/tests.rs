@@ -69,7 +69,7 @@ fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
         assert!(driver.poll_peer_closed(key, &mut Context::from_waker(Waker::noop())).is_pending());
         send_into_full_socket(&driver, key, is_posted);
         // What is left of a post would keep the connection otherwise.
-        driver.control(key, Control::LingerReset).unwrap();
+        driver.set_linger_reset(key).unwrap();
         driver.close(key);
         // Until the kernel hears of the end, the poll for the peer's leaving is all that can complete.
         let cancellations = std::mem::take(&mut *driver.requests.borrow_mut());

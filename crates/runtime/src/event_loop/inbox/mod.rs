@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::environment::Environment;
 use crate::executor::LOOPS_MAX;
 use crate::stall::Turns;
-use crate::watchdog::Watched;
+use crate::stall::watchdog::Watched;
 use doorbell::Doorbell;
 
 /// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.

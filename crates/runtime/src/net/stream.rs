@@ -13,13 +13,14 @@ use std::task::{Context, Poll};
 
 use rustix::io::Errno;
 
-use crate::address::SocketAddress;
+use super::options::{self, TcpInfo};
 use crate::buffer::Buffer;
-use crate::driver::{Control, End, Fresh, Released, TcpInfo};
+use crate::driver::{End, Fresh, Released};
 use crate::environment::Environment;
+use crate::executor::slots::Key;
 use crate::files::File;
+use crate::net::SocketAddress;
 use crate::output::Output;
-use crate::slots::Key;
 
 /// A connected socket. Closed when dropped.
 pub struct Stream {
@@ -221,38 +222,50 @@ impl Stream {
 
     /// Ends our data; the peer sees the end of the stream and may still send.
     pub fn shutdown_write(&self) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::ShutdownWrite)
+        self.environment.driver.shutdown_write(self.key)
     }
 
     /// `TCP_NODELAY`.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::NoDelay(on))
+        self.set_option(|socket| options::set_nodelay(socket, on))
     }
 
     /// `TCP_CORK` (`tcp_nopush`).
     pub fn set_cork(&self, on: bool) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::Cork(on))
+        self.environment.driver.flush(self.key);
+        self.set_option(|socket| options::set_cork(socket, on))
     }
 
     /// `SO_KEEPALIVE`.
     pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::KeepAlive(on))
+        self.set_option(|socket| options::set_keepalive(socket, on))
     }
 
     /// Closing resets the connection and drops what is queued (`reset_timedout_connection`).
     pub fn set_linger_reset(&self) -> io::Result<()> {
-        self.environment.driver.control(self.key, Control::LingerReset)
+        self.environment.driver.set_linger_reset(self.key)
     }
 
     /// Whether the kernel has data that nobody has received yet: whoever closes now resets the connection. A system call; false
     /// where nothing can be known.
     pub fn has_unread(&self) -> bool {
-        self.environment.driver.has_unread(self.key)
+        self.kernel_socket().is_some_and(|socket| options::unread(socket).is_ok_and(|bytes| bytes > 0))
     }
 
     /// What the kernel knows of the connection; a system call. Errors: that it is no TCP connection.
     pub fn tcp_info(&self) -> io::Result<TcpInfo> {
-        self.environment.driver.tcp_info(self.key)
+        TcpInfo::of(self.kernel_socket().ok_or(io::ErrorKind::Unsupported)?)
+    }
+
+    /// The socket, if it is one of the kernel's: a simulated one has no options.
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        let descriptor = self.environment.driver.kernel_socket(self.key)?;
+        // SAFETY: as for `as_fd`.
+        Some(unsafe { BorrowedFd::borrow_raw(descriptor) })
+    }
+
+    fn set_option(&self, set: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
+        self.kernel_socket().map_or(Ok(()), set)
     }
 
     /// Our address; a system call.

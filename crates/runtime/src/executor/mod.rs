@@ -6,6 +6,11 @@
 //!
 //! Fairness: a turn polls at most [`POLLS_PER_TURN`] times, and a task that wakes itself waits for the next turn.
 
+pub(crate) mod panics;
+pub(crate) mod parked;
+pub(crate) mod slots;
+pub(crate) mod turn_share;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -14,9 +19,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 use crate::environment::Environment;
-use crate::inbox;
-use crate::panics::boundary;
-use crate::slots::{GENERATION_BITS, Key, Slots};
+use crate::event_loop::inbox;
+use crate::executor::panics::boundary;
+use crate::executor::slots::{GENERATION_BITS, Key, Slots};
 use crate::stall::{Name, Turns};
 
 /// Bounds a turn to a few hundred microseconds at a microsecond per poll.

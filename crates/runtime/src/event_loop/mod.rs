@@ -1,6 +1,8 @@
 //! The event loop: one per worker thread. A turn takes events, calls, timers and runnable tasks, in this order, each
 //! bounded, and then waits for the next event or timer.
 
+pub(crate) mod inbox;
+
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -10,23 +12,22 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use self::inbox::{Call, Inbox, Remote};
 use crate::blocks;
-use crate::clock::{Clock, ClockChoice};
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
 use crate::driver::simulated::Simulated;
 use crate::driver::{Driver, RingOptions};
 use crate::environment::Environment;
+use crate::executor::panics::{self, boundary};
+use crate::executor::turn_share::Line;
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
-use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory;
 use crate::mounts;
-use crate::panics::{self, boundary};
 use crate::simulation::{Simulation, World};
-use crate::timer::Wheel;
-use crate::turn_share::Line;
-use crate::watchdog;
+use crate::stall::watchdog;
+use crate::time::{Clock, ClockChoice, Wheel};
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;

@@ -9,9 +9,9 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use crate::address::SocketAddress;
 use crate::environment::Environment;
-use crate::slots::Key;
+use crate::executor::slots::Key;
+use crate::net::SocketAddress;
 
 /// A datagram socket. Closed when dropped.
 pub struct Datagram {

@@ -6,7 +6,7 @@
 //!
 //! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
 //! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
-//! same address is asked to take what waits; see [`crate::driver::Driver::accept_for_another`].
+//! same address is asked to take what waits; see [`crate::driver::ListenerDriver::accept_for_another`].
 //!
 //! It never waits for a loop, refuses to guess when procfs is not readable (the stall is then counted but not filed), and
 //! leaves loops in virtual time alone.
@@ -24,9 +24,9 @@ use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::address::SocketAddress;
 use crate::environment::Environment;
-use crate::inbox::{self, Inbox, Remote};
+use crate::event_loop::inbox::{self, Inbox, Remote};
+use crate::net::SocketAddress;
 use crate::stall::{STALL_THRESHOLD, Sample, StallKind, ThreadState, Turns, judge};
 
 /// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog itself

@@ -1,4 +1,4 @@
-//! The one interface behind which the kernel sits: sockets and waiting for events.
+//! The interface behind which the kernel sits: waiting for events, streams, listeners, datagrams and files.
 //!
 //! Shaped for completion: the state of an operation lives in a slot that belongs to the socket, never in the caller's
 //! future, so a caller that stops polling loses nothing, and a driver that has an operation in flight keeps its memory
@@ -6,7 +6,7 @@
 //! One reader, one writer, and one waiter for the peer's leaving at a time per socket; the last to poll is woken.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -15,11 +15,10 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use self::file_read::{FileRead, FileReading};
-use crate::address::SocketAddress;
 use crate::buffer::Buffer;
-use crate::listener::AcceptOptions;
+use crate::executor::slots::Key;
+use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
-use crate::slots::Key;
 
 mod direct;
 pub(crate) mod epoll;
@@ -120,18 +119,6 @@ pub(crate) enum Fresh {
     Connected,
 }
 
-/// A change to a socket that never waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Control {
-    /// End of our data; the peer sees end of stream.
-    ShutdownWrite,
-    NoDelay(bool),
-    Cork(bool),
-    KeepAlive(bool),
-    /// Closing sends a reset and drops what is queued.
-    LingerReset,
-}
-
 /// Which end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
@@ -141,7 +128,7 @@ pub(crate) enum End {
 
 impl End {
     /// The address of this end of a connected socket; a system call.
-    pub fn address_of(self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+    pub fn address_of(self, socket: BorrowedFd<'_>) -> io::Result<SocketAddress> {
         match self {
             End::Local => SocketAddress::bound_to(socket),
             End::Peer => SocketAddress::from_kernel(rustix::net::getpeername(socket)?),
@@ -149,30 +136,38 @@ impl End {
     }
 }
 
-pub(crate) trait Driver {
+/// What a loop waits with, and everything that tasks do with sockets and files through it.
+pub(crate) trait Driver: StreamDriver + ListenerDriver + DatagramDriver + FileDriver {
     /// As `use` in the configuration names it.
     fn name(&self) -> &'static str;
 
-    /// Takes a connected or connecting socket, which must be non-blocking. Costs no system call.
-    fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key;
+    /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
 
-    /// Gives the socket back, unregistered; `None` when the key is stale.
-    fn detach(&self, key: Key) -> Option<OwnedFd>;
-
-    /// The socket's descriptor, which is the driver's.
-    fn descriptor(&self, key: Key) -> RawFd;
-
-    /// As `detach`, with what has been received ahead of the reader, for an owner who goes on. Errors: when that cannot be
-    /// told, or a send is under way; then the socket stays, to be closed.
-    fn release(&self, key: Key) -> io::Result<Released> {
-        let socket = self.detach(key).ok_or(io::ErrorKind::NotConnected)?;
-        Ok(Released { socket, received: Buffer::new(), error: None })
+    /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
+    fn next_event(&self) -> Option<u64> {
+        None
     }
 
     /// What an io_uring has done so far; nothing for other drivers.
     fn ring_counters(&self) -> RingCounters {
         RingCounters::default()
     }
+}
+
+/// Connected sockets.
+pub(crate) trait StreamDriver {
+    /// A socket that is connected or connecting, to be attached.
+    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
+        connect(address, local)
+    }
+
+    /// Takes a connected or connecting socket, which must be non-blocking. Costs no system call.
+    fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key;
+
+    /// Gives the socket back, unregistered, with what has been received ahead of the reader, for an owner who goes on.
+    /// Errors: when that cannot be told, or a send is under way; then the socket stays, to be closed.
+    fn release(&self, key: Key) -> io::Result<Released>;
 
     /// Closes a socket.
     fn close(&self, key: Key);
@@ -183,6 +178,9 @@ pub(crate) trait Driver {
         let _ = cx;
         Poll::Ready(())
     }
+
+    /// Ready when a `Fresh::Connecting` socket is connected or has failed.
+    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;
@@ -195,6 +193,11 @@ pub(crate) trait Driver {
     /// closed right after this: then the end goes with the data, in one packet.
     fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
 
+    /// Gives the kernel what `try_send` has taken over, before the socket is changed in a way that matters to it.
+    fn flush(&self, key: Key) {
+        let _ = key;
+    }
+
     /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
     fn poll_sendfile(
         &self,
@@ -205,8 +208,11 @@ pub(crate) trait Driver {
         length: usize,
     ) -> Poll<io::Result<usize>>;
 
-    /// Ready when a `Fresh::Connecting` socket is connected or has failed.
-    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    /// Ends our data; the peer sees the end of the stream behind all that has been sent.
+    fn shutdown_write(&self, key: Key) -> io::Result<()>;
+
+    /// Has closing send a reset and drop what is queued.
+    fn set_linger_reset(&self, key: Key) -> io::Result<()>;
 
     /// Ready when the peer has closed or reset the connection, whether its data has been read or not.
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
@@ -214,81 +220,44 @@ pub(crate) trait Driver {
     /// Whether the connection is reset, or closed in both directions. A peer that has only ended its own data may still read.
     fn is_broken(&self, key: Key) -> bool;
 
-    fn control(&self, key: Key, control: Control) -> io::Result<()>;
+    /// The socket's descriptor, which is the driver's.
+    fn descriptor(&self, key: Key) -> RawFd;
 
-    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress>;
-
-    /// Whether the kernel has data that nobody has received yet.
-    fn has_unread(&self, key: Key) -> bool {
-        let _ = key;
-        false
+    /// The descriptor, if it is a socket of the kernel's that has options ([`crate::net::options`]).
+    fn kernel_socket(&self, key: Key) -> Option<RawFd> {
+        Some(self.descriptor(key))
     }
 
-    /// What the kernel knows of a TCP connection.
-    fn tcp_info(&self, key: Key) -> io::Result<TcpInfo> {
-        let _ = key;
-        Err(io::ErrorKind::Unsupported.into())
+    /// The address of one end.
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        // SAFETY: the slot owns the descriptor, and nobody closes it during this call.
+        end.address_of(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
+}
 
-    /// A socket that is connected or connecting, to be attached.
-    fn connect(&self, address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result<(OwnedFd, Fresh)> {
-        connect(address, local)
-    }
-
-    /// A datagram socket of this driver: bound to `local`, or to a free port of the kernel's choice, and connected to `peer`.
-    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key> {
-        Ok(self.attach(datagram(local, peer)?, Fresh::Connected))
-    }
-
-    /// Closes a datagram socket.
-    fn close_datagram(&self, key: Key) {
-        self.close(key);
-    }
-
-    /// The next datagram, of which what has no place in `into` is lost, its length there, and who has sent it.
-    fn poll_recv_datagram(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        into: &mut [u8],
-    ) -> Poll<io::Result<(usize, SocketAddress)>>;
-
-    /// Sends a datagram to the peer of a connected socket, or to `to`. Never waits: one that the socket has no room for is an
-    /// error.
-    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()>;
-
-    /// The local address of a datagram socket.
-    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
-        self.address(key, End::Local)
-    }
-
-    /// A socket that listens, to be attached as listener.
+/// Listening sockets.
+pub(crate) trait ListenerDriver {
+    /// A socket that listens, to be attached.
     fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
         listen(address, backlog)
     }
 
     /// The address that a socket listens on.
     fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
-        End::Local.address_of(socket)
+        End::Local.address_of(socket.as_fd())
     }
 
     /// Takes a listening socket, which other loops may share.
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
 
-    /// Accepts in another way from now on.
-    fn set_accept_options(&self, key: Key, options: AcceptOptions);
-
     /// Forgets a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
+    /// Accepts in another way from now on.
+    fn set_accept_options(&self, key: Key, options: AcceptOptions);
+
     /// Stops being told of connections until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
-
-    /// As `pause_listener`, at once; returns what the kernel has accepted and nobody has taken.
-    fn stop_listener(&self, key: Key) -> Vec<(OwnedFd, SocketAddress)> {
-        self.pause_listener(key);
-        Vec::new()
-    }
 
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);
@@ -303,59 +272,36 @@ pub(crate) trait Driver {
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
+}
 
-    /// Begins to read from a file; gives the read back if this driver cannot do that, or has too many.
+/// Datagram sockets.
+pub(crate) trait DatagramDriver {
+    /// A socket bound to `local`, or to a free port of the kernel's choice, and connected to `peer`.
+    fn open_datagram(&self, local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<Key>;
+
+    fn close_datagram(&self, key: Key);
+
+    /// The next datagram, of which what has no place in `into` is lost, its length there, and who has sent it.
+    fn poll_recv_datagram(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddress)>>;
+
+    /// Sends a datagram to the peer of a connected socket, or to `to`. Never waits: one that the socket has no room for is an
+    /// error.
+    fn send_datagram(&self, key: Key, bytes: &[u8], to: Option<&SocketAddress>) -> io::Result<()>;
+
+    /// The local address.
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress>;
+}
+
+/// Files, where the driver itself can do something for them.
+pub(crate) trait FileDriver {
+    /// Begins to read; gives the read back if this driver cannot do that, or has too many.
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         Err(read)
-    }
-
-    /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
-    fn next_event(&self) -> Option<u64> {
-        None
-    }
-
-    /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
-    fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
-}
-
-/// What the kernel knows of a TCP connection (tcp(7), `TCP_INFO`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpInfo {
-    /// The smoothed round trip time, in microseconds.
-    pub rtt: u32,
-    /// How much it varies, in microseconds.
-    pub rtt_variance: u32,
-    /// The congestion window, in segments.
-    pub congestion_window: u32,
-    /// Room for what comes, in bytes.
-    pub receive_space: u32,
-}
-
-impl TcpInfo {
-    /// A system call. Errors: getsockopt(2)'s; the socket may be no TCP socket.
-    fn of(socket: &OwnedFd) -> io::Result<TcpInfo> {
-        // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of `info`.
-        let code = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                (&raw mut info).cast(),
-                &raw mut length,
-            )
-        };
-        if code < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(TcpInfo {
-            rtt: info.tcpi_rtt,
-            rtt_variance: info.tcpi_rttvar,
-            congestion_window: info.tcpi_snd_cwnd,
-            receive_space: info.tcpi_rcv_space,
-        })
     }
 }
 
@@ -374,7 +320,7 @@ fn connect(address: &SocketAddress, local: Option<&SocketAddress>) -> io::Result
     Ok((socket, fresh))
 }
 
-fn datagram(local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<OwnedFd> {
+fn open_datagram(local: Option<&SocketAddress>, peer: Option<&SocketAddress>) -> io::Result<OwnedFd> {
     let (local, peer) =
         (local.map(SocketAddress::to_kernel).transpose()?, peer.map(SocketAddress::to_kernel).transpose()?);
     let family = peer.as_ref().or(local.as_ref()).ok_or(io::ErrorKind::InvalidInput)?.address_family();

@@ -4,11 +4,13 @@
 //! The loop's thread writes the times and what it is at, the watchdog's thread what it filed; anybody reads. Plain loads
 //! and stores, no locked instructions.
 
+pub(crate) mod watchdog;
+
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use crate::watchdog::{Stall, set_stall_reporter, start_watchdog, workers};
+pub use crate::stall::watchdog::{Stall, set_stall_reporter, start_watchdog, workers};
 
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);

@@ -7,13 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::address::SocketAddress;
 use crate::driver::Fresh;
 use crate::environment::Environment;
-use crate::inbox;
-use crate::slots::Key;
-use crate::stream::Stream;
-use crate::watchdog::has_connection;
+use crate::event_loop::inbox;
+use crate::executor::slots::Key;
+use crate::net::{SocketAddress, Stream};
+use crate::stall::watchdog::has_connection;
 
 /// How a loop accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,14 +22,11 @@ pub struct AcceptOptions {
     /// Connections accepted per turn at most; a few more from a queue found long on a socket that is not shared. 1 is
     /// nginx's `multi_accept off`.
     pub batch: u32,
-    /// The kernel accepts by itself and ahead of the caller, some dozens at most, where it can (io_uring, multishot accept)
-    /// and no other loop accepts from the socket. Whoever stops accepting then has to [`Listener::stop`].
-    pub ahead: bool,
 }
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        AcceptOptions { exclusive: false, batch: 1, ahead: false }
+        AcceptOptions { exclusive: false, batch: 1 }
     }
 }
 
@@ -97,13 +93,6 @@ impl Listener {
     /// waiting loop of each connection and must not choose one that does not accept.
     pub fn pause(&self) {
         self.environment.driver.pause_listener(self.key);
-    }
-
-    /// As [`Listener::pause`], at once; returns the connections that the kernel has accepted ahead and nobody has taken.
-    /// Dropped instead, a listener closes them.
-    pub fn stop(&self) -> Vec<(Stream, SocketAddress)> {
-        let accepted = self.environment.driver.stop_listener(self.key);
-        accepted.into_iter().map(|(socket, peer)| self.stream(socket, peer)).collect()
     }
 
     /// Accepts in another way from now on: loops come and go.

@@ -12,10 +12,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::environment::Environment;
-use crate::parked::Parked;
-use crate::slots::{Key, Slots};
+use crate::executor::parked::Parked;
+use crate::executor::slots::{Key, Slots};
+use crate::time::Moment;
 
 const TICK_NANOS: u64 = 1_000_000;
 const LEVEL_BITS: u32 = 6;

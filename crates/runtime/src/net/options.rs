@@ -1,0 +1,75 @@
+//! Options of sockets, and what the kernel tells of one: each a system call on the descriptor.
+//!
+//! Errors are setsockopt(2)'s and getsockopt(2)'s. What a driver has to know of (a shutdown, a reset) goes by the driver.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+/// `TCP_NODELAY`.
+pub(crate) fn set_nodelay(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    Ok(sockopt::set_tcp_nodelay(socket, on)?)
+}
+
+/// `TCP_CORK`.
+pub(crate) fn set_cork(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    Ok(sockopt::set_tcp_cork(socket, on)?)
+}
+
+/// `SO_KEEPALIVE`.
+pub(crate) fn set_keepalive(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    Ok(sockopt::set_socket_keepalive(socket, on)?)
+}
+
+/// `SO_LINGER` with no time: closing sends a reset and drops what is queued.
+pub(crate) fn set_linger_reset(socket: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
+}
+
+/// The bytes that nobody has received yet (`FIONREAD`).
+pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(rustix::io::ioctl_fionread(socket)?)
+}
+
+/// What the kernel knows of a TCP connection (tcp(7), `TCP_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// The smoothed round trip time, in microseconds.
+    pub rtt: u32,
+    /// How much it varies, in microseconds.
+    pub rtt_variance: u32,
+    /// The congestion window, in segments.
+    pub congestion_window: u32,
+    /// Room for what comes, in bytes.
+    pub receive_space: u32,
+}
+
+impl TcpInfo {
+    /// A system call. Errors: getsockopt(2)'s; the socket may be no TCP socket.
+    pub(crate) fn of(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
+        // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of `info`.
+        let code = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        if code < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(TcpInfo {
+            rtt: info.tcpi_rtt,
+            rtt_variance: info.tcpi_rttvar,
+            congestion_window: info.tcpi_snd_cwnd,
+            receive_space: info.tcpi_rcv_space,
+        })
+    }
+}
