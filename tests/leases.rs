@@ -9,20 +9,23 @@ use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, with_each_driver};
 with_each_driver!(
     at_the_limit_new_requests_get_503_and_the_others_are_served,
     above_the_limit_connections_are_closed_and_the_rest_is_answered,
+    upload_that_gets_no_memory_is_refused_and_logged,
 );
 
 /// What `/limit` makes of the limit.
 const LIMIT: usize = 1 << 20;
-/// A head of which so much has come is in a lease of 64 KiB, because as much again may come: 16 of them are the limit, 20 all
-/// that is ever given out.
-const HEAD_PART: usize = 10_000;
+/// A head of which so many of its fields have come is in a lease of 64 KiB, because it does not fit into one of 20: 16 of them
+/// are the limit, 20 all that is ever given out.
+const FIELDS: usize = 3;
+const FIELD_BYTES: usize = 10_000;
 const FILE_BYTES: usize = 3 << 20;
 
 fn start(driver: Driver) -> Server {
     let text = "large_client_header_buffers 4 16k; client_max_body_size 0; root %DIR%/files;
         location = /hello { return 200 hello; }
         location = /limit { test_leases 1m; }
-        location = /count { test_count_body; }";
+        location = /count { test_count_body; }
+        location = /store { client_body_buffer_size 4m; test_store_body; }";
     let setup = Setup::server(driver, text).replace("worker_processes 2;", "worker_processes 1;");
     setup.file("files/file", contents()).start()
 }
@@ -41,7 +44,8 @@ fn connect_many(server: &Server, count: usize) -> Vec<Client> {
 
 /// Sends most of a request, for which memory is held until the rest comes.
 fn begin_request(client: &mut Client) {
-    client.send(format!("GET /hello HTTP/1.1\r\nHost: h\r\nX: {}", "x".repeat(HEAD_PART)));
+    let field = format!("\r\nX: {}", "x".repeat(FIELD_BYTES));
+    client.send(format!("GET /hello HTTP/1.1\r\nHost: h{}", field.repeat(FIELDS)));
 }
 
 /// Sends the rest; `None` when the connection is closed instead of an answer.
@@ -125,5 +129,33 @@ fn above_the_limit_connections_are_closed_and_the_rest_is_answered(driver: Drive
     let answered = answers.iter().flatten().count();
     assert!((16..100).contains(&answered), "{answered}\n{server}");
     assert_eq!(server.get("/hello").text(), "hello");
+    server.end(Signal::TERM);
+}
+
+fn upload_that_gets_no_memory_is_refused_and_logged(driver: Driver) {
+    if !HAS_TEST_HOOKS {
+        return;
+    }
+    let mut server = start(driver);
+    let mut other = server.connect();
+    assert_eq!(other.get("/limit").text(), LIMIT.to_string());
+    let chunk = format!("{LIMIT:x}\r\n{}\r\n", "x".repeat(LIMIT));
+    for framed in [
+        format!("Content-Length: {}\r\n\r\n{}", 2 * LIMIT, "x".repeat(2 * LIMIT)),
+        format!("Transfer-Encoding: chunked\r\n\r\n{}0\r\n\r\n", chunk.repeat(2)),
+    ] {
+        let mut upload = server.connect();
+        upload.send(format!("POST /store HTTP/1.1\r\nHost: h\r\n{framed}"));
+        assert_eq!(upload.response().status, 503, "{server}");
+        server.wait_logged("request: \"POST /store HTTP/1.1\"");
+        assert!(server.log().contains("[alert]") && !server.log().contains("[crit]"), "{server}");
+        // What it held is free again.
+        let stored = other.ask(format!(
+            "POST /store HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
+            LIMIT / 2,
+            "x".repeat(LIMIT / 2)
+        ));
+        assert!(stored.text().starts_with(&format!("{} memory ", LIMIT / 2)), "{server}");
+    }
     server.end(Signal::TERM);
 }

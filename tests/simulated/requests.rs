@@ -4,9 +4,9 @@ use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use gale_runtime::Bytes;
 use gale_runtime::simulation::{FileFaults, Sending, Simulation, Transcript};
 
 use super::answer::Received;

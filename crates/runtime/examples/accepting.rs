@@ -74,7 +74,7 @@ struct Sample {
 async fn answer(stream: Stream) {
     let (mut input, mut output) = (Buffer::new(), Output::new());
     if let Ok(1..) = stream.recv(&mut input, 1024).await {
-        output.push_static(ANSWER);
+        output.push(ANSWER);
         let _ = stream.send_all(&mut output).await;
     }
 }
@@ -90,7 +90,7 @@ fn ask(address: &SocketAddress, clients: usize, client_core: usize, server: &Rem
                 let (mut input, mut output) = (Buffer::new(), Output::new());
                 loop {
                     let stream = Stream::connect(&address).await.expect("the server accepts");
-                    output.push_static(REQUEST);
+                    output.push(REQUEST);
                     stream.send_all(&mut output).await.expect("the server receives");
                     while stream.recv(&mut input, 4096).await.expect("the server answers") > 0 {}
                     assert_eq!(input.len(), ANSWER.len());

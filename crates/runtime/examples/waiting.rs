@@ -94,7 +94,7 @@ async fn answer(stream: Stream) {
     let (mut input, mut output) = (Buffer::new(), Output::new());
     while let Ok(1..) = stream.recv(&mut input, 1024).await {
         input.clear();
-        output.push_static(ANSWER);
+        output.push(ANSWER);
         if stream.send_all(&mut output).await.is_err() {
             return;
         }
@@ -112,7 +112,7 @@ fn ask(address: &SocketAddress, connections: usize, server: &Remote) -> Sample {
             spawn(async move {
                 let (mut input, mut output) = (Buffer::new(), Output::new());
                 loop {
-                    output.push_static(REQUEST);
+                    output.push(REQUEST);
                     stream.send_all(&mut output).await.expect("the server receives");
                     while input.len() < ANSWER.len() {
                         assert_ne!(stream.recv(&mut input, 4096).await.expect("the server answers"), 0);

@@ -1,170 +1,18 @@
-//! Leases and the input buffer: memory on loan from the worker's size classes.
+//! Leases and the input buffer: memory that one has and may write to, on loan from the worker's size classes (`blocks.rs`).
 //!
 //! A lease is taken when bytes are there and returned when they are consumed; what holds no bytes holds no memory, so
-//! an idle connection costs none. Each thread has its own free lists. The bytes on lease are counted against a limit:
-//! at the limit callers pause ([`leases_exhausted`]), a quarter above it nothing more is given out
+//! an idle connection costs none. The bytes on lease are counted against a limit of the thread: at the limit callers pause
+//! ([`leases_exhausted`](crate::leases_exhausted)), a quarter above it nothing more is given out
 //! ([`io::ErrorKind::OutOfMemory`]). A loop sets the limit: [`crate::LoopOptions`].
 //!
-//! Blocks are zeroed when they are first allocated and not between uses.
+//! What has been written is passed on as [`Bytes`], by [`Lease::freeze`], which several may read.
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
-use std::rc::Rc;
-use std::sync::Arc;
 
-const KIB: usize = 1024;
-
-/// The size classes, in bytes. A larger request is served by an allocation of its own.
-pub const LEASE_CLASSES: [usize; 6] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
-
-/// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
-const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 4, 1];
-
-/// The limit on a thread that sets none.
-const LEASED_MAX_DEFAULT: usize = 64 * KIB * KIB;
-
-thread_local! {
-    /// The bytes on lease.
-    static LEASED: Cell<usize> = const { Cell::new(0) };
-    static LEASED_MAX: Cell<usize> = const { Cell::new(LEASED_MAX_DEFAULT) };
-    /// Free blocks by class.
-    static FREE: RefCell<[Vec<Box<[u8]>>; LEASE_CLASSES.len()]> =
-        const { RefCell::new([const { Vec::new() }; LEASE_CLASSES.len()]) };
-}
-
-/// The bytes on lease on this thread now.
-pub fn leased_bytes() -> usize {
-    LEASED.get()
-}
-
-/// Whether the limit of bytes on lease is reached: time to stop accepting and to refuse new requests.
-pub fn leases_exhausted() -> bool {
-    LEASED.get() >= LEASED_MAX.get()
-}
-
-/// The limit of bytes on lease on this thread.
-pub fn leased_bytes_max() -> usize {
-    LEASED_MAX.get()
-}
-
-/// Sets the limit of bytes on lease on this thread.
-pub fn set_leased_bytes_max(bytes: usize) {
-    LEASED_MAX.set(bytes);
-}
-
-/// The smallest class for that many bytes. By arithmetic, because every request asks: class n has 4^n KiB.
-#[inline]
-fn class_of(size: usize) -> Option<usize> {
-    let above_first = size.div_ceil(KIB).saturating_sub(1);
-    let class = (usize::BITS - above_first.leading_zeros()).div_ceil(2) as usize;
-    (class < LEASE_CLASSES.len()).then_some(class)
-}
-
-/// One block of memory, charged to its thread.
-struct Block {
-    memory: Memory,
-    charged: usize,
-    /// It stays on the thread whose account it is in.
-    _not_send: PhantomData<Rc<()>>,
-}
-
-/// A block's memory: its own, or shared with others who only read. Whoever writes to what is shared gets a copy.
-enum Memory {
-    Own(Box<[u8]>),
-    Shared(Arc<Box<[u8]>>),
-}
-
-impl Memory {
-    /// None; allocates nothing.
-    fn none() -> Memory {
-        Memory::Own(Box::default())
-    }
-
-    /// The memory as a block that can be used again, if nobody else has it.
-    fn into_own(self) -> Option<Box<[u8]>> {
-        match self {
-            Memory::Own(memory) => Some(memory),
-            Memory::Shared(memory) => Arc::into_inner(memory),
-        }
-    }
-}
-
-impl Deref for Memory {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        match self {
-            Memory::Own(memory) => memory,
-            Memory::Shared(memory) => memory,
-        }
-    }
-}
-
-impl DerefMut for Memory {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        if let Memory::Shared(memory) = self {
-            *self = Memory::Own(Box::clone(memory));
-        }
-        match self {
-            Memory::Own(memory) => memory,
-            Memory::Shared(_) => unreachable!("replaced above"),
-        }
-    }
-}
-
-impl Block {
-    fn take(size: usize) -> io::Result<Block> {
-        Block::take_below(size, LEASED_MAX.get().saturating_add(LEASED_MAX.get() / 4))
-    }
-
-    /// Without a look at the limit.
-    fn take_past_limit(size: usize) -> Block {
-        Block::take_below(size, usize::MAX).expect("there is no limit")
-    }
-
-    #[inline]
-    fn take_below(size: usize, leased_max: usize) -> io::Result<Block> {
-        let class = class_of(size);
-        let charged = class.map_or_else(|| size.next_power_of_two(), |class| LEASE_CLASSES[class]);
-        let leased = LEASED.get().saturating_add(charged);
-        if leased > leased_max {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        // A thread that ends has no free blocks any more.
-        let kept = class.and_then(|class| FREE.try_with(|free| free.borrow_mut()[class].pop()).ok().flatten());
-        let memory = kept.unwrap_or_else(|| vec![0; charged].into_boxed_slice());
-        LEASED.set(leased);
-        Ok(Block { memory: Memory::Own(memory), charged, _not_send: PhantomData })
-    }
-}
-
-impl Block {
-    fn return_memory(&mut self) {
-        let Some(memory) = std::mem::replace(&mut self.memory, Memory::none()).into_own() else { return };
-        // Nothing when the memory is away (see `Lease::return_memory`); of no class when it is too large for any, or comes from
-        // elsewhere.
-        if let Some(class) = class_of(memory.len()).filter(|&class| memory.len() == LEASE_CLASSES[class]) {
-            let _ = FREE.try_with(|free| {
-                let list = &mut free.borrow_mut()[class];
-                if list.len() < KEPT_MAX[class] {
-                    list.push(memory);
-                }
-            });
-        }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        LEASED.set(LEASED.get() - self.charged);
-        self.return_memory();
-    }
-}
+use crate::blocks::Block;
+use crate::bytes::Bytes;
 
 /// Owned bytes in memory on loan. Dereferences to its bytes.
 pub struct Lease {
@@ -208,32 +56,26 @@ impl Lease {
         self.start += count as u32;
     }
 
-    /// Returns the memory but stays charged, and tells its size: for work on another thread, which allocates as much when
-    /// it begins. The lease is empty until `restore_memory`.
-    pub(crate) fn return_memory(&mut self) -> usize {
-        (self.start, self.end) = (0, 0);
-        self.block.return_memory();
-        self.block.charged
-    }
-
-    /// Takes memory of at least the size that `return_memory` told, which holds the lease's bytes in this part. Others may have
-    /// it, too.
-    pub(crate) fn restore_memory(&mut self, memory: Arc<Box<[u8]>>, bytes: Range<usize>) {
-        assert!(bytes.end <= memory.len() && bytes.len() <= self.block.charged);
-        self.block.memory = Memory::Shared(memory);
-        (self.start, self.end) = (bytes.start as u32, bytes.end as u32);
-    }
-
-    /// Appends as much of `bytes` as there is room behind the end and returns how much that was.
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> usize {
-        if matches!(self.block.memory, Memory::Shared(_)) {
-            return 0;
-        }
-        let room = &mut self.block.memory[self.end as usize..];
+    /// Appends as much of `bytes` as there is room behind the end, and returns how much that was.
+    pub fn append(&mut self, bytes: &[u8]) -> usize {
+        let room = &mut self.block.bytes_mut()[self.end as usize..];
         let count = room.len().min(bytes.len());
         room[..count].copy_from_slice(&bytes[..count]);
         self.end += count as u32;
         count
+    }
+
+    /// The bytes, to be read by several and written by nobody. Costs nothing: the memory stays where it is.
+    #[inline]
+    pub fn freeze(self) -> Bytes {
+        let Lease { block, start, end } = self;
+        Bytes::of_block(block.into_shared(), start as usize..end as usize)
+    }
+
+    /// The lease of these bytes of a block.
+    pub(crate) fn of_block(block: Block, range: Range<usize>) -> Lease {
+        assert!(range.start <= range.end && range.end <= block.size());
+        Lease { block, start: range.start as u32, end: range.end as u32 }
     }
 }
 
@@ -242,14 +84,14 @@ impl Deref for Lease {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        &self.block.memory[self.start as usize..self.end as usize]
+        &self.block.bytes()[self.start as usize..self.end as usize]
     }
 }
 
 impl DerefMut for Lease {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.block.memory[self.start as usize..self.end as usize]
+        &mut self.block.bytes_mut()[self.start as usize..self.end as usize]
     }
 }
 
@@ -290,7 +132,7 @@ impl Buffer {
     #[inline]
     pub fn readable(&self) -> &[u8] {
         match &self.block {
-            Some(block) => &block.memory[self.start as usize..self.end as usize],
+            Some(block) => &block.bytes()[self.start as usize..self.end as usize],
             None => &[],
         }
     }
@@ -309,7 +151,7 @@ impl Buffer {
 
     /// The size of the memory held, 0 when empty.
     pub fn capacity(&self) -> usize {
-        self.block.as_ref().map_or(0, |block| block.memory.len())
+        self.block.as_ref().map_or(0, |block| block.size())
     }
 
     /// Removes `count` bytes from the front. The memory is returned with the last one.
@@ -358,22 +200,22 @@ impl Buffer {
         let wanted = length.checked_add(size).filter(|&wanted| wanted <= u32::MAX as usize / 2);
         let wanted = wanted.ok_or(io::ErrorKind::OutOfMemory)?;
         match &mut self.block {
-            Some(block) if block.memory.len() - self.end as usize >= size => {}
-            Some(block) if block.memory.len() >= wanted => {
-                block.memory.copy_within(self.start as usize..self.end as usize, 0);
+            Some(block) if block.size() - self.end as usize >= size => {}
+            Some(block) if block.size() >= wanted => {
+                block.bytes_mut().copy_within(self.start as usize..self.end as usize, 0);
                 (self.start, self.end) = (0, length as u32);
             }
             held => {
                 let mut block = take(wanted)?;
                 if let Some(old) = held {
-                    block.memory[..length].copy_from_slice(&old.memory[self.start as usize..self.end as usize]);
+                    block.bytes_mut()[..length].copy_from_slice(&old.bytes()[self.start as usize..self.end as usize]);
                 }
                 *held = Some(block);
                 (self.start, self.end) = (0, length as u32);
             }
         }
         let block = self.block.as_mut().expect("one was just taken");
-        Ok(&mut block.memory[self.end as usize..self.end as usize + size])
+        Ok(&mut block.bytes_mut()[self.end as usize..self.end as usize + size])
     }
 
     /// Makes the first `count` bytes of the last [`Buffer::spare`] readable; with 0 an empty buffer returns its memory.
@@ -389,6 +231,23 @@ impl Buffer {
     pub fn into_lease(self) -> Option<Lease> {
         let Buffer { block, start, end } = self;
         block.map(|block| Lease { block, start, end })
+    }
+
+    /// Takes the first `count` bytes as a lease; what follows them stays. Copies the shorter of the two parts, and none if that
+    /// is empty. Errors: `OutOfMemory` at the hard limit; nothing is taken then.
+    pub fn split_to(&mut self, count: usize) -> io::Result<Lease> {
+        assert!(count <= self.len(), "more is taken than there is");
+        let (front, rest) = self.readable().split_at(count);
+        if front.len() <= rest.len() {
+            let front = Lease::copy_of(front)?;
+            self.consume(count);
+            return Ok(front);
+        }
+        let mut kept = Buffer::new();
+        kept.append(rest)?;
+        let mut front = std::mem::replace(self, kept).into_lease().expect("longer than the rest");
+        front.truncate(count);
+        Ok(front)
     }
 
     /// Takes the readable bytes as a lease, without a copy, and leaves the buffer empty.
@@ -415,16 +274,7 @@ impl fmt::Debug for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_size_gets_the_smallest_class_that_holds_it() {
-        assert_eq!(class_of(0), Some(0));
-        for (class, &bytes) in LEASE_CLASSES.iter().enumerate() {
-            assert_eq!(class_of(bytes), Some(class));
-            assert_eq!(class_of(bytes + 1), Some(class + 1).filter(|&class| class < LEASE_CLASSES.len()));
-        }
-        assert_eq!(class_of(usize::MAX), None);
-    }
+    use crate::{LEASE_CLASSES, leased_bytes, leases_exhausted, set_leased_bytes_max};
 
     #[test]
     fn an_empty_buffer_holds_no_memory() {
@@ -447,7 +297,7 @@ mod tests {
         buffer.append(&[2; 500]).unwrap();
         assert_eq!(buffer.capacity(), 1024);
         buffer.append(&[3; 5000]).unwrap();
-        assert_eq!(buffer.capacity(), 16 * 1024);
+        assert_eq!(buffer.capacity(), LEASE_CLASSES[2]);
         let expected: Vec<u8> = [vec![1; 100], vec![2; 500], vec![3; 5000]].concat();
         assert_eq!(buffer.readable(), expected);
         let lease = buffer.take_lease().unwrap();
@@ -456,21 +306,17 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_charged_to_everybody_and_copied_for_whoever_writes() {
-        let before = leased_bytes();
-        let (mut one, mut other) = (Lease::new(1000).unwrap(), Lease::new(1000).unwrap());
-        assert_eq!((one.return_memory(), other.return_memory(), leased_bytes()), (1024, 1024, before + 2048));
-        let memory = Arc::new(vec![7; 1024].into_boxed_slice());
-        one.restore_memory(Arc::clone(&memory), 0..5);
-        other.restore_memory(memory, 0..5);
-        one[0] = 1;
-        assert_eq!((&one[..], &other[..]), (&[1, 7, 7, 7, 7][..], &[7; 5][..]));
-        let mut buffer = Buffer::from(other);
-        buffer.append(&[8]).unwrap();
-        assert_eq!(buffer.readable(), [7, 7, 7, 7, 7, 8]);
-        drop((one, buffer));
-        assert_eq!(leased_bytes(), before);
-        assert_eq!(size_of::<Lease>(), 32);
+    fn split_buffer_keeps_both_parts_and_copies_the_shorter() {
+        for (taken, is_copied) in [(100, true), (400, true), (900, false), (1000, false)] {
+            let all: Vec<u8> = (0..1000_u32).map(|number| (number % 251) as u8).collect();
+            let mut buffer = Buffer::new();
+            buffer.append(&all).unwrap();
+            let memory = buffer.readable().as_ptr();
+            let front = buffer.split_to(taken).unwrap();
+            assert_eq!((&front[..], buffer.readable()), all.split_at(taken));
+            assert_eq!(front.as_ptr() != memory, is_copied, "{taken}");
+            assert_eq!(buffer.capacity() == 0, taken == 1000);
+        }
     }
 
     #[test]
@@ -488,7 +334,7 @@ mod tests {
             assert_eq!((leased_bytes(), leases_exhausted()), (0, false));
             buffer.append(b"x").unwrap();
             buffer.append_past_limit(&[b'y'; 10_000]);
-            assert_eq!((buffer.len(), leased_bytes()), (10_001, 16 * 1024));
+            assert_eq!((buffer.len(), leased_bytes()), (10_001, LEASE_CLASSES[2]));
             assert_eq!(Lease::new(1).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
         };
         std::thread::spawn(work).join().unwrap();

@@ -9,7 +9,7 @@
 //! async fn echo(stream: Stream) {
 //!     let (mut input, mut output) = (Buffer::new(), Output::new());
 //!     while let Ok(1..) = stream.recv(&mut input, 4096).await {
-//!         output.push_lease(input.take_lease().expect("something was received"));
+//!         output.push(input.take_lease().expect("something was received"));
 //!         if stream.send_all(&mut output).await.is_err() {
 //!             break;
 //!         }
@@ -29,7 +29,7 @@
 //!     });
 //!     let client = Stream::connect(&address).await?;
 //!     let (mut input, mut output) = (Buffer::new(), Output::new());
-//!     output.push_static(b"hello");
+//!     output.push(b"hello");
 //!     client.send_all(&mut output).await?;
 //!     client.recv(&mut input, 4096).await?;
 //!     assert_eq!(input.readable(), b"hello");
@@ -38,7 +38,9 @@
 //! # }
 //! ```
 
+mod blocks;
 mod buffer;
+mod bytes;
 mod driver;
 mod environment;
 mod event_loop;
@@ -57,9 +59,12 @@ mod sync;
 mod time;
 pub mod watch;
 
-pub use buffer::{
-    Buffer, LEASE_CLASSES, Lease, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
+pub use blocks::{
+    LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max, set_shared_bytes_max,
+    shared_bytes, shared_bytes_max,
 };
+pub use buffer::{Buffer, Lease};
+pub use bytes::Bytes;
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{
     all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,

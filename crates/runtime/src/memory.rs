@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::buffer;
+use crate::blocks;
 
 const MIB: u64 = 1 << 20;
 
@@ -15,14 +15,23 @@ const LEASES_MIN_PER_LOOP: u64 = 4 * MIB;
 /// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease above
 /// a limit that has become smaller stays there until it is returned.
 pub fn share_leases(loops: usize) {
-    buffer::set_leased_bytes_max(share_of_leases(loops));
+    blocks::set_leased_bytes_max(share_of_leases(loops));
 }
 
 /// The bytes that each of so many loops may have on lease if nothing else is said.
 pub(crate) fn share_of_leases(loops: usize) -> usize {
+    share(available(), loops as u64)
+}
+
+/// The bytes that may be charged to the process if nothing else is said: a sixteenth of the memory, as much as a quarter of
+/// what all loops have on lease.
+pub(crate) fn share_of_shared_bytes() -> usize {
+    share(available() / 4, 1)
+}
+
+fn available() -> u64 {
     static AVAILABLE: OnceLock<u64> = OnceLock::new();
-    let available = *AVAILABLE.get_or_init(|| physical_bytes().min(cgroup_limit().unwrap_or(u64::MAX)));
-    share(available, loops as u64)
+    *AVAILABLE.get_or_init(|| physical_bytes().min(cgroup_limit().unwrap_or(u64::MAX)))
 }
 
 fn share(available: u64, loops: u64) -> usize {

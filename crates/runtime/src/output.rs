@@ -1,15 +1,14 @@
 //! The output queue: owned chunks waiting to be sent, in order.
 //!
-//! Chunks are leases, reference-counted bytes or static bytes; small pieces may be copied into one lease with
-//! [`Output::append`] or `io::Write`. The queue itself has no bound: who fills it looks at [`Output::len_bytes`].
+//! Chunks are [`Bytes`]; small pieces may be copied into one lease with [`Output::append`] or `io::Write`. The queue itself has no bound: who fills it looks at [`Output::len_bytes`].
 
 use std::fmt;
 use std::io;
 
-use bytes::{Buf, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::Lease;
+use crate::bytes::Bytes;
 
 /// How many chunks one system call sends at most: more than any response head and body need, few enough for the stack.
 pub(crate) const SLICES_MAX: usize = 64;
@@ -17,39 +16,11 @@ pub(crate) const SLICES_MAX: usize = 64;
 /// Sent chunks stay in place until this many have gathered, then the rest is moved down.
 const GAP_MAX: usize = 32;
 
-enum Chunk {
-    Lease(Lease),
-    Shared(Bytes),
-    Static(&'static [u8]),
-    /// Already sent.
-    Gone,
-}
-
-impl Chunk {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Chunk::Lease(lease) => lease,
-            Chunk::Shared(bytes) => bytes,
-            Chunk::Static(bytes) => bytes,
-            Chunk::Gone => &[],
-        }
-    }
-
-    fn advance(&mut self, count: usize) {
-        match self {
-            Chunk::Lease(lease) => lease.advance(count),
-            Chunk::Shared(bytes) => bytes.advance(count),
-            Chunk::Static(bytes) => *bytes = &bytes[count..],
-            Chunk::Gone => debug_assert_eq!(count, 0),
-        }
-    }
-}
-
 /// A queue of owned chunks to send.
 #[derive(Default)]
 pub struct Output {
-    /// `chunks[head..]` are waiting, none of them empty.
-    chunks: SmallVec<[Chunk; 3]>,
+    /// `chunks[head..]` are waiting, none of them empty; those before are.
+    chunks: SmallVec<[Bytes; 3]>,
     head: usize,
     /// All that waits, with what is on loan.
     length: usize,
@@ -94,51 +65,47 @@ impl Output {
         self.more_follows
     }
 
-    /// Queues a lease.
-    pub fn push_lease(&mut self, lease: Lease) {
-        self.push(Chunk::Lease(lease));
+    /// Queues these bytes.
+    pub fn push(&mut self, bytes: impl Into<Bytes>) {
+        self.push_chunk(bytes.into());
     }
 
-    /// Queues reference-counted bytes.
-    pub fn push_bytes(&mut self, bytes: Bytes) {
-        self.push(Chunk::Shared(bytes));
+    fn push_chunk(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.length += bytes.len();
+            self.chunks.push(bytes);
+        }
     }
 
-    /// Queues bytes that live for ever.
-    pub fn push_static(&mut self, bytes: &'static [u8]) {
-        self.push(Chunk::Static(bytes));
-    }
-
-    /// Queues a copy of `bytes`, behind the last chunk in its own memory where that has room.
+    /// Queues a copy of `bytes`, behind the last chunk in its own memory where that is a lease that has room.
     ///
     /// Errors: `OutOfMemory` at the hard limit of leases; nothing is queued then.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut rest = bytes;
-        if let Some(Chunk::Lease(last)) = self.chunks.last_mut() {
-            // All or nothing: a part must not be queued when memory for the rest may be refused.
-            let room_needed = rest.len();
-            let appended = last.append(rest);
-            if appended < room_needed {
-                let length_before = last.len() - appended;
-                match Lease::copy_of(&rest[appended..]) {
-                    Ok(lease) => {
-                        self.length += appended;
-                        self.push(Chunk::Lease(lease));
-                        return Ok(());
-                    }
-                    Err(error) => {
-                        last.truncate(length_before);
-                        return Err(error);
-                    }
-                }
+        let Some(mut last) = self.take_last_lease() else {
+            if !bytes.is_empty() {
+                self.push_chunk(Lease::copy_of(bytes)?.freeze());
             }
-            self.length += appended;
-            rest = &[];
+            return Ok(());
+        };
+        let length_before = last.len();
+        let appended = last.append(bytes);
+        // All or nothing: a part must not be queued when memory for the rest may be refused.
+        let rest = match &bytes[appended..] {
+            [] => Ok(None),
+            rest => Lease::copy_of(rest).map(Some),
+        };
+        if rest.is_err() {
+            last.truncate(length_before);
         }
-        if !rest.is_empty() {
-            self.push(Chunk::Lease(Lease::copy_of(rest)?));
-        }
-        Ok(())
+        self.length += last.len() - length_before;
+        self.chunks.push(last.freeze());
+        rest.map(|rest| rest.into_iter().for_each(|rest| self.push_chunk(rest.freeze())))
+    }
+
+    /// The last chunk that waits, if it can be written to.
+    fn take_last_lease(&mut self) -> Option<Lease> {
+        let last = self.chunks.pop()?;
+        last.try_into_lease().map_err(|last| self.chunks.push(last)).ok()
     }
 
     /// Drops everything that waits.
@@ -185,12 +152,12 @@ impl Output {
 
     /// The bytes of the first chunk, empty when nothing waits.
     pub fn first(&self) -> &[u8] {
-        self.chunks.get(self.head).map_or(&[], Chunk::bytes)
+        self.chunks.get(self.head).map_or(&[], |chunk| chunk)
     }
 
     /// The chunks that wait, in order.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        self.chunks[self.head..].iter().map(Chunk::bytes)
+        self.chunks[self.head..].iter().map(|chunk| &**chunk)
     }
 
     /// How many chunks wait.
@@ -206,13 +173,13 @@ impl Output {
         let mut count = count;
         while count > 0 {
             let chunk = &mut self.chunks[self.head];
-            let length = chunk.bytes().len();
+            let length = chunk.len();
             if count < length {
                 chunk.advance(count);
                 break;
             }
             count -= length;
-            *chunk = Chunk::Gone;
+            *chunk = Bytes::new();
             self.head += 1;
         }
         if self.head == self.chunks.len() {
@@ -221,14 +188,6 @@ impl Output {
         } else if self.head >= GAP_MAX {
             self.chunks.drain(..self.head);
             self.head = 0;
-        }
-    }
-
-    fn push(&mut self, chunk: Chunk) {
-        let length = chunk.bytes().len();
-        if length > 0 {
-            self.length += length;
-            self.chunks.push(chunk);
         }
     }
 }
@@ -263,9 +222,9 @@ mod tests {
         let mut output = Output::new();
         output.append(b"head ").unwrap();
         output.append(b"more ").unwrap();
-        output.push_static(b"static ");
-        output.push_bytes(Bytes::from_static(b""));
-        output.push_bytes(Bytes::from(b"shared ".to_vec()));
+        output.push(b"static ");
+        output.push(Bytes::from_static(b""));
+        output.push(Bytes::from(b"shared ".to_vec()));
         output.append(b"tail").unwrap();
         assert_eq!(output.chunk_count(), 4);
         assert_eq!(text(&output), b"head more static shared tail");
@@ -279,7 +238,7 @@ mod tests {
     fn what_is_on_loan_waits_and_its_rest_comes_back_in_front() {
         let mut output = Output::new();
         output.append(b"lent ").unwrap();
-        output.push_static(b"away ");
+        output.push(b"away ");
         let mut lent = output.lend(7);
         assert_eq!((output.len_bytes(), output.chunk_count()), (10, 0));
         output.append(b"newer").unwrap();
@@ -291,9 +250,9 @@ mod tests {
         let mut all = output.lend(8);
         all.consume(8);
         assert!(output.take_back(8, &mut all) && output.is_empty());
-        output.push_static(b"lost");
+        output.push(b"lost");
         let _lost = output.lend(9);
-        output.push_static(b"kept");
+        output.push(b"kept");
         output.forget_loan();
         assert_eq!((text(&output), output.len_bytes()), (b"kept".to_vec(), 4));
     }
@@ -303,7 +262,7 @@ mod tests {
         let mut output = Output::new();
         let mut expected = Vec::new();
         for number in 0..200u8 {
-            output.push_bytes(Bytes::from(vec![number; 3]));
+            output.push(Bytes::from(vec![number; 3]));
             expected.extend([number; 3]);
         }
         for _ in 0..599 {

@@ -199,7 +199,7 @@ fn writable_is_told_of_room() {
             let mut output = Output::new();
             let mut sent = 0;
             loop {
-                output.push_bytes(pattern(100_000).into());
+                output.push(pattern(100_000));
                 if timeout(Duration::from_millis(1), client.send_all(&mut output)).await.is_err() {
                     break;
                 }

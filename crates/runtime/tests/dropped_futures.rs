@@ -14,7 +14,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use bytes::Bytes;
 use common::*;
 use gale_runtime::*;
 
@@ -190,8 +189,8 @@ fn output(length: usize) -> Output {
     let bytes = pattern(length);
     let mut output = Output::new();
     let (first, rest) = bytes.split_at(length / 3);
-    output.push_lease(Lease::copy_of(first).unwrap());
-    output.push_bytes(Bytes::copy_from_slice(rest));
+    output.push(Lease::copy_of(first).unwrap());
+    output.push(Bytes::copy_from_slice(rest));
     output
 }
 
@@ -209,7 +208,7 @@ async fn dropped_send(length: usize, before: u32, after: u32, then: Then) {
     let sent = pattern(length);
     match then {
         Then::GoOn => {
-            out.push_static(b"tail");
+            out.push(b"tail");
             send_to_reader(&stream, &mut out, &mut peer, &mut read).await;
             assert!(out.is_empty());
             drop(stream);
@@ -284,7 +283,7 @@ async fn left_post(room: Room, before: u32, after: u32, then: Then) {
     match then {
         Then::GoOn => {
             let mut out = Output::new();
-            out.push_static(b"tail");
+            out.push(b"tail");
             sent.extend_from_slice(b"tail");
             send_to_reader(&stream, &mut out, &mut peer, &mut read).await;
             drop(stream);

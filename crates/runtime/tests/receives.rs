@@ -9,7 +9,6 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use common::*;
 use gale_runtime::*;
 
@@ -42,7 +41,7 @@ async fn receives_per_hundred() -> u64 {
     let answering = async move {
         let (mut input, mut output) = (Buffer::new(), Output::new());
         while server.recv(&mut input, 1000).await.unwrap() > 0 {
-            output.push_lease(input.take_lease().unwrap());
+            output.push(input.take_lease().unwrap());
             server.send_all(&mut output).await.unwrap();
         }
     };
@@ -108,7 +107,7 @@ fn what_nobody_reads_is_bounded_and_nothing_of_it_is_lost() {
             arm(&server).await;
             let sent = Bytes::from(pattern(16 << 20));
             let mut output = Output::new();
-            output.push_bytes(sent.clone());
+            output.push(sent.clone());
             let sending = spawn(async move {
                 client.send_all(&mut output).await.unwrap();
             });
@@ -163,7 +162,7 @@ fn a_body_is_received_into_its_destination_after_the_multishot_receive_has_ended
                 turns(3).await;
             }
             let mut output = Output::new();
-            output.push_bytes(Bytes::from(body));
+            output.push(Bytes::from(body));
             client.send_all(&mut output).await.unwrap();
             while !is_done.get() {
                 yield_now().await;

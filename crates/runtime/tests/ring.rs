@@ -11,7 +11,6 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use common::*;
 use gale_runtime::*;
 
@@ -91,8 +90,8 @@ async fn serve_many(clients: u32, rounds: u32) {
             spawn(async move {
                 let (mut input, mut output) = (Buffer::new(), Output::new());
                 while stream.recv(&mut input, 1000).await.unwrap() > 0 {
-                    output.push_lease(input.take_lease().unwrap());
-                    output.push_static(b".");
+                    output.push(input.take_lease().unwrap());
+                    output.push(b".");
                     stream.send_all(&mut output).await.unwrap();
                 }
             });
@@ -214,7 +213,7 @@ fn a_full_submission_queue_does_not_stop_cancellation() {
                     assert!(poll_once(&mut Box::pin(server.peer_closed())).await.is_pending());
                     // More than the socket takes: it has to wait for room.
                     let mut output = Output::new();
-                    output.push_bytes(Bytes::from(vec![7; 1 << 20]));
+                    output.push(Bytes::from(vec![7; 1 << 20]));
                     assert!(poll_once(&mut Box::pin(server.send_all(&mut output))).await.is_pending());
                     pairs.push((server, client));
                 }
@@ -312,10 +311,10 @@ fn a_dropped_send_is_completed_by_the_next_one_in_order() {
         warm_up(&server, &client).await;
         let mut output = Output::new();
         output.append(b"first ").unwrap();
-        output.push_bytes(Bytes::from_static(b"second "));
+        output.push(Bytes::from_static(b"second "));
         assert!(poll_once(&mut Box::pin(server.send(&mut output))).await.is_pending(), "it is queued");
         assert_eq!(output.len_bytes(), 13, "and still waits");
-        output.push_static(b"third");
+        output.push(b"third");
         server.send_all(&mut output).await.unwrap();
         assert!(output.is_empty());
         assert_eq!(receive(&client, 18).await, b"first second third");
@@ -331,7 +330,7 @@ fn a_send_whose_queue_has_gone_leaves_the_stream_usable() {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
         let mut output = Output::new();
-        output.push_static(b"abandoned ");
+        output.push(b"abandoned ");
         assert!(poll_once(&mut Box::pin(server.send(&mut output))).await.is_pending());
         drop(output);
         send(&server, b"next").await;
@@ -353,8 +352,8 @@ fn a_send_that_goes_on_after_its_stream_has_gone_sends_its_own_bytes() {
         for _ in 0..50 {
             let (server, client, filled) = full_pair().await;
             let mut output = Output::new();
-            output.push_lease(Lease::copy_of(&[b'o'; 900]).unwrap());
-            output.push_lease(Lease::copy_of(&[b'o'; 900]).unwrap());
+            output.push(Lease::copy_of(&[b'o'; 900]).unwrap());
+            output.push(Lease::copy_of(&[b'o'; 900]).unwrap());
             assert!(poll_once(&mut Box::pin(server.send_all(&mut output))).await.is_pending());
             streams.push((server, output));
             peers.push((client, filled));
@@ -396,7 +395,7 @@ fn an_error_of_a_queued_send_gives_the_bytes_back() {
         yield_now().await;
         yield_now().await;
         let mut output = Output::new();
-        output.push_static(b"too late");
+        output.push(b"too late");
         assert_eq!(server.send_all(&mut output).await.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
         assert_eq!(output.len_bytes(), 8);
     });
@@ -417,7 +416,7 @@ fn posted_answers_leave_in_order_however_they_are_followed() {
                 continue;
             }
             let mut output = Output::new();
-            output.push_static(b"three ");
+            output.push(b"three ");
             server.send_all(&mut output).await.unwrap();
             assert_eq!(server.try_send(b"four", false).unwrap(), 4);
             server.shutdown_write().unwrap();
@@ -452,7 +451,7 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
             }
             if !closes {
                 let mut output = Output::new();
-                output.push_static(b"behind it");
+                output.push(b"behind it");
                 posted.extend_from_slice(b"behind it");
                 let sent = spawn_sending(server, output);
                 assert!(receive_all(&client).await == posted, "closes: {closes}");
@@ -515,7 +514,7 @@ fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
                 assert_eq!(server.try_send(answer.as_bytes(), false).unwrap(), answer.len());
             } else {
                 let mut output = Output::new();
-                output.push_bytes(answer.into());
+                output.push(answer);
                 let server = Stream::from_fd(server.as_fd().try_clone_to_owned().unwrap()).unwrap();
                 spawn_sending(server, output);
             }
@@ -747,7 +746,7 @@ fn a_slow_consumer_stops_the_sender() {
         let mut input = Buffer::new();
         assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
         let mut output = Output::new();
-        output.push_bytes(Bytes::from(vec![7; 64 << 20]));
+        output.push(Bytes::from(vec![7; 64 << 20]));
         let sent = timeout(Duration::from_secs(1), client.send_all(&mut output)).await;
         assert_eq!(sent.unwrap_err(), Elapsed);
         assert!(output.len_bytes() > 60 << 20, "nobody read");

@@ -12,7 +12,6 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use common::*;
 use gale_runtime::*;
 
@@ -20,7 +19,7 @@ use gale_runtime::*;
 async fn echo(stream: Stream) {
     let (mut input, mut output) = (Buffer::new(), Output::new());
     while stream.recv(&mut input, 1000).await.unwrap() > 0 {
-        output.push_lease(input.take_lease().unwrap());
+        output.push(input.take_lease().unwrap());
         stream.send_all(&mut output).await.unwrap();
     }
 }
@@ -96,7 +95,7 @@ fn short_sends_to_a_slow_reader_keep_order_and_bytes() {
             rustix::net::sockopt::set_socket_send_buffer_size(writer.as_fd(), 100_000).unwrap();
             let mut output = Output::new();
             for piece in sent.chunks(70_001) {
-                output.push_bytes(Bytes::copy_from_slice(piece));
+                output.push(Bytes::copy_from_slice(piece));
             }
             let waits = Rc::new(Cell::new(0));
             let seen = Rc::clone(&waits);
@@ -129,7 +128,7 @@ fn many_small_chunks_leave_in_few_calls_and_in_order() {
         let mut output = Output::new();
         let sent = pattern(1000);
         for piece in sent.chunks(5) {
-            output.push_bytes(Bytes::copy_from_slice(piece));
+            output.push(Bytes::copy_from_slice(piece));
         }
         assert_eq!(writer.send(&mut output).await.unwrap(), 320, "64 chunks at once");
         writer.send_all(&mut output).await.unwrap();
@@ -143,10 +142,10 @@ fn a_head_that_announces_more_arrives_with_what_follows() {
         let (server, client) = tcp_pair().await;
         let mut output = Output::new();
         output.set_more_follows(true);
-        output.push_static(b"head ");
+        output.push(b"head ");
         server.send_all(&mut output).await.unwrap();
         output.set_more_follows(false);
-        output.push_static(b"and body");
+        output.push(b"and body");
         server.send_all(&mut output).await.unwrap();
         assert_eq!(receive(&client, 13).await, b"head and body");
     });
@@ -238,7 +237,7 @@ fn a_reset_is_an_error_to_reader_and_writer() {
         drop(client);
         assert_eq!(server.recv(&mut input, 10).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         let mut output = Output::new();
-        output.push_static(b"too late");
+        output.push(b"too late");
         assert_eq!(server.send_all(&mut output).await.unwrap_err().kind(), ErrorKind::BrokenPipe);
         assert_eq!(output.len_bytes(), 8);
     });
@@ -257,7 +256,7 @@ fn one_task_reads_while_another_writes() {
             into.borrow_mut().extend(bytes);
         });
         let mut output = Output::new();
-        output.push_bytes(Bytes::from(pattern(4 << 20)));
+        output.push(Bytes::from(pattern(4 << 20)));
         spawn(async move { server.send_all(&mut output).await.unwrap() });
         yield_now().await;
         send(&client, b"ping").await;
@@ -541,7 +540,7 @@ fn a_connection_that_always_has_data_yields_to_the_others() {
         spawn(async move {
             let mut output = Output::new();
             loop {
-                output.push_static(&[0; 4096]);
+                output.push(&[0; 4096]);
                 flooding.send_all(&mut output).await.unwrap();
             }
         });

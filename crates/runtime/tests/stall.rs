@@ -165,7 +165,7 @@ impl Answering {
                     loop {
                         let (stream, _) = listener.accept().await.unwrap();
                         let mut output = Output::new();
-                        output.push_bytes(vec![number].into());
+                        output.push(vec![number]);
                         stream.send_all(&mut output).await.unwrap();
                     }
                 };

@@ -287,7 +287,7 @@ fn a_finished_send_does_not_keep_a_stream_from_moving() {
         assert_eq!(receive(&stream, 8).await, b"question");
         send(&stream, b"answer, ").await;
         let mut output = Output::new();
-        output.push_static(b"and more");
+        output.push(b"and more");
         // Nobody waits for it, and it may not have left the queue.
         let _ = poll_once(&mut Box::pin(stream.send(&mut output))).await;
         stream.detach().unwrap()

@@ -7,8 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use gale_runtime::{File, Lease};
+use gale_runtime::{Bytes, File};
 
 use super::request::Request;
 use super::subrequest::Subrequest;
@@ -64,8 +63,6 @@ impl FilePiece {
 pub enum BodyItem {
     /// Bytes in memory.
     Bytes(Bytes),
-    /// Bytes in memory on loan from the worker.
-    Lease(Lease),
     /// A piece of a file.
     File(FilePiece),
     /// What has come so far shall not wait for more.
@@ -81,7 +78,6 @@ impl BodyItem {
     pub fn length(&self) -> u64 {
         match self {
             BodyItem::Bytes(bytes) => bytes.len() as u64,
-            BodyItem::Lease(lease) => lease.len() as u64,
             BodyItem::File(piece) => piece.length,
             BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => 0,
         }
@@ -91,7 +87,6 @@ impl BodyItem {
     pub fn bytes(&self) -> &[u8] {
         match self {
             BodyItem::Bytes(bytes) => bytes,
-            BodyItem::Lease(lease) => lease,
             BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => &[],
         }
     }

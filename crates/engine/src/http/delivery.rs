@@ -22,7 +22,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use gale_runtime::{File, Lease, Look, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
+use gale_runtime::{Bytes, File, Look, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
 use gale_runtime::{leased_bytes, leased_bytes_max};
 
 use super::body::FilePiece;
@@ -141,7 +141,7 @@ impl Default for FileOptions {
 #[derive(Debug)]
 pub enum Next {
     /// These bytes; the piece is shorter by them.
-    Bytes(Lease),
+    Bytes(Bytes),
     /// So many of its bytes can go by [`Delivery::sendfile`].
     Sendfile(u64),
     /// They are being read: [`Delivery::poll_read`].
@@ -207,9 +207,9 @@ impl Delivery {
         }
         let (file, offset) = (&piece.file, piece.offset);
         match as_much_as_fits(piece.length.min(self.read_piece()), |length| file.look(offset, length))? {
-            Look::Found(lease) => {
-                piece.advance(lease.len() as u64)?;
-                Ok(Next::Bytes(lease))
+            Look::Found(bytes) => {
+                piece.advance(bytes.len() as u64)?;
+                Ok(Next::Bytes(bytes))
             }
             missed => self.begin_read(piece, missed.how()),
         }
@@ -222,9 +222,9 @@ impl Delivery {
         }
         let (file, offset) = (&piece.file, piece.offset);
         let most = piece.length.min(self.read_piece());
-        let lease = as_much_as_fits(most, |length| file.read_in_place(offset, length, direct))?;
-        piece.advance(lease.len() as u64)?;
-        Ok(Next::Bytes(lease))
+        let bytes = as_much_as_fits(most, |length| file.read_in_place(offset, length, direct))?;
+        piece.advance(bytes.len() as u64)?;
+        Ok(Next::Bytes(bytes))
     }
 
     fn begin_read(&mut self, piece: &FilePiece, how: ReadHow) -> io::Result<Next> {
@@ -244,12 +244,12 @@ impl Delivery {
         piece: &mut FilePiece,
         starves: bool,
         context: &mut Context<'_>,
-    ) -> Poll<io::Result<Lease>> {
+    ) -> Poll<io::Result<Bytes>> {
         let reading = self.reading.as_mut().expect("a read is under way");
         let Poll::Ready(result) = Pin::new(reading).poll(context) else { return Poll::Pending };
         self.reading = None;
         self.cold_piece = if starves { (2 * self.cold_piece).clamp(READ_PIECE, COLD_PIECE_MAX) } else { READ_PIECE };
-        Poll::Ready(result.and_then(|lease| piece.advance(lease.len() as u64).map(|()| lease)))
+        Poll::Ready(result.and_then(|bytes| piece.advance(bytes.len() as u64).map(|()| bytes)))
     }
 
     /// Calls `send` with the file, to send so many bytes of the piece by `sendfile`. Errors: those of the file, and what

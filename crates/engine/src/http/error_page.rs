@@ -1,10 +1,10 @@
 //! What a status becomes: an `error_page`, a redirect, or a page of our own.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#error_page>)
 
-use bytes::Bytes;
 use gale_protocol::http1::Version;
 use gale_protocol::http1::response::reason;
 use gale_protocol::uri::escape::{Class, escape};
+use gale_runtime::Bytes;
 
 use super::body::Body;
 use super::browser::Browser;

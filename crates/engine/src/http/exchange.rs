@@ -15,8 +15,7 @@ use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use gale_runtime::{SocketAddress, TcpInfo};
+use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
 use super::body::BodyItem;
 use super::connection::ConnectionInfo;
@@ -48,6 +47,8 @@ pub enum BodyError {
     TooLarge,
     /// Not framed as its protocol demands: 400.
     Malformed,
+    /// The worker's memory for buffers is exhausted: 503.
+    NoMemory,
     /// We could not keep it: 500. An exchange never says this; whoever stores the
     /// body does.
     NotStored,
@@ -61,6 +62,7 @@ impl BodyError {
             BodyError::TimedOut | BodyError::TooSlow => 408,
             BodyError::TooLarge => 413,
             BodyError::Malformed => 400,
+            BodyError::NoMemory => 503,
             BodyError::NotStored => 500,
         }
     }

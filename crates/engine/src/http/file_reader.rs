@@ -5,7 +5,7 @@
 use std::io;
 use std::task::{Context, Poll};
 
-use gale_runtime::Lease;
+use gale_runtime::Bytes;
 
 use super::body::FilePiece;
 use super::delivery::{Delivery, FileOptions, Next};
@@ -26,9 +26,9 @@ impl FileReader {
 
     /// The next bytes of the piece, which is shorter by them afterwards. Until they are there, the piece must stay the
     /// same. Errors: the kernel's and the pool's; `UnexpectedEof` when the file has become shorter than it was.
-    pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Lease>> {
+    pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self.try_read(piece) {
-            Ok(Some(lease)) => Poll::Ready(Ok(lease)),
+            Ok(Some(bytes)) => Poll::Ready(Ok(bytes)),
             // Nobody knows here whether the client waits for the disk or the disk for a slow client.
             Ok(None) => self.delivery.poll_read(piece, false, context),
             Err(error) => Poll::Ready(Err(error)),
@@ -36,9 +36,9 @@ impl FileReader {
     }
 
     /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being read.
-    pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Lease>> {
+    pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Bytes>> {
         match self.delivery.next(piece)? {
-            Next::Bytes(lease) => Ok(Some(lease)),
+            Next::Bytes(bytes) => Ok(Some(bytes)),
             Next::Reading => Ok(None),
             Next::Sendfile(_) => unreachable!("it is off"),
         }
@@ -71,8 +71,8 @@ mod tests {
                 let mut piece = FilePiece { file, offset: 1234, length: 390_000 };
                 let (mut reader, mut read) = (FileReader::default(), Vec::new());
                 while piece.length > 0 {
-                    let lease = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
-                    read.extend_from_slice(&lease);
+                    let bytes = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&bytes);
                 }
                 assert!(read == content[1234..391_234] && !reader.is_reading());
                 // Behind the end: the file must have become shorter.
@@ -100,8 +100,8 @@ mod tests {
                 let mut piece = FilePiece { file, offset: 0, length: content.len() as u64 };
                 let (mut reader, mut read) = (FileReader::default(), Vec::new());
                 while piece.length > 0 {
-                    let lease = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
-                    read.extend_from_slice(&lease);
+                    let bytes = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&bytes);
                 }
                 assert!(read == content);
                 drop(others);

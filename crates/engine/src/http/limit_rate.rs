@@ -113,12 +113,6 @@ fn split(item: &mut BodyItem, count: u64) -> BodyItem {
     let size = usize::try_from(count).unwrap_or(usize::MAX);
     match item {
         BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.split_to(size)),
-        BodyItem::Lease(lease) if size == lease.len() => std::mem::replace(item, BodyItem::Flush),
-        BodyItem::Lease(lease) => {
-            let piece = bytes::Bytes::copy_from_slice(&lease[..size]);
-            lease.advance(size);
-            BodyItem::Bytes(piece)
-        }
         BodyItem::File(rest) => {
             let mut piece = rest.clone();
             piece.length = count;
@@ -187,7 +181,7 @@ mod tests {
                 let mut lease = Lease::new(3).unwrap();
                 lease.truncate(3);
                 lease.copy_from_slice(b"abc");
-                BodyItem::Lease(lease)
+                BodyItem::Bytes(lease.freeze())
             };
             let body = Body::Items([lease(), lease()].into());
             let rest = pipeline::start_response(&mut request, body).expect("items are sent one by one");

@@ -12,9 +12,8 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{SocketAddress, Timer};
+use gale_runtime::{Bytes, SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
 use super::configuration::{BoundHandler, HttpConfiguration, ScopeId};

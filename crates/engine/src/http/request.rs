@@ -10,9 +10,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
-use gale_runtime::{Buffer, Moment, SocketAddress};
+use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
 use super::browser::Browser;
 use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
@@ -626,7 +625,7 @@ impl Request {
 
     /// Whether so much is too much for values that only other values need.
     fn costs_too_much(&self, cost: usize) -> bool {
-        let body_length = || self.body.iter().flat_map(|body| &body.memory).map(Bytes::len).sum::<usize>();
+        let body_length = || self.body.iter().flat_map(|body| &body.memory).map(|bytes| bytes.len()).sum::<usize>();
         cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= body_length()
     }
 

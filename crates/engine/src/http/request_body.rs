@@ -6,7 +6,8 @@
 //!
 //! Bounded whatever the client does: a body holds at most
 //! `client_body_buffer_size`, one batch on its way to the file and one item of
-//! the exchange. Nothing more is read while a batch is being written. The loop
+//! the exchange; all of it on lease, so that the worker's limit holds for all
+//! bodies together. Nothing more is read while a batch is being written. The loop
 //! never touches the file: it is created, written and closed in the thread pool.
 //! It has no name once it is open, so that nothing is left behind however the
 //! request ends; unless `client_body_in_file_only` wants one. Then it keeps its name
@@ -20,11 +21,10 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use bytes::{Bytes, BytesMut};
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::KnownHeader::ContentLength;
 use gale_runtime::files::likely_device;
-use gale_runtime::{Device, File, default_pool};
+use gale_runtime::{Buffer, Bytes, Device, File, LEASE_CLASSES, default_pool};
 
 use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
@@ -32,9 +32,9 @@ use super::request::Request;
 use super::settings::{BodyInFile, TempPath};
 use crate::process::Level;
 
-/// Pieces that come from the client are gathered in memory in chunks of this
-/// size: many tiny pieces cost no more than their bytes.
-const CHUNK_BYTES: usize = 16 * 1024;
+/// Pieces that come from the client are gathered in leases of this size: many
+/// tiny pieces cost no more than their bytes.
+const CHUNK_BYTES: usize = LEASE_CLASSES[2];
 
 /// How much is written to the file at once.
 const BATCH_BYTES: usize = 64 * 1024;
@@ -83,7 +83,7 @@ impl StoredBody {
 /// Reads the request's body to its end, waiting for the client, and keeps it with the
 /// request: whoever asks again gets the same, and so do subrequests.
 ///
-/// Errors: those of the client, and [`BodyError::NotStored`]; all of them are in
+/// Errors: those of the client, [`BodyError::NoMemory`] and [`BodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
 pub async fn read_body(request: &mut Request) -> Result<StoredBody, BodyError> {
     if let Some(stored) = &request.body {
@@ -111,23 +111,20 @@ async fn store_body(request: &Request) -> Result<StoredBody, BodyError> {
     let mut store = Store::new(request);
     loop {
         match poll_fn(|context| exchange.poll_body(context, &limits)).await {
-            Ok(Some(item)) => store.take(&item).await.map_err(|failure| not_stored(request, &failure))?,
+            Ok(Some(item)) => store.take(&item).await.map_err(|failure| failure.tell(request))?,
             Ok(None) => break,
             Err(error) => {
-                complain(request, error, store.length);
+                log_error(request, error);
                 return Err(error);
             }
         }
     }
-    store.finish().await.map_err(|failure| not_stored(request, &failure))
+    store.finish().await.map_err(|failure| failure.tell(request))
 }
 
-fn not_stored(request: &Request, failure: &Failure) -> BodyError {
-    request.log(Level::Crit, format_args!("{failure}"));
-    BodyError::NotStored
-}
-
-fn complain(request: &Request, error: BodyError, received: u64) {
+/// Says in the error log, in nginx's words, why a body could not be read. Whoever reads a body piece by piece calls it, too.
+pub fn log_error(request: &Request, error: BodyError) {
+    let received = request.exchange().received();
     match error {
         BodyError::PeerGone => request.log(Level::Info, format_args!("client prematurely closed connection")),
         BodyError::TimedOut => request.log(Level::Info, format_args!("client timed out")),
@@ -141,6 +138,9 @@ fn complain(request: &Request, error: BodyError, received: u64) {
                 format_args!("client intended to send too large chunked body: over {received} bytes"),
             );
         }
+        BodyError::NoMemory => {
+            request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
+        }
         BodyError::NotStored => {}
     }
 }
@@ -153,10 +153,10 @@ struct Store<'r> {
     room: usize,
     memory: Vec<Bytes>,
     /// The chunk that is being filled.
-    chunk: BytesMut,
+    chunk: Buffer,
     file: Option<TempFile>,
     /// What has not been written to the file yet.
-    batch: Vec<u8>,
+    batch: Buffer,
     in_file: BodyInFile,
 }
 
@@ -165,24 +165,22 @@ impl Store<'_> {
         let core = &request.scope().core;
         let in_file = *core.client_body_in_file_only.get();
         let room = if in_file == BodyInFile::Off { *core.client_body_buffer_size.get() } else { 0 };
-        let declared = request.declared_body_length().and_then(|length| usize::try_from(length).ok());
-        let chunk = BytesMut::with_capacity(declared.unwrap_or(CHUNK_BYTES).min(room).min(CHUNK_BYTES));
-        Store { request, length: 0, room, memory: Vec::new(), chunk, file: None, batch: Vec::new(), in_file }
+        let (chunk, batch) = (Buffer::new(), Buffer::new());
+        Store { request, length: 0, room, memory: Vec::new(), chunk, file: None, batch, in_file }
     }
 
-    async fn take(&mut self, item: &BodyItem) -> Result<(), Failure> {
+    async fn take(&mut self, item: &BodyItem) -> Result<(), Unstored> {
         let bytes = match item {
             BodyItem::Bytes(bytes) => &bytes[..],
-            BodyItem::Lease(lease) => &lease[..],
             BodyItem::Flush | BodyItem::Trailers(_) => return Ok(()),
             BodyItem::File(_) | BodyItem::Subrequest(_) => unreachable!("what a client sends is nothing of ours"),
         };
         self.length += bytes.len() as u64;
         let (kept, mut rest) = bytes.split_at(bytes.len().min(self.room));
-        self.keep(kept);
+        self.keep(kept).map_err(Unstored::of_lease)?;
         while !rest.is_empty() {
             let (part, later) = rest.split_at(rest.len().min(BATCH_BYTES - self.batch.len()));
-            self.batch.extend_from_slice(part);
+            self.batch.append(part).map_err(Unstored::of_lease)?;
             rest = later;
             if self.batch.len() == BATCH_BYTES {
                 self.write_batch().await?;
@@ -191,29 +189,37 @@ impl Store<'_> {
         Ok(())
     }
 
-    /// Keeps bytes in memory, for which there is room.
-    fn keep(&mut self, mut bytes: &[u8]) {
+    /// Keeps bytes in memory, for which there is room in the body's bound.
+    fn keep(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            if self.chunk.len() == self.chunk.capacity() {
-                self.close_chunk();
-                self.chunk = BytesMut::with_capacity(self.room.min(CHUNK_BYTES));
-            }
-            let (part, later) = bytes.split_at(bytes.len().min(self.chunk.capacity() - self.chunk.len()));
-            self.chunk.extend_from_slice(part);
+            let (part, later) = bytes.split_at(bytes.len().min(CHUNK_BYTES - self.chunk.len()));
+            self.chunk.append(part)?;
             self.room -= part.len();
             bytes = later;
+            if self.chunk.len() == CHUNK_BYTES {
+                self.close_chunk();
+            }
         }
+        Ok(())
     }
 
     fn close_chunk(&mut self) {
-        let chunk = std::mem::take(&mut self.chunk);
-        if !chunk.is_empty() {
-            self.memory.push(chunk.freeze());
+        self.memory.extend(self.chunk.take_lease().map(Bytes::from));
+    }
+
+    /// What is in memory as one piece.
+    fn join(&mut self) -> io::Result<()> {
+        let mut whole = Buffer::new();
+        whole.spare(self.memory.iter().map(|piece| piece.len()).sum())?;
+        for piece in self.memory.drain(..) {
+            whole.append(&piece)?;
         }
+        self.memory.extend(whole.take_lease().map(Bytes::from));
+        Ok(())
     }
 
     /// Writes what waits for the file, which comes into being with the first batch.
-    async fn write_batch(&mut self) -> Result<(), Failure> {
+    async fn write_batch(&mut self) -> Result<(), Unstored> {
         let file = match &mut self.file {
             Some(file) => file,
             place => {
@@ -227,11 +233,13 @@ impl Store<'_> {
                 place.insert(file)
             }
         };
-        self.batch = file.write(std::mem::take(&mut self.batch)).await?;
+        if let Some(batch) = self.batch.take_lease() {
+            file.write(batch.freeze()).await?;
+        }
         Ok(())
     }
 
-    async fn finish(mut self) -> Result<StoredBody, Failure> {
+    async fn finish(mut self) -> Result<StoredBody, Unstored> {
         self.close_chunk();
         let has_body = self.request.declared_body_length() != Some(0) || self.request.header(ContentLength).is_some();
         let wants_empty_file = self.in_file != BodyInFile::Off && self.file.is_none() && has_body;
@@ -239,7 +247,7 @@ impl Store<'_> {
             self.write_batch().await?;
         }
         if self.memory.len() > 1 && *self.request.scope().core.client_body_in_single_buffer.get() {
-            self.memory = vec![self.memory.concat().into()];
+            self.join().map_err(Unstored::of_lease)?;
         }
         let mut stored = StoredBody { length: self.length, memory: self.memory, ..StoredBody::default() };
         if let Some(mut file) = self.file {
@@ -250,6 +258,41 @@ impl Store<'_> {
             stored.file = Some(file.finish().await?);
         }
         Ok(stored)
+    }
+}
+
+/// Why a body was not stored.
+#[derive(Debug)]
+enum Unstored {
+    /// A lease was refused.
+    NoMemory,
+    InFile(Failure),
+}
+
+impl Unstored {
+    /// Only a lease that was refused says this.
+    fn of_lease(_: io::Error) -> Unstored {
+        Unstored::NoMemory
+    }
+
+    /// Says so in the error log.
+    fn tell(&self, request: &Request) -> BodyError {
+        match self {
+            Unstored::NoMemory => {
+                log_error(request, BodyError::NoMemory);
+                BodyError::NoMemory
+            }
+            Unstored::InFile(failure) => {
+                request.log(Level::Crit, format_args!("{failure}"));
+                BodyError::NotStored
+            }
+        }
+    }
+}
+
+impl From<Failure> for Unstored {
+    fn from(failure: Failure) -> Unstored {
+        Unstored::InFile(failure)
     }
 }
 
@@ -322,21 +365,20 @@ impl TempFile {
         Ok(TempFile { file: Some(file), path, name, device, written: 0 })
     }
 
-    /// Appends a batch and gives its memory back, empty.
-    async fn write(&mut self, mut batch: Vec<u8>) -> Result<Vec<u8>, Failure> {
+    /// Appends a batch.
+    async fn write(&mut self, batch: Bytes) -> Result<(), Failure> {
         let (file, offset) = (self.file.take().expect("there after every success"), self.written);
         // When this future is dropped, the thread still has the file and closes it.
         let task = default_pool().run_for(self.device, move || {
             let result = file.write_all_at(&batch, offset);
-            let length = batch.len();
-            batch.clear();
-            result.map(|()| (file, batch, length))
+            // The batch comes back, too: where it was taken its memory is used again.
+            result.map(|()| (file, batch))
         });
         let result = task.await.unwrap_or_else(|refused| Err(refused.into()));
-        let (file, batch, length) = result.map_err(|error| self.failure("pwrite", error))?;
+        let (file, batch) = result.map_err(|error| self.failure("pwrite", error))?;
         self.file = Some(file);
-        self.written += length as u64;
-        Ok(batch)
+        self.written += batch.len() as u64;
+        Ok(())
     }
 
     /// The file to read from; what it knows of itself includes what was written.
@@ -529,6 +571,45 @@ mod tests {
     }
 
     #[test]
+    fn stored_body_is_charged_until_its_last_copy_goes() {
+        on_a_loop(async {
+            let exchange = MockExchange::new();
+            exchange.sends(&sample(50_000));
+            exchange.ends();
+            let mut core = mock::settings();
+            core.client_body_buffer_size.set(50_000, None);
+            let mut request = mock::request(&exchange, core);
+            let stored = read_body(&mut request).await.unwrap();
+            drop((request, exchange));
+            assert_eq!(gale_runtime::leased_bytes(), 3 * CHUNK_BYTES);
+            let part = stored.memory[1].slice(..10);
+            drop(stored);
+            assert_eq!((&part[..], gale_runtime::leased_bytes()), (&sample(50_000)[CHUNK_BYTES..][..10], CHUNK_BYTES));
+        });
+    }
+
+    #[test]
+    fn body_that_gets_no_memory_is_refused_with_503_and_leaves_none() {
+        for memory in [1 << 20, 10_000] {
+            on_a_loop(async {
+                let directory = Scratch::new();
+                // A quarter more is given out: not enough for a batch.
+                gale_runtime::set_leased_bytes_max(48 * 1024);
+                let exchange = MockExchange::new();
+                sample(500_000).chunks(16_384).for_each(|piece| exchange.sends(piece));
+                exchange.ends();
+                let mut core = mock::settings();
+                core.client_body_buffer_size.set(memory, None);
+                core.client_body_temp_path.set(TempPath { path: directory.path().into(), levels: smallvec![] }, None);
+                let mut request = mock::request(&exchange, core);
+                let error = read_body(&mut request).await.unwrap_err();
+                assert_eq!((error, error.status()), (BodyError::NoMemory, 503));
+                assert_eq!(gale_runtime::leased_bytes(), 0);
+            });
+        }
+    }
+
+    #[test]
     fn the_client_s_faults_are_reported() {
         for (error, status) in [
             (BodyError::PeerGone, 400),
@@ -569,7 +650,7 @@ mod tests {
             let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
             let path = PathBuf::from("/tmp/5/34/0000012345");
             let mut file = TempFile { file: Some(full), path, name: None, device: Device::NONE, written: 0 };
-            let failure = file.write(sample(100)).await.unwrap_err();
+            let failure = file.write(sample(100).into()).await.unwrap_err();
             let expected = "pwrite() \"/tmp/5/34/0000012345\" failed (28: No space left on device)";
             assert_eq!(failure.to_string(), expected);
         });

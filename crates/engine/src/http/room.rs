@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
+use gale_runtime::Bytes;
 
 /// So much at most.
 pub struct Room {

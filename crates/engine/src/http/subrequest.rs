@@ -24,9 +24,8 @@ use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use gale_protocol::uri;
-use gale_runtime::SocketAddress;
+use gale_runtime::{Bytes, SocketAddress};
 
 use super::body::{Body, BodyItem, BodyStream};
 use super::connection::ConnectionInfo;

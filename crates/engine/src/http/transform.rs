@@ -45,7 +45,7 @@ impl InMemory {
                 if read.is_err() || piece.length == 0 {
                     self.piece = None;
                 }
-                return Poll::Ready(Some(read.map(BodyItem::Lease)));
+                return Poll::Ready(Some(read.map(BodyItem::Bytes)));
             }
             match ready!(self.body.poll_next(request, context)) {
                 Some(Ok(BodyItem::File(piece))) if piece.length > 0 => self.piece = Some(piece),
@@ -193,7 +193,7 @@ impl<T: Transform> Transformed<T> {
     fn take_made(&mut self) -> Option<BodyItem> {
         let (mut lease, made) = self.made.take()?;
         lease.truncate(made);
-        (made > 0).then_some(BodyItem::Lease(lease))
+        (made > 0).then(|| BodyItem::Bytes(lease.freeze()))
     }
 
     fn is_full(&self) -> bool {
@@ -244,8 +244,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::future::poll_fn;
 
-    use bytes::Bytes;
-    use gale_runtime::{EventLoop, File, LoopOptions};
+    use gale_runtime::{Bytes, EventLoop, File, LoopOptions};
 
     use super::*;
 

@@ -17,7 +17,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bstr::BStr;
-use bytes::Bytes;
 use gale_base::http_date;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
@@ -33,7 +32,7 @@ use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};
 use gale_runtime::files::likely_device;
-use gale_runtime::{PoolError, default_pool};
+use gale_runtime::{Bytes, PoolError, default_pool};
 
 /// See the file's head.
 pub const MODULE: Module = Module {

@@ -2,7 +2,6 @@
 //!   empty_gif;          location
 //! (<https://nginx.org/en/docs/http/ngx_http_empty_gif_module.html>)
 
-use bytes::Bytes;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::Body;
@@ -10,6 +9,7 @@ use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::http1::Method;
+use gale_runtime::Bytes;
 
 /// See the file's head.
 pub const MODULE: Module = Module {

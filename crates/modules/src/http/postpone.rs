@@ -119,7 +119,6 @@ impl Postponed {
 fn bytes_in_memory(item: &BodyItem) -> usize {
     match item {
         BodyItem::Bytes(bytes) => bytes.len(),
-        BodyItem::Lease(lease) => lease.len(),
         BodyItem::File(_) | BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => 0,
     }
 }

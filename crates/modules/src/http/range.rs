@@ -15,7 +15,6 @@ use std::ops::Range;
 use std::task::{Context, Poll};
 use std::vec;
 
-use bytes::Bytes;
 use gale_base::http_date;
 use gale_engine::http::body::{Body, BodyItem, BodyStream, FilePiece};
 use gale_engine::http::filters::{Filtered, Judge};
@@ -24,6 +23,7 @@ use gale_engine::http::response::ResponseHead;
 use gale_engine::module::Module;
 use gale_protocol::byte_ranges::{Asked, parse};
 use gale_protocol::http1::{KnownHeader, Version};
+use gale_runtime::Bytes;
 
 /// See the file's head.
 pub const MODULE: Module =
@@ -198,7 +198,6 @@ impl Source {
             let length = item.length();
             let piece = match item {
                 BodyItem::Bytes(bytes) => Piece::Bytes(bytes),
-                BodyItem::Lease(lease) => Piece::Bytes(Bytes::copy_from_slice(&lease)),
                 BodyItem::File(piece) => Piece::File(piece),
                 BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => continue,
             };
@@ -300,7 +299,12 @@ mod tests {
         let lease = Lease::copy_of(&TEXT[3..9]).unwrap();
         let Body::File(piece) = file() else { unreachable!() };
         let piece = FilePiece { offset: piece.offset + 9, length: piece.length - 9, ..piece };
-        let items = [BodyItem::Bytes(TEXT[..3].into()), BodyItem::Flush, BodyItem::Lease(lease), BodyItem::File(piece)];
+        let items = [
+            BodyItem::Bytes(TEXT[..3].into()),
+            BodyItem::Flush,
+            BodyItem::Bytes(lease.freeze()),
+            BodyItem::File(piece),
+        ];
         vec![Body::Bytes(TEXT.into()), file(), Body::Items(items.into())]
     }
 

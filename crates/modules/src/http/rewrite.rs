@@ -22,7 +22,6 @@ use std::mem;
 use std::sync::Arc;
 
 use bstr::{BStr, BString};
-use bytes::Bytes;
 use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot, values};
@@ -41,6 +40,7 @@ use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
 use gale_protocol::uri::escape::{Unescape, unescape};
+use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};
 
 const IF: Place = Place::IF_IN_SERVER.or(Place::IF_IN_LOCATION);

@@ -13,7 +13,6 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use gale_config::{
     Body as BlockBody, Custom, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values,
 };
@@ -25,7 +24,7 @@ use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_runtime::Effort;
+use gale_runtime::{Bytes, Effort};
 
 /// See the file's head.
 pub const MODULE: Module = Module {

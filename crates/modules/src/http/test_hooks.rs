@@ -29,7 +29,6 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
 use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
 use gale_engine::configuration::Builder;
@@ -37,12 +36,12 @@ use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::exchange::{BodyLimits, Exchange};
 use gale_engine::http::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
-use gale_engine::http::request_body::{StoredBody, read_body};
+use gale_engine::http::request_body::{StoredBody, log_error, read_body};
 use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::Level;
-use gale_runtime::{Device, PoolCounters, Rung};
+use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -440,10 +439,12 @@ async fn count_body(request: &mut Request) -> Flow {
         let item = poll_fn(|context| exchange.poll_body(context, &limits)).await;
         let bytes: &[u8] = match &item {
             Ok(Some(BodyItem::Bytes(bytes))) => bytes,
-            Ok(Some(BodyItem::Lease(lease))) => lease,
             Ok(Some(_)) => continue,
             Ok(None) => break,
-            Err(_) => return Flow::Respond(400),
+            Err(error) => {
+                log_error(request, *error);
+                return Flow::Respond(error.status());
+            }
         };
         let first = length.next_multiple_of(STRIDE) - length;
         sum = bytes.iter().skip(first as usize).step_by(STRIDE as usize).fold(sum, |sum, &byte| fnv(sum, &[byte]));

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use self::inbox::{Call, Inbox, Remote};
-use crate::buffer;
+use crate::blocks;
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
 use crate::driver::simulated::Simulated;
@@ -151,7 +151,7 @@ impl EventLoop {
         simulation: Option<Rc<World>>,
     ) -> io::Result<Self> {
         let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(1));
-        buffer::set_leased_bytes_max(leased_bytes_max);
+        blocks::set_leased_bytes_max(leased_bytes_max);
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {
             worker: options.worker,

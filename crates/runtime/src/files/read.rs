@@ -11,6 +11,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use super::file::Access;
 use super::{File, Look, Rung, count_piece, mounts};
 use crate::buffer::Lease;
+use crate::bytes::Bytes;
 use crate::pool::{ThreadPool, default_pool};
 use crate::simulation::World;
 
@@ -20,26 +21,26 @@ const DIRECT_ALIGNMENT_MIN: usize = 4096;
 impl File {
     /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the file. In
     /// the pool `default` if nothing is in memory. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases.
-    pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Lease> {
+    pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
-            Look::Found(lease) => Ok(lease),
+            Look::Found(bytes) => Ok(bytes),
             missed => self.begin_read(&default_pool(), offset, length, missed.how())?.await,
         }
     }
 
     /// Reads as [`File::read_at`], with the given pool.
-    pub async fn read_at_in(&self, pool: &ThreadPool, offset: u64, length: usize) -> io::Result<Lease> {
+    pub async fn read_at_in(&self, pool: &ThreadPool, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
-            Look::Found(lease) => Ok(lease),
+            Look::Found(bytes) => Ok(bytes),
             missed => self.begin_read(pool, offset, length, missed.how())?.await,
         }
     }
 
     /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when the
     /// look might wait.
-    pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Lease>> {
+    pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
         match self.look(offset, length)? {
-            Look::Found(lease) => Ok(Some(lease)),
+            Look::Found(bytes) => Ok(Some(bytes)),
             Look::NotInMemory | Look::NotLooked => Ok(None),
         }
     }
@@ -76,7 +77,7 @@ impl File {
 
     /// Reads a piece where it is, however long that takes (`aio off`); past the page cache where an alignment says so.
     /// Errors: pread(2)'s, `OutOfMemory` at the hard limit of leases.
-    pub fn read_in_place(&self, offset: u64, length: usize, direct: Option<u32>) -> io::Result<Lease> {
+    pub fn read_in_place(&self, offset: u64, length: usize, direct: Option<u32>) -> io::Result<Bytes> {
         let mut lease = Lease::new(length)?;
         let count = match direct {
             Some(alignment) => {
@@ -88,7 +89,7 @@ impl File {
         };
         lease.truncate(count);
         count_piece(Rung::Blocking, count as u64);
-        Ok(lease)
+        Ok(lease.freeze())
     }
 
     /// Reads past the page cache, where the caller may block; through it where the file system has no other way. Returns the

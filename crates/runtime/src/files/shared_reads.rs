@@ -26,7 +26,7 @@ use super::page_cache::{Condition, InFlight, PageCache};
 use super::read::Blocks;
 use super::single_flight::{Joined, SingleFlight};
 use super::{File, mounts};
-use crate::buffer::Lease;
+use crate::blocks::Charge;
 use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
 use crate::pool::{PoolError, ThreadPool};
@@ -109,8 +109,8 @@ pub(crate) type Reads = SingleFlight<Key, Result<Bytes, Failure>>;
 #[must_use = "the read is given up when this is dropped"]
 pub struct PieceRead {
     read: Joined<Key, Result<Bytes, Failure>>,
-    /// Its memory is charged, and away until the read is done.
-    lease: Option<Lease>,
+    /// What is read is charged from the beginning; taken when it is there.
+    charge: Option<Charge>,
 }
 
 impl PieceRead {
@@ -123,9 +123,9 @@ impl PieceRead {
         (offset, length): (u64, usize),
         how: ReadHow,
     ) -> io::Result<PieceRead> {
-        let mut lease = Lease::new(length)?;
-        // The thread that reads allocates when it begins; until then the lease is an account only.
-        let size = lease.return_memory();
+        // The thread that reads allocates when it begins.
+        let charge = Charge::for_length(length)?;
+        let size = charge.bytes();
         let key = Key { file: file.key(), offset, length, pool: pool.identity(), how };
         let (read, was_in_flight) = page_cache.reads.join(key, || {
             let piece = Piece { file: file.clone(), offset, length, size };
@@ -134,19 +134,18 @@ impl PieceRead {
         if was_in_flight {
             count_event(Event::Shared);
         }
-        Ok(PieceRead { read, lease: Some(lease) })
+        Ok(PieceRead { read, charge: Some(charge) })
     }
 }
 
 impl Future for PieceRead {
-    type Output = io::Result<Lease>;
+    type Output = io::Result<crate::Bytes>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<Lease>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<crate::Bytes>> {
         let Poll::Ready(result) = Pin::new(&mut self.read).poll(cx) else { return Poll::Pending };
         Poll::Ready(result.map_err(io::Error::from).map(|bytes| {
-            let mut lease = self.lease.take().expect("polled until it is ready");
-            lease.restore_memory(bytes.memory, bytes.piece);
-            lease
+            let charge = self.charge.take().expect("polled until it is ready");
+            crate::Bytes::of_read(bytes.memory, bytes.piece, charge)
         }))
     }
 }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
+use crate::bytes::Bytes;
 
 use super::random::Random;
 use crate::buffer::Buffer;
@@ -210,7 +210,7 @@ impl Scene<'_> {
     async fn send_bytes(&self, bytes: Bytes) -> io::Result<()> {
         self.offered.set(self.offered.get() + bytes.len());
         let mut output = Output::new();
-        output.push_bytes(bytes);
+        output.push(bytes);
         self.stream.send_all(&mut output).await
     }
 

@@ -132,7 +132,7 @@ pub fn unix_pair() -> (Stream, Stream) {
 
 pub async fn send(stream: &Stream, bytes: &'static [u8]) {
     let mut output = Output::new();
-    output.push_static(bytes);
+    output.push(bytes);
     stream.send_all(&mut output).await.unwrap();
 }
 

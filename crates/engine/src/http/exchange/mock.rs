@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::Framing;
-use gale_runtime::{Moment, SocketAddress};
+use gale_runtime::{Bytes, Moment, SocketAddress};
 
 use super::{BodyError, BodyLength, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use crate::configuration::{Configuration, EventsSettings};
@@ -176,7 +175,6 @@ impl Exchange for MockExchange {
         state.is_queued = state.is_slow;
         match item {
             BodyItem::Bytes(bytes) => state.events.push(Event::Piece(bytes)),
-            BodyItem::Lease(lease) => state.events.push(Event::Piece(Bytes::copy_from_slice(&lease))),
             other => panic!("the tests push bytes, not {other:?}"),
         }
     }

@@ -4,9 +4,8 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
-use gale_runtime::{Buffer, Lease, Moment, Stream, Timer};
+use gale_runtime::{Buffer, Moment, Stream, Timer};
 
 use crate::http::body::BodyItem;
 use crate::http::exchange::{BodyError, BodyLimits};
@@ -142,7 +141,7 @@ impl RequestBody {
                     return Poll::Ready(Ok(None));
                 }
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
-                    return Poll::Ready(Err(BodyError::NotStored));
+                    return Poll::Ready(Err(BodyError::NoMemory));
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
                 Poll::Ready(Ok(_)) => self.stop_waiting(),
@@ -181,50 +180,41 @@ impl RequestBody {
 
     /// What `input` holds of the body; `None` when that was framing alone.
     fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, BodyError> {
-        let item = match &mut self.framing {
+        let lease = match &mut self.framing {
             Coding::Read | Coding::Unknown | Coding::Broken(_) => return Ok(None),
-            Coding::Tunnel => lease_item(input.take_lease()),
+            Coding::Tunnel => input.take_lease(),
             Coding::Length(left) => {
                 let piece = usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));
                 *left -= piece as u64;
-                let is_last = *left == 0;
-                let item = take_front(input, piece);
-                if is_last {
+                if *left == 0 {
                     self.framing = Coding::Read;
                 }
-                Some(item)
+                Some(input.split_to(piece).map_err(no_memory)?)
             }
             Coding::Chunked(decoder) => {
                 let decoded = decoder.decode(input.readable()).map_err(|_| BodyError::Malformed)?;
-                let data = decoded.data.map(|range| Bytes::copy_from_slice(&input.readable()[range]));
-                input.consume(decoded.consumed);
                 if decoded.finished {
                     self.framing = Coding::Read;
                 }
-                data.map(BodyItem::Bytes)
+                match decoded.data {
+                    Some(range) => Some(input.split_to(decoded.consumed).map_err(no_memory)?.slice(range)),
+                    None => {
+                        input.consume(decoded.consumed);
+                        None
+                    }
+                }
             }
         };
-        let Some(item) = item else { return Ok(None) };
-        self.received += item.length();
+        let Some(lease) = lease else { return Ok(None) };
+        self.received += lease.len() as u64;
         if limits.length_max > 0 && self.received > limits.length_max && !matches!(self.framing, Coding::Tunnel) {
             return Err(BodyError::TooLarge);
         }
-        Ok(Some(item))
+        Ok(Some(BodyItem::Bytes(lease.freeze())))
     }
 }
 
-/// The first `count` bytes: without a copy when that is all there is.
-fn take_front(input: &mut Buffer, count: usize) -> BodyItem {
-    if count == input.len()
-        && let Some(item) = lease_item(input.take_lease())
-    {
-        return item;
-    }
-    let bytes = Bytes::copy_from_slice(&input.readable()[..count]);
-    input.consume(count);
-    BodyItem::Bytes(bytes)
-}
-
-fn lease_item(lease: Option<Lease>) -> Option<BodyItem> {
-    lease.map(BodyItem::Lease)
+/// Only a lease that was refused says this.
+fn no_memory(_: io::Error) -> BodyError {
+    BodyError::NoMemory
 }

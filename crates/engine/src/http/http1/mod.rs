@@ -17,10 +17,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Moment, PoolError, SocketAddress, Stream, TcpInfo, Timer};
+use gale_runtime::{Buffer, Bytes, Moment, PoolError, SocketAddress, Stream, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
@@ -32,6 +31,7 @@ use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Se
 use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
 use super::request::Request;
+use super::request_body;
 use super::response::ResponseHead;
 use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
@@ -437,7 +437,12 @@ impl Http1 {
                     Ok(None) => return Afterwards::KeepAlive,
                     // The answer is on its way and the client still sending.
                     Err(BodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
-                    Err(_) => return Afterwards::Close,
+                    Err(error) => {
+                        if error == BodyError::NoMemory {
+                            request_body::log_error(request, error);
+                        }
+                        return Afterwards::Close;
+                    }
                 }
             }
         };

@@ -10,9 +10,8 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{Output, PoolError, Stream, Timer, poll_copy};
+use gale_runtime::{Bytes, Output, PoolError, Stream, Timer, poll_copy};
 
 use crate::http::body::BodyItem;
 use crate::http::delivery::{Delivery, FileError, Next};
@@ -401,7 +400,7 @@ impl Sender {
 
     fn append(&mut self, text: &[u8]) {
         if !self.queue.is_empty() {
-            self.queue.push_back(BodyItem::Bytes(bytes::Bytes::copy_from_slice(text)));
+            self.queue.push_back(BodyItem::Bytes(Bytes::copy_from_slice(text)));
         } else if self.output.append(text).is_err() {
             // No memory within the worker's bound: the response cannot be completed.
             self.abort();
@@ -414,8 +413,7 @@ impl Sender {
         }
         match item {
             BodyItem::Bytes(bytes) if bytes.len() <= COPIED_MAX => self.append(&bytes),
-            BodyItem::Bytes(bytes) => self.output.push_bytes(bytes),
-            BodyItem::Lease(lease) => self.output.push_lease(lease),
+            BodyItem::Bytes(bytes) => self.output.push(bytes),
             item @ BodyItem::File(_) => self.queue.push_back(item),
             BodyItem::Flush | BodyItem::Trailers(_) => {}
             BodyItem::Subrequest(_) => unreachable!("`postpone` takes them out"),
@@ -566,7 +564,7 @@ impl Sender {
                         next => next?,
                     };
                     match next {
-                        Next::Bytes(lease) => self.output.push_lease(lease),
+                        Next::Bytes(bytes) => self.output.push(bytes),
                         Next::Sendfile(length) => {
                             self.sendfile_bytes = length;
                             return Ok(());
@@ -576,11 +574,11 @@ impl Sender {
                     self.leave_finished_file();
                 }
                 Some(_) if queued >= OUTPUT_BYTES => return Ok(()),
-                Some(_) => match self.queue.pop_front() {
-                    Some(BodyItem::Bytes(bytes)) => self.output.push_bytes(bytes),
-                    Some(BodyItem::Lease(lease)) => self.output.push_lease(lease),
-                    _ => {}
-                },
+                Some(_) => {
+                    if let Some(BodyItem::Bytes(bytes)) = self.queue.pop_front() {
+                        self.output.push(bytes);
+                    }
+                }
             }
         }
         Ok(())
@@ -591,8 +589,8 @@ impl Sender {
         let Some(BodyItem::File(piece)) = self.queue.front_mut() else {
             unreachable!("what is being read stands at the head of the queue")
         };
-        let lease = ready!(self.delivery.poll_read(piece, self.output.is_empty(), context))?;
-        self.output.push_lease(lease);
+        let bytes = ready!(self.delivery.poll_read(piece, self.output.is_empty(), context))?;
+        self.output.push(bytes);
         self.leave_finished_file();
         Poll::Ready(Ok(()))
     }

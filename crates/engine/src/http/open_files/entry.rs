@@ -4,9 +4,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
 
-use bytes::Bytes;
 use gale_runtime::watch::{PathWatch, Target};
-use gale_runtime::{File, FileMetadata};
+use gale_runtime::{Bytes, File, FileMetadata};
 use rustix::process::{Resource, getrlimit};
 
 use super::table::Keyed;

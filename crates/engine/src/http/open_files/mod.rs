@@ -28,8 +28,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use gale_runtime::{File, FileMetadata, OpenFlags, Rung, count_piece, files, watch};
+use gale_runtime::{Bytes, File, FileMetadata, OpenFlags, Rung, count_piece, files, watch};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::body::{Body, FilePiece};

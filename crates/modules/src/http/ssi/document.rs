@@ -10,7 +10,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bstr::BStr;
-use bytes::Bytes;
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::regex::Regex;
 use gale_engine::http::request::Request;
@@ -20,7 +19,7 @@ use gale_engine::process::Level;
 use gale_protocol::ssi::text::{self, Expression};
 use gale_protocol::ssi::{Command, Event, PARAMETERS_MAX, Parser};
 use gale_protocol::uri::escape::{Class, escape, escape_html};
-use gale_runtime::{Effort, charge_units, poll_units};
+use gale_runtime::{Bytes, Effort, charge_units, poll_units};
 
 use super::page::{Page, TooMuch};
 use super::{Conf, TimeFormat};
@@ -66,7 +65,7 @@ pub struct Document {
 
 /// An item of the document: how far it has been parsed, and how far it may be in this share of a turn.
 struct Piece {
-    item: BodyItem,
+    bytes: Bytes,
     at: usize,
     until: usize,
 }
@@ -191,8 +190,8 @@ impl BodyStream for Document {
             }
             let Some(piece) = &mut self.piece else {
                 match ready!(self.source.poll_next(request, context)).transpose() {
-                    Ok(Some(item @ (BodyItem::Bytes(_) | BodyItem::Lease(_)))) => {
-                        self.piece = Some(Piece { item, at: 0, until: 0 });
+                    Ok(Some(BodyItem::Bytes(bytes))) => {
+                        self.piece = Some(Piece { bytes, at: 0, until: 0 });
                     }
                     Ok(None) => {
                         if std::mem::replace(&mut self.has_ended, true) {
@@ -208,7 +207,7 @@ impl BodyStream for Document {
                 continue;
             };
             if piece.at == piece.until {
-                let left = piece.item.bytes().len().saturating_sub(piece.until).min(PIECE_BYTES);
+                let left = piece.bytes.len().saturating_sub(piece.until).min(PIECE_BYTES);
                 if left == 0 {
                     self.piece = None;
                     continue;
@@ -219,7 +218,7 @@ impl BodyStream for Document {
                 charge_units(COMMAND_EFFORT, units);
                 piece.until += left;
             }
-            let Some(event) = self.parser.next(&piece.item.bytes()[..piece.until], &mut piece.at) else { continue };
+            let Some(event) = self.parser.next(&piece.bytes[..piece.until], &mut piece.at) else { continue };
             // Commands, with output or without, could follow each other without end.
             if matches!(event, Event::Command(_) | Event::Mistake(_)) {
                 self.found = Some(event);
@@ -255,12 +254,12 @@ impl Document {
     fn handle(&mut self, request: &Request, event: Event) -> Option<BodyItem> {
         match event {
             Event::Text(range) => {
-                let Piece { item, .. } = self.piece.as_mut().expect("the text is of this item");
+                let Piece { bytes, .. } = self.piece.as_mut().expect("the text is of this item");
                 if self.is_shown {
-                    return Some(part(item, range));
+                    return Some(BodyItem::Bytes(part(bytes, range)));
                 }
                 if self.is_block {
-                    let kept = self.page.append_block(self.block, &item.bytes()[range]);
+                    let kept = self.page.append_block(self.block, &bytes[range]);
                     self.check_block(request, kept);
                 }
                 None
@@ -585,17 +584,9 @@ fn too_much() -> String {
     "the SSI page has too many or too long variables, blocks or includes".to_owned()
 }
 
-/// A part of an item that is in memory; all of it is the item itself.
-fn part(item: &mut BodyItem, range: std::ops::Range<usize>) -> BodyItem {
-    if range.len() == item.bytes().len() {
-        // The parser is done with it.
-        let empty = BodyItem::Bytes(Bytes::new());
-        return std::mem::replace(item, empty);
-    }
-    match item {
-        BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.slice(range)),
-        other => BodyItem::Bytes(Bytes::copy_from_slice(&other.bytes()[range])),
-    }
+/// A part of the bytes; with all of them the parser is done.
+fn part(bytes: &mut Bytes, range: std::ops::Range<usize>) -> Bytes {
+    if range.len() == bytes.len() { std::mem::take(bytes) } else { bytes.slice(range) }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 
-use bytes::Bytes;
 use gale_engine::http::regex::Captures;
+use gale_runtime::Bytes;
 
 /// How many documents a request may include, one after another: nginx's bound for those under way at a time, which there
 /// are all. It ends pages that include themselves several times.

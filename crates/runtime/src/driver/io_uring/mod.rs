@@ -211,8 +211,8 @@ impl IoUring {
         let tested = (0..3).try_for_each(|_| {
             let mut cx = Context::from_waker(Waker::noop());
             let (mut output, mut input) = (Output::new(), Buffer::new());
-            output.push_static(b"self-");
-            output.push_static(b"test");
+            output.push(b"self-");
+            output.push(b"test");
             let is_pending = self.poll_recv(far, &mut cx, &mut input, TEST_BYTES_MAX).is_pending()
                 && self.poll_send(near, &mut cx, &mut output).is_pending();
             if !is_pending {

@@ -172,7 +172,7 @@ impl IoUring {
         let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
         sending.ticket = OWNED;
         sending.offered = rest.len();
-        sending.output.push_lease(kept.take_lease().expect("there is a rest"));
+        sending.output.push(kept.take_lease().expect("there is a rest"));
         connection.transit().sending = Some(sending);
         self.request(key, connection, Op::Send);
     }

@@ -51,7 +51,7 @@ fn send_into_full_socket(driver: &IoUring, key: Key, is_posted: bool) {
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7]).is_ok() {});
     if !is_posted || driver.try_send(key, &[1; 900], false).unwrap() == 0 {
         let mut out = Output::new();
-        out.push_bytes(vec![1; 900].into());
+        out.push(vec![1; 900]);
         assert!(driver.poll_send(key, &mut Context::from_waker(Waker::noop()), &mut out).is_pending());
     }
     // One that is posted fails first.

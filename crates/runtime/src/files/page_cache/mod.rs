@@ -24,6 +24,7 @@ use super::file_system::{PAGE_CACHE, file_system};
 use super::shared_reads::{PieceRead, ReadHow, Reads};
 use super::single_flight::SingleFlight;
 use crate::buffer::Lease;
+use crate::bytes::Bytes;
 use crate::environment::Environment;
 use crate::pool::ThreadPool;
 use crate::time::{Moment, now_anywhere};
@@ -148,7 +149,7 @@ impl Drop for InFlight {
 #[derive(Debug)]
 pub enum Look {
     /// This much of the piece from its beginning; nothing at the end of the file.
-    Found(Lease),
+    Found(Bytes),
     /// It is not in memory; the kernel has begun to read it.
     NotInMemory,
     /// The look itself might have waited.
@@ -185,7 +186,7 @@ impl File {
                     self.note_found(cache, offset, length, count);
                     count_event(Event::Hit);
                     count_piece(Rung::Read, count as u64);
-                    Ok(Look::Found(lease))
+                    Ok(Look::Found(lease.freeze()))
                 }
                 Some(Err(error)) => Err(error),
                 None => {
