@@ -34,7 +34,7 @@ use super::settings::{Aio, CoreSettings};
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
 /// Most of a file that one `sendfile` sends with `aio off`, whatever the configuration allows: other connections want their
-/// turn, too. Otherwise the file says how much it may be ([`File::sendfile_max`]).
+/// turn, too. Otherwise it is less while memory is short ([`File::sendfile_length`]).
 const SENDFILE_PIECE_MAX: u64 = 1 << 20;
 
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
@@ -200,8 +200,8 @@ impl Delivery {
             return self.begin_read(piece, ReadHow { direct, ..ReadHow::default() });
         }
         if self.may_sendfile(piece) {
-            let length = self.sendfile_length(piece).min(piece.file.sendfile_max());
-            if piece.file.is_resident(piece.offset, length)? {
+            let length = piece.file.sendfile_length(piece.offset, self.sendfile_length(piece))?;
+            if length > 0 {
                 return Ok(Next::Sendfile(length));
             }
         }

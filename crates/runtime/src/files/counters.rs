@@ -79,7 +79,7 @@ pub struct FileCounters {
     /// How many of these were in memory after all.
     pub pool_hits: u64,
     /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor. While none is timed
-    /// a turn of the loop with calls in it counts as one.
+    /// a turn of the loop over 100 ms with calls in it counts as one.
     pub long_calls: u64,
     /// How many of these have waited, as far as can be told, although they should not have.
     pub mispredictions: u64,

@@ -3,7 +3,8 @@
 //! | condition | when | `sendfile`, which waits for what is not in memory | a look, which the kernel refuses |
 //! |---|---|---|---|
 //! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
-//! | memory short | something had to be | what was seen a tick ago; else all of it is asked for | yes |
+//! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
+//! | memory short | something had to be read | what was seen a tick ago; else all of it is asked for | yes |
 //! | congested | four reads are in flight | what was seen a tick ago | what was seen ten seconds ago |
 //! | backing off | a call on a loop has waited | no | what was seen ten seconds ago |
 //!
@@ -25,8 +26,8 @@ use crate::time::Moment;
 /// devices and of some flash memory have not.
 const CONGESTED_FROM: u32 = 4;
 
-/// How long after a read, and after a device was first asked about, memory is taken to be short. A shortage lasts, and to be
-/// careful for longer costs little: what is asked for again and again is known anyway.
+/// How long after a read memory is taken to be short, and after it was first asked about a device is new. A shortage lasts, and
+/// to be careful for longer costs little: what is asked for again and again is known anyway.
 const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 
 /// How long a device is given on which a call has waited, at first and at most.
@@ -53,6 +54,8 @@ const SENDFILE_MAX_SHORT: u64 = 256 * 1024;
 pub(crate) enum Condition {
     /// Memory holds what is asked for.
     Healthy,
+    /// Nobody knows whether it does.
+    New,
     /// Something had to be read lately.
     MemoryShort,
     /// Several reads are in flight.
@@ -88,19 +91,19 @@ impl Condition {
         use Permission::*;
         let was_seen = |ticks: u16| seen_ticks_ago.is_some_and(|age| age <= ticks);
         match (call, self) {
-            (Call::Look, Condition::Healthy | Condition::MemoryShort) => Yes,
+            (Call::Look, Condition::Healthy | Condition::New | Condition::MemoryShort) => Yes,
             (Call::Look, Condition::Congested | Condition::BackingOff) if was_seen(WORTH_TRYING_TICKS) => Yes,
-            (Call::Send, Condition::Healthy) if was_seen(BELIEVED_TICKS) => Yes,
+            (Call::Send, Condition::Healthy | Condition::New) if was_seen(BELIEVED_TICKS) => Yes,
             (Call::Send, Condition::Healthy) => AskForEnds,
             (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
-            (Call::Send, Condition::MemoryShort) => AskForAll,
+            (Call::Send, Condition::New | Condition::MemoryShort) => AskForAll,
             _ => No,
         }
     }
 
     /// How many bytes one `sendfile` may take.
     pub fn sendfile_max(self) -> u64 {
-        if self == Condition::Healthy { SENDFILE_MAX } else { SENDFILE_MAX_SHORT }
+        if self <= Condition::New { SENDFILE_MAX } else { SENDFILE_MAX_SHORT }
     }
 }
 
@@ -112,7 +115,9 @@ pub(crate) struct DeviceState {
     /// Looks by threads of a pool, and those of them that write a time of access.
     pub(super) looks: AtomicU32,
     pub(super) access_looks: AtomicU32,
-    /// When a piece was not in memory last, or a call took long; at the beginning, when somebody asked for the first time.
+    /// When somebody asked for the first time.
+    asked_at_nanos: AtomicU64,
+    /// When a piece was not in memory last, or a call took long; 0 = never.
     missed_at_nanos: AtomicU64,
     back_off_until_nanos: AtomicU64,
     back_off_nanos: AtomicU64,
@@ -124,6 +129,7 @@ impl DeviceState {
             reads: AtomicU32::new(0),
             looks: AtomicU32::new(0),
             access_looks: AtomicU32::new(0),
+            asked_at_nanos: AtomicU64::new(0),
             missed_at_nanos: AtomicU64::new(0),
             back_off_until_nanos: AtomicU64::new(0),
             back_off_nanos: AtomicU64::new(0),
@@ -139,6 +145,8 @@ impl DeviceState {
             Condition::Congested
         } else if reads > 0 || self.is_memory_short(now) {
             Condition::MemoryShort
+        } else if self.is_new(now) {
+            Condition::New
         } else {
             Condition::Healthy
         }
@@ -147,11 +155,16 @@ impl DeviceState {
     #[inline]
     fn is_memory_short(&self, now: Moment) -> bool {
         let missed_at = self.missed_at_nanos.load(Relaxed);
-        if missed_at == 0 {
-            self.note_miss(now);
-            return true;
+        missed_at != 0 && now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
+    }
+
+    #[inline]
+    fn is_new(&self, now: Moment) -> bool {
+        let asked_at = self.asked_at_nanos.load(Relaxed);
+        if asked_at == 0 {
+            self.asked_at_nanos.store(now.as_nanos(), Relaxed);
         }
-        now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
+        asked_at == 0 || now <= Moment::from_nanos(asked_at) + SHORTAGE_TIME
     }
 
     /// A piece was not in memory, or a call took so long that it may not have been.
@@ -183,7 +196,9 @@ mod tests {
     #[test]
     fn device_without_reads_for_a_minute_is_healthy() {
         let device = DeviceState::new();
-        assert_eq!(device.condition(BEGIN), Condition::MemoryShort, "nobody knows");
+        assert_eq!(device.condition(BEGIN), Condition::New);
+        assert_eq!(device.condition(BEGIN + SHORTAGE_TIME), Condition::New);
+        device.note_miss(BEGIN);
         assert_eq!(device.condition(BEGIN + SHORTAGE_TIME), Condition::MemoryShort);
         let later = BEGIN + SHORTAGE_TIME + INSTANT;
         assert_eq!(device.condition(later), Condition::Healthy);
@@ -220,11 +235,12 @@ mod tests {
         let sent =
             |condition: Condition| [Some(1), Some(4), Some(5), None].map(|age| condition.permits(Call::Send, age));
         assert_eq!(sent(Healthy), [Yes, Yes, AskForEnds, AskForEnds]);
+        assert_eq!(sent(New), [Yes, Yes, AskForAll, AskForAll]);
         assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll]);
         assert_eq!(sent(Congested), [Yes, No, No, No]);
         assert_eq!(sent(BackingOff), [No; 4]);
         let looked = |condition: Condition| [Some(40), Some(41), None].map(|age| condition.permits(Call::Look, age));
-        assert_eq!((looked(Healthy), looked(MemoryShort)), ([Yes; 3], [Yes; 3]));
+        assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 3]; 3]);
         assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, No, No], [Yes, No, No]));
     }
 }

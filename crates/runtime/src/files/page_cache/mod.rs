@@ -55,7 +55,8 @@ fn place(device: u64) -> usize {
 #[inline]
 pub(crate) fn end_turn(calls: &LoopCalls, began: Moment, ended: Moment) {
     let (devices, verdict) = calls.end_turn(began, ended);
-    if devices != 0 {
+    // A turn that was only long says too little: its calls are timed from now on.
+    if verdict == Verdict::Waited && devices != 0 {
         let is_called = |&(place, _): &(usize, &DeviceState)| devices & 1 << place != 0;
         let called = PAGE_CACHE.devices.iter().enumerate().filter(is_called);
         called.for_each(|(_, device)| PAGE_CACHE.note_long(device, verdict));
@@ -212,34 +213,41 @@ impl File {
     /// look finds it now. False, too, where a look might wait, and for a while after calls that should not have waited did.
     /// Errors: pread(2)'s.
     pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
+        Ok(self.sendable(offset, length, length)? == length)
+    }
+
+    /// How many bytes of a piece one `sendfile` may take now, from its beginning on: less while memory is short, 0 unless all of
+    /// them seem to be in memory as [`File::is_resident`] says. Errors: pread(2)'s.
+    pub fn sendfile_length(&self, offset: u64, length: u64) -> io::Result<u64> {
+        self.sendable(offset, length, 0)
+    }
+
+    /// `least` is asked for in any case.
+    fn sendable(&self, offset: u64, length: u64, least: u64) -> io::Result<u64> {
         if self.waits_for_others() || self.writes_access_time() {
-            return Ok(false);
+            return Ok(0);
         }
         self.with_page_cache(|cache| {
             let now = now_anywhere();
             let condition = cache.device(self.metadata().device).condition(now);
+            let length = length.min(condition.sendfile_max().max(least));
             for part in parts(offset, length) {
                 let age = cache.residency.age(self.shared.hash, &part, now);
                 let is_there = match condition.permits(Call::Send, age) {
                     Permission::Yes => continue,
-                    Permission::No => return Ok(false),
+                    Permission::No => return Ok(0),
                     Permission::AskForAll => self.probe_whole(part.begin, part.end)?,
                     // What is asked is whether the part has been read at all: reading ahead brings in twice as much at once.
                     Permission::AskForEnds => self.probe(part.begin)? && self.probe(part.end - 1)?,
                 };
                 count_event(if is_there { Event::Hit } else { Event::Miss });
                 if !is_there {
-                    return Ok(false);
+                    return Ok(0);
                 }
                 cache.residency.note(self.shared.hash, &part, now);
             }
-            Ok(true)
+            Ok(length)
         })
-    }
-
-    /// How many bytes one `sendfile` may take of what [`File::is_resident`] says is in memory: less while that may be wrong.
-    pub fn sendfile_max(&self) -> u64 {
-        self.with_page_cache(|cache| cache.condition(self.metadata().device).sendfile_max())
     }
 
     fn probe(&self, offset: u64) -> io::Result<bool> {
@@ -314,7 +322,7 @@ mod tests {
         let cache = PageCache::with_slots(16);
         let reads: Vec<InFlight> = (0..4).map(|_| cache.begin_read(5)).collect();
         let condition = |device| cache.device(device).condition(Moment::from_nanos(1));
-        assert_eq!((condition(5), condition(6)), (Condition::Congested, Condition::MemoryShort));
+        assert_eq!((condition(5), condition(6)), (Condition::Congested, Condition::New));
         drop(reads);
         assert_eq!(condition(5), Condition::MemoryShort);
     }
