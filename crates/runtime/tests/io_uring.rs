@@ -15,6 +15,8 @@ mod dropped_futures;
 mod executor;
 #[path = "files.rs"]
 mod files;
+#[path = "idle_streams.rs"]
+mod idle_streams;
 #[path = "pool.rs"]
 mod pool;
 #[path = "sockets.rs"]

@@ -104,6 +104,12 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
     }
 }
 
+/// Whether there are bytes to receive, the end, or an error.
+pub(super) fn has_input(socket: BorrowedFd<'_>) -> bool {
+    let looked = net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    !matches!(looked, Err(Errno::AGAIN))
+}
+
 /// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is told by the
 /// kernel: as with a call that fails, the socket notes that somebody waits for room.
 pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), Errno> {

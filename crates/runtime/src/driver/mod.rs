@@ -190,6 +190,12 @@ pub(crate) trait StreamDriver {
     /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing.
     fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
+    /// Whether a receive would not wait now.
+    fn has_input(&self, key: Key) -> bool {
+        // SAFETY: the slot owns the descriptor, and nobody closes it during this call.
+        direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
+    }
+
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 

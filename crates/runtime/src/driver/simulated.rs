@@ -393,6 +393,13 @@ impl StreamDriver for Simulated {
         Poll::Ready(Ok(()))
     }
 
+    fn has_input(&self, key: Key) -> bool {
+        self.with(key, |socket| {
+            let has_received = !socket.received.is_empty() || socket.receive_error.is_some() || socket.has_ended;
+            has_received || self.world.network.borrow_mut().is_readable(socket.end)
+        })
+    }
+
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (end, sending) =
             self.with(key, |socket| (socket.end, socket.sending.as_ref().map(|sending| sending.state)));

@@ -63,6 +63,13 @@ impl Detached {
     }
 }
 
+impl Detached {
+    /// The socket, if nothing was received that nobody has read.
+    pub(super) fn into_idle(self) -> Result<OwnedFd, Detached> {
+        if self.received.is_empty() && self.error.is_none() { Ok(self.socket) } else { Err(self) }
+    }
+}
+
 impl Stream {
     pub(crate) fn attach(environment: Rc<Environment>, socket: OwnedFd, fresh: Fresh) -> Self {
         let key = environment.driver.attach(socket, fresh);
@@ -95,6 +102,15 @@ impl Stream {
 
     pub(super) fn poll_connected(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_connected(self.key, cx)
+    }
+
+    /// Whether a receive would give something now: bytes, the end, or an error. A system call.
+    pub(super) fn has_input(&self) -> bool {
+        if let Some(ahead) = self.ahead.take() {
+            self.ahead.set(Some(ahead));
+            return true;
+        }
+        self.environment.driver.has_input(self.key)
     }
 
     /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again for as long
@@ -255,7 +271,7 @@ impl Stream {
     }
 
     /// The socket, if it is one of the kernel's: a simulated one has no options.
-    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         let descriptor = self.environment.driver.kernel_socket(self.key)?;
         // SAFETY: as for `as_fd`.
         Some(unsafe { BorrowedFd::borrow_raw(descriptor) })

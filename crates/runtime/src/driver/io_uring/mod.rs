@@ -55,7 +55,9 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, is_broken, look_for, receive, send, send_now};
+use super::direct::{
+    OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, has_input, is_broken, look_for, receive, send, send_now,
+};
 use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
@@ -704,6 +706,12 @@ impl StreamDriver for IoUring {
         }
         let events = PollFlags::IN | PollFlags::RDHUP;
         self.attempt(key, cx, Op::Readable, |connection| look_for(connection.socket().as_fd(), events))
+    }
+
+    fn has_input(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.transit.as_ref().is_some_and(|transit| transit.has_input()) || has_input(connection.socket().as_fd())
     }
 
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
