@@ -80,7 +80,7 @@ pub use memory::share_leases;
 pub use net::{
     AcceptMutex, AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, Datagram, DatagramOptions,
     Detached, Ecn, IdleOptions, IdleStreams, Listener, MULTI_ACCEPT_BATCH, ReceiveBatch, Received, SocketAddress,
-    Stream, TcpInfo, Transmit, look_for_connections,
+    Splice, Stream, TcpInfo, Transmit, look_for_connections,
 };
 pub use output::Output;
 pub use pool::{

@@ -21,6 +21,8 @@ mod idle_streams;
 mod pool;
 #[path = "sockets.rs"]
 mod sockets;
+#[path = "splice.rs"]
+mod splice;
 #[path = "stall.rs"]
 mod stall;
 #[path = "sync.rs"]
@@ -36,6 +38,7 @@ fn sockets_work_the_same_with_what_older_kernels_have() {
         "sockets::",
         "connect::",
         "datagrams::",
+        "splice::",
         "stall::",
         "takeover::",
         "dropped_futures::",

@@ -268,6 +268,34 @@ fn idle_streams_are_taken_whole_or_closed() {
 }
 
 #[test]
+fn a_tunnel_passes_everything_on_in_order() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        run(simulation, async {
+            let (entry, client) = pair_at("192.0.2.1:80").await;
+            let (server, exit) = pair_at("192.0.2.2:80").await;
+            spawn(async move {
+                let mut splice = Splice::new();
+                while poll_fn(|cx| splice.poll_transfer(cx, &entry, &exit)).await.unwrap() > 0 {}
+                exit.shutdown_write().unwrap();
+            });
+            let sent = pattern(random.up_to(100_000));
+            let to_send = sent.clone();
+            spawn(async move {
+                let mut output = Output::new();
+                output.push_bytes(to_send);
+                client.send_all(&mut output).await.unwrap();
+                client.shutdown_write().unwrap();
+            });
+            let mut received = Buffer::new();
+            while server.recv(&mut received, 10_000).await.unwrap() > 0 {}
+            assert!(received.readable() == sent, "{} of {} bytes", received.len(), sent.len());
+        });
+    });
+}
+
+#[test]
 fn broken_connections_give_a_prefix_and_leave_nothing_behind() {
     let mut ends = Vec::new();
     let seen = RefCell::new(&mut ends);

@@ -22,6 +22,9 @@ pub(super) const SEND_MAX: usize = 1 << 20;
 /// files as fast as they are sent must not make a turn long. So two of them, 2 MiB, are what a connection gets in a turn.
 pub(super) const SENDFILE_OPERATIONS: u16 = 8;
 
+/// Bytes that are spliced, as many as count as one operation.
+pub(super) const SPLICED_PER_OPERATION: usize = 64 * 1024;
+
 /// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
 /// one that was not used since looks used, and yields a turn early.
 #[derive(Clone, Copy, Default)]

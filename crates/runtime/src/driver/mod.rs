@@ -225,6 +225,31 @@ pub(crate) trait StreamDriver {
         length: usize,
     ) -> Poll<io::Result<usize>>;
 
+    /// Moves at most `max` bytes from the socket into a pipe, which is empty; 0 is the end of the stream. Not for a socket that
+    /// receives ahead, nor for one that is not the kernel's.
+    fn poll_splice_in(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Moves at most `max` bytes, which are there, from a pipe to the socket.
+    fn poll_splice_out(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Whether bytes of the socket are, or may come to be, with the driver, ahead of the reader.
+    fn receives_ahead(&self, key: Key) -> bool {
+        let _ = key;
+        false
+    }
+
     /// Ends our data; the peer sees the end of the stream behind all that has been sent.
     fn shutdown_write(&self, key: Key) -> io::Result<()>;
 

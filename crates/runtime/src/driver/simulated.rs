@@ -535,6 +535,26 @@ impl StreamDriver for Simulated {
         self.world.network.borrow_mut().is_broken(end)
     }
 
+    fn poll_splice_in(
+        &self,
+        _key: Key,
+        _cx: &mut Context<'_>,
+        _pipe: BorrowedFd<'_>,
+        _max: usize,
+    ) -> Poll<io::Result<usize>> {
+        unreachable!("a simulated socket is not the kernel's")
+    }
+
+    fn poll_splice_out(
+        &self,
+        _key: Key,
+        _cx: &mut Context<'_>,
+        _pipe: BorrowedFd<'_>,
+        _max: usize,
+    ) -> Poll<io::Result<usize>> {
+        unreachable!("a simulated socket is not the kernel's")
+    }
+
     fn shutdown_write(&self, key: Key) -> io::Result<()> {
         let end = self.with(key, |socket| socket.end);
         Ok(self.world.network.borrow_mut().shut_down(&self.world.fate, end)?)

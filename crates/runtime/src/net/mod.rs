@@ -7,6 +7,7 @@ pub(crate) mod datagram;
 mod idle_streams;
 mod listener;
 pub(crate) mod options;
+pub(crate) mod splice;
 mod stream;
 
 pub use accept_mutex::AcceptMutex;
@@ -16,6 +17,7 @@ pub use datagram::{BATCH_MAX, Datagram, DatagramOptions, Ecn, ReceiveBatch, Rece
 pub use idle_streams::{IdleOptions, IdleStreams};
 pub use listener::{AcceptOptions, Listener, MULTI_ACCEPT_BATCH, look_for_connections};
 pub use options::TcpInfo;
+pub use splice::Splice;
 pub use stream::{Detached, Stream};
 
 pub(crate) use listener::own_address;

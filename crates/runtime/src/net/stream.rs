@@ -192,6 +192,34 @@ impl Stream {
         self.environment.driver.poll_sendfile(self.key, cx, file.as_fd(), offset, length)
     }
 
+    /// Moves bytes into an empty pipe; for [`super::Splice`].
+    pub(super) fn poll_splice_in(
+        &self,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.environment.driver.poll_splice_in(self.key, cx, pipe, max)
+    }
+
+    /// Moves bytes out of a pipe; for [`super::Splice`].
+    pub(super) fn poll_splice_out(
+        &self,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.environment.driver.poll_splice_out(self.key, cx, pipe, max)
+    }
+
+    /// Whether bytes are, or may come to be, here or with the driver, ahead of the reader.
+    pub(super) fn receives_ahead(&self) -> bool {
+        let ahead = self.ahead.take();
+        let has_ahead = ahead.is_some();
+        self.ahead.set(ahead);
+        has_ahead || self.environment.driver.receives_ahead(self.key)
+    }
+
     /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be
     /// there to be read, and the peer may still read.
     pub fn poll_peer_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
