@@ -80,8 +80,8 @@ pub use files::{
 pub use memory::share_leases;
 pub use net::{
     AcceptMutex, AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, Datagram, DatagramOptions,
-    Detached, Ecn, Listener, MULTI_ACCEPT_BATCH, ReceiveBatch, Received, SocketAddress, Stream, TcpInfo, Transmit,
-    look_for_connections,
+    Detached, Ecn, IdleOptions, IdleStreams, Listener, MULTI_ACCEPT_BATCH, ReceiveBatch, Received, SocketAddress,
+    Splice, Stream, TcpInfo, Transmit, look_for_connections,
 };
 pub use output::Output;
 pub use pool::{

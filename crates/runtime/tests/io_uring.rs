@@ -15,10 +15,14 @@ mod dropped_futures;
 mod executor;
 #[path = "files.rs"]
 mod files;
+#[path = "idle_streams.rs"]
+mod idle_streams;
 #[path = "pool.rs"]
 mod pool;
 #[path = "sockets.rs"]
 mod sockets;
+#[path = "splice.rs"]
+mod splice;
 #[path = "stall.rs"]
 mod stall;
 #[path = "sync.rs"]
@@ -34,6 +38,7 @@ fn sockets_work_the_same_with_what_older_kernels_have() {
         "sockets::",
         "connect::",
         "datagrams::",
+        "splice::",
         "stall::",
         "takeover::",
         "dropped_futures::",

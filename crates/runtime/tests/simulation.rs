@@ -34,8 +34,13 @@ fn run_quiet<T>(main: impl Future<Output = T>) -> T {
 
 /// The accepted end of a connection, and the other one.
 async fn pair() -> (Stream, Stream) {
-    let listener = Listener::bind(&address(), 16, AcceptOptions::default()).unwrap();
-    let client = spawn_with_result(Stream::connect(&address()));
+    pair_at("192.0.2.1:80").await
+}
+
+async fn pair_at(address: &str) -> (Stream, Stream) {
+    let address = SocketAddress::Inet(address.parse().unwrap());
+    let listener = Listener::bind(&address, 16, AcceptOptions::default()).unwrap();
+    let client = spawn_with_result(Stream::connect(&address));
     let server = loop {
         match listener.accept().await {
             Ok((server, _)) => break server,
@@ -213,6 +218,78 @@ fn datagrams_come_back_whole_from_the_address_that_was_asked() {
                 back.sort();
                 assert_eq!(back, sent);
             }
+        });
+    });
+}
+
+#[test]
+fn idle_streams_are_taken_whole_or_closed() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        run(simulation, async {
+            serve_echo();
+            let limits = IdleOptions { loops: 1, per_loop_max: 2, timeout: Duration::from_secs(60) };
+            let streams = IdleStreams::new(limits);
+            for round in 0..20 {
+                let stream = match streams.take(&1) {
+                    Some((stream, ())) => stream,
+                    None => Stream::connect(&address()).await.unwrap(),
+                };
+                let sent = pattern(random.up_to(2000));
+                let (mut input, mut output) = (Buffer::new(), Output::new());
+                output.push_bytes(sent.clone());
+                stream.send_all(&mut output).await.unwrap();
+                while input.len() < sent.len() {
+                    assert_ne!(stream.recv(&mut input, 5000).await.unwrap(), 0);
+                }
+                assert!(input.readable() == sent);
+                streams.park(1, stream, ());
+                match round % 5 {
+                    // Longer than it may be idle.
+                    0 => sleep(Duration::from_secs(61)).await,
+                    1 => {
+                        // Not at the other end any more.
+                        let (server, client) = pair_at(&format!("198.51.100.{round}:80")).await;
+                        streams.park(2, client, ());
+                        drop(server);
+                        sleep(Duration::from_secs(2)).await;
+                        assert!(streams.take(&2).is_none());
+                    }
+                    _ => {}
+                }
+            }
+            drop(streams);
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!((simulation.open_ends(), task_count(), leased_bytes()), (0, 1, 0));
+        });
+    });
+}
+
+#[test]
+fn a_tunnel_passes_everything_on_in_order() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        run(simulation, async {
+            let (entry, client) = pair_at("192.0.2.1:80").await;
+            let (server, exit) = pair_at("192.0.2.2:80").await;
+            spawn(async move {
+                let mut splice = Splice::new();
+                while poll_fn(|cx| splice.poll_transfer(cx, &entry, &exit)).await.unwrap() > 0 {}
+                exit.shutdown_write().unwrap();
+            });
+            let sent = pattern(random.up_to(100_000));
+            let to_send = sent.clone();
+            spawn(async move {
+                let mut output = Output::new();
+                output.push_bytes(to_send);
+                client.send_all(&mut output).await.unwrap();
+                client.shutdown_write().unwrap();
+            });
+            let mut received = Buffer::new();
+            while server.recv(&mut received, 10_000).await.unwrap() > 0 {}
+            assert!(received.readable() == sent, "{} of {} bytes", received.len(), sent.len());
         });
     });
 }

@@ -19,6 +19,9 @@ pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 /// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason).
 pub(super) const SEND_MAX: usize = QUANTUM_BYTES;
 
+/// Bytes that are spliced, as many as count as one operation.
+pub(super) const SPLICED_PER_OPERATION: usize = 64 * 1024;
+
 /// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
 /// one that was not used since looks used, and yields a turn early.
 #[derive(Clone, Copy, Default)]
@@ -99,6 +102,12 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// Whether there are bytes to receive, the end, or an error.
+pub(super) fn has_input(socket: BorrowedFd<'_>) -> bool {
+    let looked = net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    !matches!(looked, Err(Errno::AGAIN))
 }
 
 /// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is told by the

@@ -24,7 +24,9 @@ use rustix::event::{PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, look_for, receive, send, send_now};
+use super::direct::{
+    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, Share, is_broken, look_for, receive, send, send_now,
+};
 use super::listening::{Listening, accept};
 use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, datagrams};
 use crate::buffer::Buffer;
@@ -32,6 +34,7 @@ use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
 use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
 use crate::net::options;
+use crate::net::splice::splice;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 
@@ -335,6 +338,34 @@ impl StreamDriver for Epoll {
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket.as_fd())
+    }
+
+    fn poll_splice_in(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.attempt(key, cx, Direction::Read, |connection| {
+            let moved = splice(connection.socket.as_fd(), pipe, max)?;
+            connection.reads.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            Ok(moved)
+        })
+    }
+
+    fn poll_splice_out(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.attempt(key, cx, Direction::Write, |connection| {
+            let moved = splice(pipe, connection.socket.as_fd(), max)?;
+            connection.writes.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            Ok(moved)
+        })
     }
 
     fn shutdown_write(&self, key: Key) -> io::Result<()> {

@@ -195,6 +195,12 @@ pub(crate) trait StreamDriver {
     /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing.
     fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
+    /// Whether a receive would not wait now.
+    fn has_input(&self, key: Key) -> bool {
+        // SAFETY: the slot owns the descriptor, and nobody closes it during this call.
+        direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
+    }
+
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
@@ -223,6 +229,31 @@ pub(crate) trait StreamDriver {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>>;
+
+    /// Moves at most `max` bytes from the socket into a pipe, which is empty; 0 is the end of the stream. Not for a socket that
+    /// receives ahead, nor for one that is not the kernel's.
+    fn poll_splice_in(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Moves at most `max` bytes, which are there, from a pipe to the socket.
+    fn poll_splice_out(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>>;
+
+    /// Whether bytes of the socket are, or may come to be, with the driver, ahead of the reader.
+    fn receives_ahead(&self, key: Key) -> bool {
+        let _ = key;
+        false
+    }
 
     /// Ends our data; the peer sees the end of the stream behind all that has been sent.
     fn shutdown_write(&self, key: Key) -> io::Result<()>;

@@ -393,6 +393,13 @@ impl StreamDriver for Simulated {
         Poll::Ready(Ok(()))
     }
 
+    fn has_input(&self, key: Key) -> bool {
+        self.with(key, |socket| {
+            let has_received = !socket.received.is_empty() || socket.receive_error.is_some() || socket.has_ended;
+            has_received || self.world.network.borrow_mut().is_readable(socket.end)
+        })
+    }
+
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (end, sending) =
             self.with(key, |socket| (socket.end, socket.sending.as_ref().map(|sending| sending.state)));
@@ -526,6 +533,26 @@ impl StreamDriver for Simulated {
     fn is_broken(&self, key: Key) -> bool {
         let end = self.with(key, |socket| socket.end);
         self.world.network.borrow_mut().is_broken(end)
+    }
+
+    fn poll_splice_in(
+        &self,
+        _key: Key,
+        _cx: &mut Context<'_>,
+        _pipe: BorrowedFd<'_>,
+        _max: usize,
+    ) -> Poll<io::Result<usize>> {
+        unreachable!("a simulated socket is not the kernel's")
+    }
+
+    fn poll_splice_out(
+        &self,
+        _key: Key,
+        _cx: &mut Context<'_>,
+        _pipe: BorrowedFd<'_>,
+        _max: usize,
+    ) -> Poll<io::Result<usize>> {
+        unreachable!("a simulated socket is not the kernel's")
     }
 
     fn shutdown_write(&self, key: Key) -> io::Result<()> {

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::connect::ConnectOptions;
 use super::options::{self, TcpInfo};
 use crate::buffer::Buffer;
-use crate::driver::{End, Fresh, Released};
+use crate::driver::{Driver, End, Fresh, Released};
 use crate::environment::Environment;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::executor::slots::Key;
@@ -64,6 +64,13 @@ impl Detached {
     }
 }
 
+impl Detached {
+    /// The socket, if nothing was received that nobody has read.
+    pub(super) fn into_idle(self) -> Result<OwnedFd, Detached> {
+        if self.received.is_empty() && self.error.is_none() { Ok(self.socket) } else { Err(self) }
+    }
+}
+
 impl Stream {
     pub(crate) fn attach(environment: Rc<Environment>, socket: OwnedFd, fresh: Fresh) -> Self {
         let key = environment.driver.attach(socket, fresh);
@@ -98,6 +105,15 @@ impl Stream {
         self.environment.driver.poll_connected(self.key, cx)
     }
 
+    /// Whether a receive would give something now: bytes, the end, or an error. A system call.
+    pub(super) fn has_input(&self) -> bool {
+        if let Some(ahead) = self.ahead.take() {
+            self.ahead.set(Some(ahead));
+            return true;
+        }
+        self.environment.driver.has_input(self.key)
+    }
+
     /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again for as long
     /// as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been received already.
     /// Errors: no memory in the kernel to wait with.
@@ -125,11 +141,21 @@ impl Stream {
         if let Some(ahead) = self.ahead.take() {
             return Poll::Ready(self.take_ahead(ahead, into, max));
         }
-        let environment = &*self.environment;
-        ready!(environment.poll_copy(cx, max.min(QUANTUM_BYTES)));
-        let polled = environment.driver.poll_recv(self.key, cx, into, max);
-        if let Poll::Ready(Ok(received)) = polled {
-            environment.budget.charge_copy(received);
+        self.poll_within_budget(cx, max, |driver, cx| driver.poll_recv(self.key, cx, into, max))
+    }
+
+    /// Moves bytes, when the running task may move so many in this turn.
+    #[inline]
+    fn poll_within_budget(
+        &self,
+        cx: &mut Context<'_>,
+        max: usize,
+        operation: impl FnOnce(&dyn Driver, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.environment.poll_copy(cx, max.min(QUANTUM_BYTES)));
+        let polled = operation(&*self.environment.driver, cx);
+        if let Poll::Ready(Ok(moved)) = polled {
+            self.environment.budget.charge_copy(moved);
         }
         polled
     }
@@ -191,14 +217,38 @@ impl Stream {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
-        let environment = &*self.environment;
         let length = length.min(QUANTUM_BYTES);
-        ready!(environment.poll_copy(cx, length));
-        let polled = environment.driver.poll_sendfile(self.key, cx, file.as_fd(), offset, length);
-        if let Poll::Ready(Ok(sent)) = polled {
-            environment.budget.charge_copy(sent);
-        }
-        polled
+        self.poll_within_budget(cx, length, |driver, cx| {
+            driver.poll_sendfile(self.key, cx, file.as_fd(), offset, length)
+        })
+    }
+
+    /// Moves bytes into an empty pipe; for [`super::Splice`].
+    pub(super) fn poll_splice_in(
+        &self,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_within_budget(cx, max, |driver, cx| driver.poll_splice_in(self.key, cx, pipe, max))
+    }
+
+    /// Moves bytes out of a pipe; for [`super::Splice`].
+    pub(super) fn poll_splice_out(
+        &self,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_within_budget(cx, max, |driver, cx| driver.poll_splice_out(self.key, cx, pipe, max))
+    }
+
+    /// Whether bytes are, or may come to be, here or with the driver, ahead of the reader.
+    pub(super) fn receives_ahead(&self) -> bool {
+        let ahead = self.ahead.take();
+        let has_ahead = ahead.is_some();
+        self.ahead.set(ahead);
+        has_ahead || self.environment.driver.receives_ahead(self.key)
     }
 
     /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be
@@ -280,7 +330,7 @@ impl Stream {
     }
 
     /// The socket, if it is one of the kernel's: a simulated one has no options.
-    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         let descriptor = self.environment.driver.kernel_socket(self.key)?;
         // SAFETY: as for `as_fd`.
         Some(unsafe { BorrowedFd::borrow_raw(descriptor) })

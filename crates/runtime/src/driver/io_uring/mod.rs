@@ -55,7 +55,9 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, is_broken, look_for, receive, send, send_now};
+use super::direct::{
+    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, has_input, is_broken, look_for, receive, send, send_now,
+};
 use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
@@ -66,6 +68,7 @@ use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
 use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
 use crate::net::options;
+use crate::net::splice::splice;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
 
@@ -709,6 +712,12 @@ impl StreamDriver for IoUring {
         self.attempt(key, cx, Op::Readable, |connection| look_for(connection.socket().as_fd(), events))
     }
 
+    fn has_input(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.transit.as_ref().is_some_and(|transit| transit.has_input()) || has_input(connection.socket().as_fd())
+    }
+
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.send_posted_by(key);
         {
@@ -851,6 +860,47 @@ impl StreamDriver for IoUring {
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
+    }
+
+    fn poll_splice_in(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.attempt(key, cx, Op::Readable, |connection| {
+            let moved = splice(connection.socket().as_fd(), pipe, max)?;
+            connection.reads.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            Ok(moved)
+        })
+    }
+
+    fn poll_splice_out(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.send_posted_by(key);
+        // As in `poll_sendfile`.
+        if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
+            return Poll::Pending;
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            let moved = splice(pipe, connection.socket().as_fd(), max)?;
+            connection.writes.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            Ok(moved)
+        })
+    }
+
+    fn receives_ahead(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        // What was wanted and is not in flight yet is forgotten.
+        connection.wanted.remove(Op::Recv);
+        connection.in_flight.has(Op::Recv) || connection.transit.as_ref().is_some_and(|transit| transit.has_input())
     }
 
     fn flush(&self, key: Key) {

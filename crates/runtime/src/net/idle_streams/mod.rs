@@ -1,0 +1,355 @@
+//! Idle connections that any loop may use next: those to upstream servers, between two requests.
+//!
+//! ```text
+//!   loop 1: park(key, stream)                         loop 2: take(&key)
+//!     │ detached: nothing is in flight                  │ claimed: removed from its shard under the lock
+//!     ▼                                                 │ not watched any more, looked at: no bytes, no end
+//!   shard of loop 1 ── watched by the thread ──────────►▼
+//!                      "idle streams"                 attached to loop 2
+//! ```
+//!
+//! Only the loop that submitted an operation to its ring may cancel it, so a stream that is parked has left its driver, and
+//! nothing is in flight for it. Taking needs nobody's help: the claim is a removal under a lock that is held for a few
+//! instructions, and of another loop's shard only tried for, so that neither a loop that stalls nor one that has ended holds
+//! up anybody. What it had parked is there for the others.
+//!
+//! A stream that has unread bytes, an end or an error is not idle. Who sees it first closes it: `park`, the thread, which
+//! an epoll set tells of that, or `take`. The thread also closes what has waited for too long, within a second.
+//!
+//! In a simulation there is no thread: `park` and `take` alone look.
+
+mod watch;
+
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::hash::Hash;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use self::watch::Watch;
+use super::Stream;
+use crate::driver::Fresh;
+use crate::environment::Environment;
+use crate::time::{Moment, system_now};
+
+/// Streams that turn out not to be idle which one `take` closes at most, before it says that there is none.
+const CLOSED_PER_TAKE_MAX: usize = 16;
+
+/// What is kept of idle streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IdleOptions {
+    /// How many loops there are: each parks in a shard of its own and takes from there first.
+    pub loops: usize,
+    /// How many streams a loop parks at most; one more closes the one that has been idle for longest (`keepalive`).
+    pub per_loop_max: usize,
+    /// How long a stream may be idle (`keepalive_timeout`).
+    pub timeout: Duration,
+}
+
+/// Idle streams by key, such as the address of the peer, each with what is to be known of it. A clone is the same set.
+pub struct IdleStreams<K, T = ()> {
+    shared: Arc<Shared<K, T>>,
+}
+
+impl<K, T> IdleStreams<K, T>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    T: Send + 'static,
+{
+    /// Without streams.
+    pub fn new(options: IdleOptions) -> Self {
+        assert!(options.loops > 0 && options.per_loop_max > 0);
+        let shards = (0..options.loops).map(|_| Shard::default()).collect();
+        IdleStreams { shared: Arc::new_cyclic(|this| Shared { shards, options, this: this.clone() }) }
+    }
+
+    /// Parks a stream of the running loop of which nothing is expected before something is sent. False if it was closed
+    /// instead: it is not idle, data is still being sent, or the kernel has no memory to watch it with. With io_uring it costs
+    /// a system call more if a receive is waiting. Panics outside of a loop.
+    pub fn park(&self, key: K, stream: Stream, data: T) -> bool {
+        if stream.has_input() {
+            return false;
+        }
+        let is_watched = stream.kernel_socket().is_some();
+        let Ok(detached) = stream.detach() else { return false };
+        let socket = match detached.into_idle() {
+            Ok(socket) => socket,
+            Err(detached) => {
+                drop(detached.attach());
+                return false;
+            }
+        };
+        let watch = if is_watched { Watch::started() } else { None };
+        if is_watched && watch.is_none() {
+            return false;
+        }
+        let shared = &self.shared;
+        let number = own_shard(shared.shards.len());
+        let shard = &shared.shards[number];
+        let idle = Idle { key, socket, data, deadline: now() + shared.options.timeout, watch };
+        let mut state = shard.lock();
+        let mut closed = state.take_expired(now());
+        if state.by_age.len() >= shared.options.per_loop_max {
+            closed.extend(state.take_oldest());
+        }
+        // Under the lock: whoever takes it next must find it watched.
+        let is_kept = match watch.map(|watch| (watch, watch.enroll(&mut state.watched, &shared.this, number))) {
+            Some((watch, shard)) => watch.add(idle.socket.as_fd(), shard, state.next).is_ok(),
+            None => true,
+        };
+        if is_kept {
+            state.insert(idle);
+        } else {
+            closed.push(idle);
+        }
+        shard.note_count(&state);
+        drop(state);
+        closed.into_iter().for_each(Idle::close);
+        is_kept
+    }
+
+    /// The stream with this key that was parked last, by this loop if there is one, as a stream of the running loop. Panics outside
+    /// of a loop.
+    pub fn take<Q>(&self, key: &Q) -> Option<(Stream, T)>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        let now = now();
+        for _ in 0..CLOSED_PER_TAKE_MAX {
+            let idle = self.shared.claim(key)?;
+            if idle.deadline <= now {
+                idle.close();
+                continue;
+            }
+            if let Some(watch) = idle.watch {
+                watch.remove(idle.socket.as_fd());
+            }
+            let stream = Stream::attach(Environment::current(), idle.socket, Fresh::Connected);
+            if !stream.has_input() {
+                return Some((stream, idle.data));
+            }
+        }
+        None
+    }
+
+    /// How many streams are parked.
+    pub fn len(&self) -> usize {
+        self.shared.shards.iter().map(|shard| shard.count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Whether none is parked.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Closes all that are parked now.
+    pub fn clear(&self) {
+        self.shared.clear();
+    }
+}
+
+/// What all clones share, and the thread knows weakly.
+struct Shared<K, T> {
+    shards: Vec<Shard<K, T>>,
+    options: IdleOptions,
+    this: Weak<Shared<K, T>>,
+}
+
+/// What one loop has parked. Padded: each loop writes to its own.
+#[repr(align(128))]
+struct Shard<K, T> {
+    state: Mutex<State<K, T>>,
+    /// Of the state, to be looked at without the lock.
+    count: AtomicUsize,
+}
+
+struct State<K, T> {
+    /// By number, which grows.
+    by_age: BTreeMap<u64, Idle<K, T>>,
+    /// The numbers of each key, ascending.
+    by_key: HashMap<K, VecDeque<u64>>,
+    next: u64,
+    /// What the thread calls this shard, once it knows it.
+    watched: Option<watch::ShardId>,
+}
+
+/// A stream that is parked.
+struct Idle<K, T> {
+    key: K,
+    socket: OwnedFd,
+    data: T,
+    deadline: Moment,
+    /// `None` in a simulation.
+    watch: Option<&'static Watch>,
+}
+
+impl<K, T> Idle<K, T> {
+    fn close(self) {
+        // A simulated socket is closed by its world; on other threads there is none.
+        if self.watch.is_none() && Environment::try_with(|_| ()).is_some() {
+            drop(Stream::attach(Environment::current(), self.socket, Fresh::Connected));
+        }
+    }
+}
+
+impl<K, T> Default for Shard<K, T> {
+    fn default() -> Self {
+        let state = State { by_age: BTreeMap::new(), by_key: HashMap::new(), next: 0, watched: None };
+        Shard { state: Mutex::new(state), count: AtomicUsize::new(0) }
+    }
+}
+
+impl<K, T> Shard<K, T> {
+    fn lock(&self) -> MutexGuard<'_, State<K, T>> {
+        self.state.lock()
+    }
+
+    fn note_count(&self, state: &State<K, T>) {
+        self.count.store(state.by_age.len(), Ordering::Relaxed);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl<K: Clone + Eq + Hash, T> State<K, T> {
+    fn insert(&mut self, idle: Idle<K, T>) {
+        let number = self.next;
+        self.next += 1;
+        self.by_key.entry(idle.key.clone()).or_default().push_back(number);
+        self.by_age.insert(number, idle);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Idle<K, T>> {
+        let idle = self.by_age.remove(&number)?;
+        let numbers = self.by_key.get_mut(&idle.key).expect("each has its key");
+        if let Ok(index) = numbers.binary_search(&number) {
+            numbers.remove(index);
+        }
+        if numbers.is_empty() {
+            self.by_key.remove(&idle.key);
+        }
+        Some(idle)
+    }
+
+    fn take_newest<Q>(&mut self, key: &Q) -> Option<Idle<K, T>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        let number = *self.by_key.get(key)?.back()?;
+        self.remove(number)
+    }
+
+    fn take_oldest(&mut self) -> Option<Idle<K, T>> {
+        let number = *self.by_age.first_key_value()?.0;
+        self.remove(number)
+    }
+
+    /// All that have been idle for too long: they are the oldest, as all have the same time.
+    fn take_expired(&mut self, now: Moment) -> Vec<Idle<K, T>> {
+        let mut expired = Vec::new();
+        while self.by_age.first_key_value().is_some_and(|(_, idle)| idle.deadline <= now) {
+            expired.extend(self.take_oldest());
+        }
+        expired
+    }
+}
+
+impl<K: Clone + Eq + Hash, T> Shared<K, T> {
+    /// Removes a stream with this key: from now on it is the caller's alone.
+    fn claim<Q>(&self, key: &Q) -> Option<Idle<K, T>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        let own = own_shard(self.shards.len());
+        (0..self.shards.len()).find_map(|distance| {
+            let shard = &self.shards[(own + distance) % self.shards.len()];
+            if shard.is_empty() {
+                return None;
+            }
+            let mut state = if distance == 0 { shard.lock() } else { shard.state.try_lock()? };
+            let idle = state.take_newest(key);
+            shard.note_count(&state);
+            idle
+        })
+    }
+}
+
+impl<K, T> Shared<K, T> {
+    fn clear(&self) {
+        for shard in &self.shards {
+            let mut state = shard.lock();
+            let (by_age, by_key) = (std::mem::take(&mut state.by_age), std::mem::take(&mut state.by_key));
+            shard.note_count(&state);
+            drop(state);
+            drop(by_key);
+            by_age.into_values().for_each(Idle::close);
+        }
+    }
+}
+
+/// What the thread does.
+impl<K, T> watch::Watched for Shared<K, T>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    T: Send + 'static,
+{
+    fn close(&self, shard: usize, number: u64) {
+        let shard = &self.shards[shard];
+        let mut state = shard.lock();
+        // None if it has been taken since.
+        let idle = state.remove(number);
+        shard.note_count(&state);
+        drop(state);
+        drop(idle);
+    }
+
+    fn close_expired(&self, shard: usize) {
+        let shard = &self.shards[shard];
+        let mut state = shard.lock();
+        let expired = state.take_expired(system_now());
+        shard.note_count(&state);
+        drop(state);
+        drop(expired);
+    }
+}
+
+impl<K, T> Drop for Shared<K, T> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Where the running loop parks.
+fn own_shard(shards: usize) -> usize {
+    Environment::with(|environment| environment.worker % shards)
+}
+
+/// The clock that deadlines are told by: the thread's, or that of the simulated world.
+fn now() -> Moment {
+    Environment::with(|environment| match environment.simulation {
+        Some(_) => environment.clock.now(),
+        None => system_now(),
+    })
+}
+
+impl<K, T> Clone for IdleStreams<K, T> {
+    fn clone(&self) -> Self {
+        IdleStreams { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<K, T> fmt::Debug for IdleStreams<K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IdleStreams")
+    }
+}

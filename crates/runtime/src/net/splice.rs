@@ -1,0 +1,160 @@
+//! A direction of a plain tunnel: bytes go from one socket to another by splice(2), through a pipe and past our memory.
+//!
+//! By splice(2) itself with every driver: as an operation of a ring it would go to the kernel's threads. Small pieces are
+//! received and sent, which is cheaper (`docs/decisions/0021-splice.md`): a piece that fills the buffer says that more comes
+//! than that, and the next one is spliced, until one is small again. An idle direction has neither pipe nor memory.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::{Context, Poll, ready};
+
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+
+use super::Stream;
+use crate::buffer::Buffer;
+use crate::output::Output;
+
+/// What is received at once where that is cheaper; a larger piece is spliced. By measurement.
+const COPIED_MAX: usize = 64 * 1024;
+
+/// What a pipe holds at most. A socket's bytes come in pages of their own, so it is full earlier where packets are small.
+const PIPE_BYTES: usize = 256 * 1024;
+
+/// Pipes that a loop keeps for the next who wants one.
+const PIPES_KEPT_MAX: usize = 16;
+
+thread_local! {
+    static PIPES: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Moves bytes from one stream to another, in one direction.
+#[derive(Default)]
+pub struct Splice {
+    /// With bytes, or about to have them.
+    pipe: Option<Pipe>,
+    /// How many.
+    piped: usize,
+    /// What was received and not sent yet.
+    output: Output,
+    has_much: bool,
+    /// One of the sockets cannot do it.
+    is_impossible: bool,
+    is_eager: bool,
+}
+
+impl Splice {
+    /// Moves each piece in the way that is cheaper.
+    pub fn new() -> Self {
+        Splice::default()
+    }
+
+    /// Splices every piece, however small: for measurements.
+    pub fn eager() -> Self {
+        Splice { is_eager: true, ..Splice::default() }
+    }
+
+    /// Moves what has arrived at `from` to `to`, always the same two; ready with the number of bytes that `to` has taken, or
+    /// with 0 when `from` has ended and all was taken. Nothing else may receive from the one and send to the other.
+    ///
+    /// Errors: those of either connection; `OutOfMemory` at the hard limit of leases. Bytes may be lost then.
+    pub fn poll_transfer(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
+        loop {
+            if !self.output.is_empty() {
+                return to.poll_send(cx, &mut self.output);
+            }
+            if self.piped > 0 {
+                let pipe = self.pipe.as_ref().expect("it holds what was piped");
+                let sent = ready!(to.poll_splice_out(cx, pipe.output.as_fd(), self.piped))?;
+                self.piped -= sent;
+                if self.piped == 0 {
+                    self.return_pipe();
+                }
+                return Poll::Ready(Ok(sent));
+            }
+            let received = if self.may_splice(from, to) { self.poll_pipe(cx, from) } else { self.poll_copy(cx, from) };
+            match ready!(received) {
+                Ok(0) => return Poll::Ready(Ok(0)),
+                Ok(count) => self.has_much = count >= COPIED_MAX,
+                // splice(2): the socket does not support it.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) && !self.is_impossible => {
+                    self.is_impossible = true;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn may_splice(&mut self, from: &Stream, to: &Stream) -> bool {
+        let is_worth_it = (self.has_much || self.is_eager) && !self.is_impossible;
+        is_worth_it
+            && from.kernel_socket().is_some()
+            && to.kernel_socket().is_some()
+            && !from.receives_ahead()
+            && self.take_pipe()
+    }
+
+    fn poll_pipe(&mut self, cx: &mut Context<'_>, from: &Stream) -> Poll<io::Result<usize>> {
+        let pipe = self.pipe.as_ref().expect("taken before");
+        let received = from.poll_splice_in(cx, pipe.input.as_fd(), PIPE_BYTES);
+        match received {
+            Poll::Ready(Ok(count @ 1..)) => self.piped = count,
+            // It is empty.
+            _ => self.return_pipe(),
+        }
+        received
+    }
+
+    fn poll_copy(&mut self, cx: &mut Context<'_>, from: &Stream) -> Poll<io::Result<usize>> {
+        let mut input = Buffer::new();
+        let received = ready!(from.poll_recv(cx, &mut input, COPIED_MAX))?;
+        if let Some(lease) = input.take_lease() {
+            self.output.push(lease);
+        }
+        Poll::Ready(Ok(received))
+    }
+
+    /// Has a pipe; false if there can be none.
+    fn take_pipe(&mut self) -> bool {
+        if self.pipe.is_none() {
+            let kept = PIPES.with_borrow_mut(Vec::pop);
+            self.pipe = kept.or_else(|| Pipe::new().ok());
+        }
+        self.pipe.is_some()
+    }
+
+    /// Gives the pipe, which is empty, to whoever wants one next.
+    fn return_pipe(&mut self) {
+        let pipe = self.pipe.take();
+        PIPES.with_borrow_mut(|pipes| pipes.extend(pipe.filter(|_| pipes.len() < PIPES_KEPT_MAX)));
+    }
+}
+
+/// A pipe with nothing in it.
+struct Pipe {
+    output: OwnedFd,
+    input: OwnedFd,
+}
+
+impl Pipe {
+    fn new() -> Result<Pipe, Errno> {
+        let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // A user may have so much in pipes; then it stays as it is.
+        let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES);
+        Ok(Pipe { output, input })
+    }
+}
+
+/// Moves bytes between a socket and a pipe, of which the pipe can do its part; EAGAIN is the socket's.
+pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, max: usize) -> Result<usize, Errno> {
+    let flags = rustix::pipe::SpliceFlags::MOVE | rustix::pipe::SpliceFlags::NONBLOCK;
+    rustix::pipe::splice(from, None, to, None, max, flags)
+}
+
+impl fmt::Debug for Splice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Splice({} bytes under way)", self.piped + self.output.len_bytes())
+    }
+}
