@@ -40,6 +40,7 @@
 
 mod accept_mutex;
 mod address;
+pub mod affinity;
 mod buffer;
 mod clock;
 mod datagram;
