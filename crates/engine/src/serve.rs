@@ -162,7 +162,8 @@ fn report_to(configuration: &Configuration) {
     }
 }
 
-/// `worker_cpu_affinity`: has the loop of this thread stay where the configuration says, or run anywhere if it says nothing.
+/// `worker_cpu_affinity`: has the loop of this thread stay where the configuration says, or run anywhere if it says
+/// nothing.
 fn place_on_processors(seat: Seat, configuration: &Configuration) {
     let Some(cpu_affinity) = &configuration.cpu_affinity else { return affinity::leave_processors() };
     let placed = affinity::processors_of_process().and_then(|allowed| {

@@ -1,7 +1,8 @@
 //! Which processors a thread runs on.
 //!
-//! Event loops may be told to stay on some. A thread starts on the processors of the thread that starts it, so every other
-//! thread that a loop may start goes back to those of the process, which are its main thread's: that is no event loop.
+//! Event loops may be told to stay on some. A thread starts on the processors of the thread that starts it, so every
+//! other thread that a loop may start goes back to those of the process, which are its main thread's: that is no event
+//! loop.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,8 @@ pub fn stay_on_processors(processors: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The calling thread runs wherever the process may. To be called first on a thread that an event loop may have started.
+/// The calling thread runs wherever the process may. To be called first on a thread that an event loop may have
+/// started.
 pub fn leave_processors() {
     if IS_USED.load(Ordering::Relaxed)
         && let Ok(set) = sched_getaffinity(Some(getpid()))
