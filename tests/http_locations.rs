@@ -148,7 +148,8 @@ fn error_page_target_with_status_names_the_answer_s_status(driver: Driver) {
     let server = Server::start(
         driver,
         "recursive_error_pages on;
-         error_page 404 /error/$status; error_page 502 503 http://other.example/$status; error_page 410 =200 /out?$status;
+         error_page 404 /error/$status; error_page 502 503 http://other.example/$status;
+         error_page 410 =200 /out?$status;
          error_page 403 = /own/$status; error_page 400 /error/$status;
          location /404 { return 404; } location /503 { return 503; } location /410 { return 410; }
          location /403 { return 403; } location /twice { error_page 404 /410; return 404; }
@@ -170,7 +171,8 @@ fn error_page_target_with_status_names_the_answer_s_status(driver: Driver) {
 fn error_page_for_status_494_answers_400(driver: Driver) {
     let server = Server::start(
         driver,
-        "large_client_header_buffers 2 1k; error_page 494 /page/$status; location /page/ { return 200 \"$uri $status\"; }
+        "large_client_header_buffers 2 1k; error_page 494 /page/$status;
+         location /page/ { return 200 \"$uri $status\"; }
          location /replaced { error_page 494 =431 /page/$status; return 494; }",
     );
     let field = "x".repeat(2000);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, FileType, OFlags};
 use rustix::process::{Pid, Signal};
 use support::{
-    Client, DEADLINE, Driver, HAS_TEST_HOOKS, Server, Setup, cpu_time, http_configuration, is_root, wait_ended,
+    Client, DEADLINE, Driver, Gate, HAS_TEST_HOOKS, Server, Setup, cpu_time, http_configuration, is_root, wait_ended,
     with_each_driver,
 };
 
@@ -40,10 +40,61 @@ with_each_driver!(
     one_process_does_everything_without_a_master,
     a_new_binary_takes_over,
     a_log_that_nobody_reads_holds_nothing_up,
+    event_loops_stay_on_the_processors_of_the_configuration,
 );
 
 fn kill(pid: Pid, signal: Signal) {
     rustix::process::kill_process(pid, signal).expect("it runs");
+}
+
+/// Where the threads of this name may run, as the kernel writes it.
+fn processors_of(process: Pid, thread_name: &str) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
+    let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+    let field = |status: &str, name: &str| -> Option<String> {
+        Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim().to_owned())
+    };
+    statuses
+        .filter(|status| field(status, "Name:").as_deref() == Some(thread_name))
+        .filter_map(|status| field(&status, "Cpus_allowed_list:"))
+        .collect()
+}
+
+fn event_loops_stay_on_the_processors_of_the_configuration(driver: Driver) {
+    // The last of the processors that this process may use.
+    let allowed = fs::read_to_string("/proc/self/status").expect("this process");
+    let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a list").trim();
+    let last: usize = allowed.rsplit([',', '-']).next().expect("one").parse().expect("a number");
+    let text =
+        "server { listen %UNIX%; location = /slow { test_pool default %DIR%/gate; } location / { return 200; } }";
+    let anywhere = http_configuration(driver, text);
+    let configuration = |affinity: String| format!("worker_cpu_affinity {affinity};\n{anywhere}");
+    let mask = format!("1{}", "0".repeat(last));
+    let mut server = Setup::configuration(&configuration(format!("{mask} {mask} {mask}"))).start();
+    assert!(server.stderr().contains("is not equal to the number of \"worker_cpu_affinity\" masks"), "{server}");
+    let worker = server.worker();
+    let of_loops = || [processors_of(worker, "worker 0"), processors_of(worker, "worker 1")];
+    assert_eq!(of_loops(), [[last.to_string()], [last.to_string()]]);
+    server.wait_logged(&format!("sched_setaffinity(): using cpu #{last}"));
+    // Other threads run anywhere, whoever has started them.
+    let gate = Gate::new(&server);
+    let mut client = server.connect();
+    client.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n");
+    let task = gate.task();
+    assert_eq!(processors_of(worker, "pool default"), [allowed]);
+    assert!(processors_of(worker, "log").iter().all(|processors| processors == allowed));
+    drop(task);
+    assert_eq!(client.response().status, 200);
+    // A reload changes it.
+    server.reload(&anywhere);
+    assert_eq!(
+        (server.worker(), of_loops()),
+        (worker, [[allowed], [allowed]].map(|list| list.map(str::to_owned).to_vec()))
+    );
+    server.reload(&configuration("auto".to_owned()));
+    let singles = of_loops();
+    assert!(singles.iter().flatten().all(|list| list.parse::<usize>().is_ok()), "{singles:?}");
+    server.stop();
 }
 
 /// A request without its end.

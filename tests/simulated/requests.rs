@@ -64,9 +64,9 @@ pub const CLIENT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The configuration with what this build has.
+/// The configuration with the directives that only tests have.
 pub fn configuration() -> String {
-    CONFIGURATION.replace("%HOOKS%", if cfg!(debug_assertions) { HOOKS } else { "" })
+    CONFIGURATION.replace("%HOOKS%", HOOKS)
 }
 
 const SSI_PAGE: &[u8] =
@@ -329,13 +329,11 @@ pub fn items() -> Vec<Item> {
     // Half of a request.
     add("half a head", b"GET /hello HTT".to_vec(), &[], After::TimedOut(CLIENT_HEADER_TIMEOUT));
     add("half a field", b"GET /hello HTTP/1.1\r\nHo".to_vec(), &[], After::TimedOut(CLIENT_HEADER_TIMEOUT));
-    if cfg!(debug_assertions) {
-        add_hooks(&mut items);
-    }
+    add_hooks(&mut items);
     items
 }
 
-/// Requests for handlers that only debug builds have.
+/// Requests for handlers that only tests have.
 fn add_hooks(items: &mut Vec<Item>) {
     let mut add = |name, parts, statuses, after| items.push(Item { name, parts, statuses, after });
     let one = |bytes| vec![Part::Bytes(bytes)];

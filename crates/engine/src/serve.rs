@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
 use gale_runtime::stall::{self, Stall, StallKind};
-use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId};
+use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affinity};
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
@@ -130,6 +130,7 @@ impl Program for Server {
         gale_runtime::share_leases(seat.workers);
         configuration.thread_pools.apply();
         configuration.zones.serve_first();
+        place_on_processors(seat, &configuration);
         let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
         serving
             .take_over(seat, &configuration)
@@ -157,6 +158,24 @@ fn report_to(configuration: &Configuration) {
     stall::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
     if let Err(error) = stall::start_watchdog() {
         let message = format!("stalls cannot be watched for: {}", OsErrorText(&error));
+        configuration.error_log.write(Level::Alert, None, &message);
+    }
+}
+
+/// `worker_cpu_affinity`: has the loop of this thread stay where the configuration says, or run anywhere if it says
+/// nothing.
+fn place_on_processors(seat: Seat, configuration: &Configuration) {
+    let Some(cpu_affinity) = &configuration.cpu_affinity else { return affinity::leave_processors() };
+    let placed = affinity::processors_of_process().and_then(|allowed| {
+        let Some(processors) = cpu_affinity.processors(seat.worker, &allowed) else { return Ok(()) };
+        for processor in processors {
+            let message = format!("sched_setaffinity(): using cpu #{processor}");
+            configuration.error_log.write(Level::Notice, None, &message);
+        }
+        affinity::stay_on_processors(processors)
+    });
+    if let Err(error) = placed {
+        let message = format!("sched_setaffinity() failed {}", OsErrorText(&error));
         configuration.error_log.write(Level::Alert, None, &message);
     }
 }
@@ -327,6 +346,7 @@ impl process::Worker for Serving {
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         report_to(&configuration);
         gale_runtime::share_leases(seat.workers);
+        place_on_processors(seat, &configuration);
         configuration.thread_pools.apply();
         configuration.zones.serve();
         self.retired.retain(|worker| worker.connection_count() > 0);

@@ -11,10 +11,11 @@ use gale_base::units;
 use gale_config::{
     Body, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values,
 };
-use gale_engine::configuration::{Builder, MainSettings, ThreadPoolSettings};
+use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, ThreadPoolSettings};
 use gale_engine::log::Target;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::process::{EnvironmentEntry, Level};
+use gale_runtime::affinity::PROCESSORS_MAX;
 
 /// See the file's head.
 pub const MODULE: Module = Module {
@@ -128,6 +129,15 @@ const DIRECTIVES: &[Directive] = &[
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, pid) },
     },
     Directive {
+        name: "worker_cpu_affinity",
+        place: Place::MAIN,
+        takes: Takes::AtLeast(1),
+        body: Body::None,
+        default: "",
+        about: "Which processors each worker runs on: a mask for each, or auto for one processor each.",
+        store: &One { parse: cpu_affinity, slot: slot!(MainSettings, worker_cpu_affinity) },
+    },
+    Directive {
         name: "lock_file",
         place: Place::MAIN,
         takes: Takes::Exactly(1),
@@ -155,7 +165,6 @@ const DIRECTIVES: &[Directive] = &[
         about: "A named pool of threads for work that may wait.",
         store: &Custom(thread_pool),
     },
-    inert("worker_cpu_affinity", Takes::AtLeast(1), "Which processors the workers run on."),
     inert("timer_resolution", Takes::Exactly(1), "How often the clock is read: Gale reads it once a turn."),
     inert("pcre_jit", Takes::Flag, "Whether regular expressions are compiled to machine code: always, in Gale."),
     inert("debug_points", Takes::Exactly(1), "Stops for a debugger on internal errors."),
@@ -173,6 +182,15 @@ fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<
     }
     if !main.thread_pool.is_set() {
         main.thread_pool.set(Vec::new(), None);
+    }
+    if let (Some(CpuAffinity::Masks(masks)), Some(&workers)) =
+        (main.worker_cpu_affinity.get_opt(), main.worker_processes.get_opt())
+        && masks.len() != 1
+        && masks.len() != workers
+    {
+        let message = "the number of \"worker_processes\" is not equal to the number of \"worker_cpu_affinity\" masks, \
+                       using last mask for remaining worker processes";
+        builder.note([Diagnostic::warn(message)]);
     }
     if main.error_log.get().is_empty() {
         let log = match builder.error_log_path.clone() {
@@ -208,6 +226,32 @@ fn worker_processes(statement: &Statement) -> Result<usize, Diagnostic> {
         Some(_) => Err(invalid().hint(format!("at most {WORKERS_MAX} workers"))),
         None => Err(invalid().hint("a number, or auto")),
     }
+}
+
+fn cpu_affinity(statement: &Statement) -> Result<CpuAffinity, Diagnostic> {
+    let masks = |words: &[Word]| words.iter().map(processors).collect::<Result<Vec<_>, _>>();
+    match &*statement.args {
+        [auto, rest @ ..] if auto.text == "auto" => match rest {
+            [] | [_] => Ok(CpuAffinity::Auto(masks(rest)?.pop())),
+            [_, _, ..] => Err(statement.error("invalid number of arguments in \"worker_cpu_affinity\" directive")),
+        },
+        words => Ok(CpuAffinity::Masks(masks(words)?)),
+    }
+}
+
+/// A mask of zeros and ones, the last of which is the first processor; spaces may divide it.
+fn processors(word: &Word) -> Result<Vec<usize>, Diagnostic> {
+    let digits: Vec<u8> = word.text.iter().copied().filter(|&byte| byte != b' ').collect();
+    if digits.len() > PROCESSORS_MAX {
+        let message = format!("\"worker_cpu_affinity\" supports up to {PROCESSORS_MAX} CPUs only");
+        return Err(Diagnostic::emerg(message).at(word.span));
+    }
+    if let Some(other) = digits.iter().find(|byte| !matches!(byte, b'0' | b'1')) {
+        let message = format!("invalid character \"{}\" in \"worker_cpu_affinity\"", char::from(*other));
+        return Err(Diagnostic::emerg(message).at(word.span));
+    }
+    let has_one = |&(_, digit): &(usize, &u8)| *digit == b'1';
+    Ok(digits.iter().rev().enumerate().filter(has_one).map(|(processor, _)| processor).collect())
 }
 
 fn priority(statement: &Statement) -> Result<i32, Diagnostic> {

@@ -70,7 +70,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     inert("epoll_events", "How many events are taken from the kernel at once."),
     inert("worker_aio_requests", "How many asynchronous file operations a worker has at most."),
-    inert("debug_connection", "For which clients debug messages are written."),
+    inert("debug_connection", "For which clients debug messages are written: Gale has none."),
 ];
 
 const fn inert(name: &'static str, about: &'static str) -> Directive {

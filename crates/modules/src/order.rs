@@ -3,7 +3,7 @@
 use gale_engine::http::phases::Phase;
 use gale_engine::module::{Module, Order};
 
-#[cfg(debug_assertions)]
+#[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
@@ -53,7 +53,7 @@ const MODULES: &[&Module] = &[
     &geo::MODULE,
     &split_clients::MODULE,
     &inert::MODULE,
-    #[cfg(debug_assertions)]
+    #[cfg(feature = "test-hooks")]
     &test_hooks::MODULE,
 ];
 
@@ -65,7 +65,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (
         Phase::PreAccess,
         &[
-            #[cfg(debug_assertions)]
+            #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
             &realip::MODULE,
             &limit_req::MODULE,
@@ -78,7 +78,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (
         Phase::Content,
         &[
-            #[cfg(debug_assertions)]
+            #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
             &empty_gif::MODULE,
             &stub_status::MODULE,

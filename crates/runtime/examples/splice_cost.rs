@@ -105,7 +105,7 @@ fn round(driver: DriverChoice, way: Way, piece: usize) -> io::Result<(f64, f64)>
 async fn copy(from: &Stream, to: &Stream, max: usize) -> io::Result<()> {
     let (mut input, mut output) = (Buffer::new(), Output::new());
     while from.recv(&mut input, max).await? > 0 {
-        output.push_lease(input.take_lease().expect("something was received"));
+        output.push(input.take_lease().expect("something was received"));
         to.send_all(&mut output).await?;
     }
     Ok(())

@@ -38,6 +38,7 @@
 //! # }
 //! ```
 
+pub mod affinity;
 mod blocks;
 mod buffer;
 mod bytes;

@@ -205,8 +205,11 @@ impl Watcher {
     fn started() -> Option<&'static Watcher> {
         let watcher = WATCHER.get_or_init(|| Watcher::new().ok()).as_ref()?;
         static THREAD: OnceLock<bool> = OnceLock::new();
-        let has_thread =
-            *THREAD.get_or_init(|| thread::Builder::new().name("file watch".into()).spawn(|| watcher.run()).is_ok());
+        let run = || {
+            crate::affinity::leave_processors();
+            watcher.run();
+        };
+        let has_thread = *THREAD.get_or_init(|| thread::Builder::new().name("file watch".into()).spawn(run).is_ok());
         (has_thread && !watcher.has_ended.load(Ordering::Relaxed)).then_some(watcher)
     }
 

@@ -238,12 +238,12 @@ fn idle_streams_are_taken_whole_or_closed() {
                 };
                 let sent = pattern(random.up_to(2000));
                 let (mut input, mut output) = (Buffer::new(), Output::new());
-                output.push_bytes(sent.clone());
+                output.push(sent.clone());
                 stream.send_all(&mut output).await.unwrap();
                 while input.len() < sent.len() {
                     assert_ne!(stream.recv(&mut input, 5000).await.unwrap(), 0);
                 }
-                assert!(input.readable() == sent);
+                assert!(input.readable() == &sent[..]);
                 streams.park(1, stream, ());
                 match round % 5 {
                     // Longer than it may be idle.
@@ -283,13 +283,13 @@ fn a_tunnel_passes_everything_on_in_order() {
             let to_send = sent.clone();
             spawn(async move {
                 let mut output = Output::new();
-                output.push_bytes(to_send);
+                output.push(to_send);
                 client.send_all(&mut output).await.unwrap();
                 client.shutdown_write().unwrap();
             });
             let mut received = Buffer::new();
             while server.recv(&mut received, 10_000).await.unwrap() > 0 {}
-            assert!(received.readable() == sent, "{} of {} bytes", received.len(), sent.len());
+            assert!(received.readable() == &sent[..], "{} of {} bytes", received.len(), sent.len());
         });
     });
 }

@@ -355,8 +355,9 @@ impl Builder {
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
         let thread_pools = ThreadPools::new(main.thread_pool.get(), process.workers);
+        let cpu_affinity = main.worker_cpu_affinity.get_opt().cloned();
         let zones = Arc::new(std::mem::take(&mut self.zones.named));
-        Some(Configuration { process, events, thread_pools, error_log, zones, http })
+        Some(Configuration { process, events, cpu_affinity, thread_pools, error_log, zones, http })
     }
 
     fn complete_main(&mut self) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gale_config::Setting;
 
+use super::cpu_affinity::CpuAffinity;
 use crate::log::Target;
 use crate::process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, Level, ProcessSettings};
 
@@ -19,6 +20,7 @@ pub struct MainSettings {
     pub user: Setting<(String, Option<String>)>,
     /// `worker_processes`, with `auto` worked out.
     pub worker_processes: Setting<usize>,
+    pub worker_cpu_affinity: Setting<CpuAffinity>,
     pub worker_rlimit_nofile: Setting<u64>,
     pub worker_rlimit_core: Setting<u64>,
     pub worker_priority: Setting<i32>,

@@ -7,6 +7,7 @@
 //! the same result.
 
 mod builder;
+mod cpu_affinity;
 mod hosts;
 mod main_settings;
 mod thread_pools;
@@ -20,6 +21,7 @@ use gale_config::{
 };
 
 pub use builder::{Builder, EventsSettings, Level, tables};
+pub use cpu_affinity::CpuAffinity;
 pub use hosts::HostAddresses;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
 pub use thread_pools::ThreadPools;
@@ -37,6 +39,8 @@ pub struct Configuration {
     pub process: ProcessSettings,
     /// The `events` block.
     pub events: EventsSettings,
+    /// Where the event loops run, if anything is said of that.
+    pub cpu_affinity: Option<CpuAffinity>,
     /// The thread pools, `default` among them.
     pub thread_pools: ThreadPools,
     /// Where messages go that belong to no request.

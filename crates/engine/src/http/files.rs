@@ -46,9 +46,9 @@ pub fn may_lead_out(tail: &[u8]) -> bool {
     leads_upwards(tail, |_| true)
 }
 
-/// Appends the directory of `root` or `alias` and what follows it there. `false`, with nothing appended, when that leads out of
-/// the directory: by a `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at the beginning of the
-/// other become one.
+/// Appends the directory of `root` or `alias` and what follows it there. `false`, with nothing appended, when that
+/// leads out of the directory: by a `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at
+/// the beginning of the other become one.
 #[must_use]
 pub fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
     if may_lead_out(tail) {

@@ -37,12 +37,12 @@ pub const REDIRECTS_MAX: u8 = 10;
 const VARIABLE_DEPTH_MAX: u32 = 100;
 
 /// What values of variables that only other values need may cost one request, in bytes: a volatile `map` that asks for
-/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration. What a
-/// client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
+/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
+/// What a client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
 const NESTED_COST_MAX: usize = 4 << 20;
 
-/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says how
-/// long `$request_body` may be, and whoever wants it long wants to look at it, too.
+/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says
+/// how long `$request_body` may be, and whoever wants it long wants to look at it, too.
 const NESTED_BODIES_MAX: usize = 4;
 
 /// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
@@ -341,8 +341,8 @@ impl Request {
         note
     }
 
-    /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a copy in
-    /// the background is over by itself. A later value of the same type replaces the earlier one.
+    /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a
+    /// copy in the background is over by itself. A later value of the same type replaces the earlier one.
     pub fn hold<T: 'static>(&mut self, value: T) {
         if self.is_main() || self.is_in_background {
             self.notes.put(value);

@@ -175,6 +175,7 @@ pub(super) fn finish(deadline: Instant) {
 }
 
 fn run() {
+    gale_runtime::affinity::leave_processors();
     // It was started while it is put in its place.
     let Some(thread) = THREAD.wait() else { return };
     let mut told = Told::default();

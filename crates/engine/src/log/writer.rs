@@ -353,7 +353,10 @@ impl WriterThread {
     /// The thread of this place, started when it is first asked for.
     fn get(place: &'static OnceLock<WriterThread>, name: &str) -> &'static WriterThread {
         place.get_or_init(|| {
-            let run = move || WriterThread::get(place, "").run();
+            let run = move || {
+                gale_runtime::affinity::leave_processors();
+                WriterThread::get(place, "").run();
+            };
             let is_there = std::thread::Builder::new().name(name.to_owned()).spawn(run).is_ok();
             WriterThread { is_there, dirty: Mutex::default(), changed: Condvar::new() }
         })

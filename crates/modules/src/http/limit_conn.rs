@@ -6,8 +6,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
 //!
 //! A request counts from when it is judged until it is over, however it ends. It is judged once, also over internal
-//! redirects and by its subrequests. A copy that `mirror` makes does not hold the places of its request: the request is over
-//! before its copies are. A zone that is full rejects: every key in it is in use.
+//! redirects and by its subrequests. A copy that `mirror` makes does not hold the places of its request: the request is
+//! over before its copies are. A zone that is full rejects: every key in it is in use.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -33,7 +33,7 @@ pub mod ssi;
 pub mod static_files;
 pub mod stub_status;
 pub mod sub;
-#[cfg(debug_assertions)]
+#[cfg(feature = "test-hooks")]
 pub mod test_hooks;
 pub mod try_files;
 pub mod variables;

@@ -1,4 +1,5 @@
-//! test_hooks: handlers that only tests of the whole program want. Debug builds alone have them.
+//! test_hooks: handlers that only tests of the whole program want. Builds have them with the feature `test-hooks`
+//! alone, which `cargo test` turns on.
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_store_body;         location    reads the whole body and tells what became of it

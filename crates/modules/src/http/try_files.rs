@@ -2,8 +2,8 @@
 //!   try_files FILE ... URI;   try_files FILE ... =CODE;          server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#try_files>)
 //!
-//! A FILE is looked for behind `root` or `alias`. With `alias` a FILE that has variables may repeat the prefix of the location,
-//! as `$uri` does, and is looked for without it; a FILE without variables stands as it is.
+//! A FILE is looked for behind `root` or `alias`. With `alias` a FILE that has variables may repeat the prefix of the
+//! location, as `$uri` does, and is looked for without it; a FILE without variables stands as it is.
 
 use std::io;
 

@@ -494,7 +494,10 @@ impl Shared {
         if stack_bytes > 0 {
             builder = builder.stack_size(stack_bytes);
         }
-        let Err(error) = builder.spawn(move || shared.work()) else {
+        let Err(error) = builder.spawn(move || {
+            crate::affinity::leave_processors();
+            shared.work();
+        }) else {
             return Ok(());
         };
         let mut state = self.state.lock();

@@ -333,6 +333,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     let configuration = Configured::new(Arc::new(Configuration {
         process: ProcessSettings::default(),
         events: EventsSettings::default(),
+        cpu_affinity: None,
         thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         zones: Default::default(),

@@ -352,7 +352,8 @@ impl Http1 {
 /// Puts the request into the server for the host that it asks for, which may be none.
 ///
 /// # Errors
-/// A regular expression could not be run to its end: which server is meant is unknown, and no other one may answer instead.
+/// A regular expression could not be run to its end: which server is meant is unknown, and no other one may answer
+/// instead.
 fn choose_server(request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
     if let Some(authority) = request.parsed.authority {
         let mut scratch = Vec::new();

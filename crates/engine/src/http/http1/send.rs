@@ -635,8 +635,8 @@ fn is_overload(error: &io::Error) -> bool {
     matches!(error, Some(PoolError::Overflow { .. } | PoolError::NoThread(_)))
 }
 
-/// What the head says of a connection that becomes a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a 2xx
-/// to CONNECT says nothing (section 9.3.6).
+/// What the head says of a connection that becomes a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a
+/// 2xx to CONNECT says nothing (section 9.3.6).
 fn tunnel_line(status: u16) -> &'static [u8] {
     if status == 101 { b"Connection: upgrade\r\n" } else { b"" }
 }
