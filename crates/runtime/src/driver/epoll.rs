@@ -26,7 +26,7 @@ use rustix::net::{self, sockopt};
 
 use super::direct::{
     OPERATIONS_PER_TURN, SEND_MAX, SENDFILE_OPERATIONS, Share, is_broken, receive, receive_datagram, send,
-    send_datagram, send_now,
+    send_chunks_now, send_datagram, send_now,
 };
 use super::listening::{Listening, accept};
 use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, open_datagram};
@@ -247,7 +247,20 @@ impl StreamDriver for Epoll {
         })
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+    fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if !connection.writable || out.is_empty() || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let (sent, asked) = send_chunks_now(connection.socket.as_fd(), out, is_last)?;
+        out.consume(sent);
+        // A short send has filled the socket; that it has room again will be an edge.
+        connection.writable = sent == asked || connection.hung_up;
+        Ok(sent)
+    }
+
+    fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         if !connection.writable || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
