@@ -578,7 +578,7 @@ fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_
             gale_runtime::set_leased_bytes_max(250_000);
             let stream = Stream::connect(&address()).await.expect("somebody listens");
             let sends = vec![Sending::Bytes(COLD_REQUEST.into())];
-            let peer = Peer { reads: Reading::Slowly(4096, Duration::from_millis(2)), ..Peer::new(sends) };
+            let peer = Peer { reads: Reading::Slowly(8192, Duration::from_millis(5)), ..Peer::new(sends) };
             let transcript = peer.play(stream, &Random::new(seed)).await;
             let body = transcript.received.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1);
             assert_eq!(transcript.received.len() - body.unwrap_or(0), COLD_BYTES, "seed {seed}");

@@ -29,12 +29,12 @@ const KIB: usize = 1024;
 
 /// The size classes, in bytes. A larger request is served by an allocation of its own.
 ///
-/// The third holds what has 16 KiB and something in front: a TLS record as it may be received (5 + 16,384 + 2,048 bytes, RFC
-/// 5246 section 6.2.3), a frame of HTTP/2 (9 + 16,384). It is 20 KiB because the allocator has no size between it and 16.
-pub const LEASE_CLASSES: [usize; 6] = [KIB, 4 * KIB, 20 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
+/// That of 20 KiB is for what has 16 KiB and something around: a TLS record as it may be received (5 + 16,384 + 2,048 bytes, RFC
+/// 5246 section 6.2.3), a frame of HTTP/2 (9 + 16,384). The allocator has no size between.
+pub const LEASE_CLASSES: [usize; 7] = [KIB, 4 * KIB, 16 * KIB, 20 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
 
 /// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
-const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 4, 1];
+const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 16, 4, 1];
 
 /// The limit on a thread that sets none.
 const LEASED_MAX_DEFAULT: usize = 64 * KIB * KIB;
@@ -256,13 +256,13 @@ impl Drop for Memory {
     }
 }
 
-/// The smallest class for that many bytes. By arithmetic, because every request asks: class n has 4^n KiB, but for the third,
-/// which has 4 KiB more.
+/// The smallest class for that many bytes. By arithmetic, because every request asks: the classes have 4^n KiB, with one of 20
+/// KiB between.
 #[inline]
 fn class_of(size: usize) -> Option<usize> {
     let above_first = size.div_ceil(KIB).saturating_sub(1);
-    let is_in_third = (16..20).contains(&above_first);
-    let class = (usize::BITS - above_first.leading_zeros()).div_ceil(2) as usize - usize::from(is_in_third);
+    let power = (usize::BITS - above_first.leading_zeros()).div_ceil(2) as usize;
+    let class = power + usize::from(above_first >= 20);
     (class < LEASE_CLASSES.len()).then_some(class)
 }
 
@@ -411,9 +411,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tls_record_and_an_http2_frame_fit_where_16_kib_do() {
-        for bytes in [16 * KIB, 5 + 16 * KIB + 2 * KIB, 9 + 16 * KIB] {
-            assert_eq!(class_of(bytes), Some(2));
+    fn a_tls_record_and_an_http2_frame_do_not_take_64_kib() {
+        for bytes in [5 + 16 * KIB + 2 * KIB, 9 + 16 * KIB] {
+            assert_eq!(class_and_size(bytes).1, 20 * KIB);
         }
     }
 }

@@ -143,6 +143,11 @@ impl Output {
         true
     }
 
+    /// Whether some of it is on loan.
+    pub(crate) fn has_loan(&self) -> bool {
+        self.loan.is_some()
+    }
+
     /// Gives up what is on loan to a driver that will not return it.
     pub(crate) fn forget_loan(&mut self) {
         if let Some(loan) = self.loan.take() {

@@ -270,7 +270,7 @@ async fn left_post(room: Room, before: u32, after: u32, then: Then) {
     };
     let answer = pattern(3000);
     for half in answer.chunks(1500) {
-        let count = stream.try_send(half, false).unwrap();
+        let count = stream.try_send_copy(half, false).unwrap();
         sent.extend_from_slice(&half[..count]);
         if count < half.len() {
             break;

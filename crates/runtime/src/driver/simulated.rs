@@ -467,7 +467,22 @@ impl StreamDriver for Simulated {
         }
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8], _is_last: bool) -> io::Result<usize> {
+    fn try_send(&self, key: Key, out: &mut Output, _is_last: bool) -> io::Result<usize> {
+        let (end, is_sending) = self.with(key, |socket| (socket.end, socket.sending.is_some()));
+        if is_sending || out.is_empty() || self.world.fate.strikes(|faults| faults.would_block) {
+            return Ok(0);
+        }
+        match self.send(end, out.chunks()) {
+            Err(Errno::AGAIN) => Ok(0),
+            Err(errno) => Err(errno.into()),
+            Ok(sent) => {
+                out.consume(sent);
+                Ok(sent)
+            }
+        }
+    }
+
+    fn try_send_copy(&self, key: Key, bytes: &[u8], _is_last: bool) -> io::Result<usize> {
         let (end, is_sending) = self.with(key, |socket| (socket.end, socket.sending.is_some()));
         if is_sending || bytes.is_empty() || self.world.fate.strikes(|faults| faults.would_block) {
             return Ok(0);

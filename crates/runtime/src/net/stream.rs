@@ -193,16 +193,24 @@ impl Stream {
         polled
     }
 
-    /// Sends the first of `bytes` if that takes no waiting, and returns how many: for a short answer, which then needs no
-    /// memory of its own. 0 says nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be
-    /// sent. As with what is written to a socket's buffer, that bytes count as sent does not mean that they have left:
-    /// they do in this turn, or when the peer takes them, also if the stream is dropped. But who ends its side by
+    /// Sends the first of `out` if that takes no waiting, removes it from there and returns how many bytes that were. 0 says
+    /// nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be sent. As with what is written to
+    /// a socket's buffer, that bytes count as sent does not mean that they have left: they do in this turn, or when the peer takes them, also if the stream is dropped. But who ends its side by
     /// [`Stream::shutdown_write`] uses `poll_send` before. `is_last` promises that the stream is dropped or shut down right
     /// after this, if all was sent: then the end leaves in the same packet. Errors: the connection's.
     #[inline]
-    pub fn try_send(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+    pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
+        let sent = self.environment.driver.try_send(self.key, out, is_last)?;
+        self.environment.budget.charge_copy(sent);
+        Ok(sent)
+    }
+
+    /// As [`Stream::try_send`], for a short answer, which then needs no memory of its own: what is not sent at once is copied.
+    /// What is left goes by [`Stream::poll_send`].
+    #[inline]
+    pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         self.environment.budget.charge_copy(bytes.len());
-        self.environment.driver.try_send(self.key, bytes, is_last)
+        self.environment.driver.try_send_copy(self.key, bytes, is_last)
     }
 
     /// Sends at most `length` bytes of `file` (half a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of

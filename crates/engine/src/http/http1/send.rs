@@ -260,7 +260,7 @@ impl Sender {
         }
         self.is_ended = true;
         self.has_left = true;
-        match stream.try_send(scratch, self.closes_at_once) {
+        match stream.try_send_copy(scratch, self.closes_at_once) {
             Ok(sent) => {
                 self.sent.bytes += sent as u64;
                 if sent < scratch.len() {
@@ -469,6 +469,20 @@ impl Sender {
                         self.sendfile_bytes > 0 || (options.sendfile && options.nopush)
                     }
                 };
+                if self.may_be_out_of_sight() {
+                    match stream.try_send(&mut self.output, self.closes_at_once) {
+                        Ok(0) => {}
+                        Ok(count) => {
+                            self.sent.bytes += count as u64;
+                            self.is_waiting = false;
+                            continue;
+                        }
+                        Err(_) => {
+                            self.fail();
+                            continue;
+                        }
+                    }
+                }
                 self.output.set_more_follows(more_follows);
                 stream.poll_send(context, &mut self.output).map_err(|_| FileError::OfSocket)
             };
@@ -492,6 +506,12 @@ impl Sender {
             }
             _ => Poll::Ready(()),
         }
+    }
+
+    /// Whether what is queued is the end of a response, and nobody has to know when that has left: before we end our side it
+    /// has to be certain.
+    fn may_be_out_of_sight(&self) -> bool {
+        self.is_ended && self.queue.is_empty() && (self.keep_alive || self.closes_at_once)
     }
 
     /// `send_timeout` runs while the client takes nothing.

@@ -421,11 +421,16 @@ impl Sending {
     /// The entry that sends `output`, to its end if the driver owns it. What it points to stays: the bytes within leases and shared memory, slices and
     /// header in this box, all of it until the completion.
     pub fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
+        let all = if self.is_owned() && self.output.chunk_count() == 1 { libc::MSG_WAITALL } else { 0 };
+        self.entry_with(descriptor, libc::MSG_NOSIGNAL | all)
+    }
+
+    /// As `entry`, with other flags.
+    pub fn entry_with(&mut self, descriptor: RawFd, flags: i32) -> squeue::Entry {
         if self.output.chunk_count() == 1 {
             let bytes = self.output.first();
             let send = opcode::Send::new(types::Fd(descriptor), bytes.as_ptr(), bytes.len() as u32);
-            let all = if self.is_owned() { libc::MSG_WAITALL } else { 0 };
-            return send.flags(libc::MSG_NOSIGNAL | all).build();
+            return send.flags(flags).build();
         }
         self.slices.clear();
         let slices = self.output.chunks().take(SLICES_MAX);
@@ -434,7 +439,7 @@ impl Sending {
         );
         self.header.msg_iov = self.slices.as_mut_ptr();
         self.header.msg_iovlen = self.slices.len() as _;
-        opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(libc::MSG_NOSIGNAL as u32).build()
+        opcode::SendMsg::new(types::Fd(descriptor), &raw const self.header).flags(flags as u32).build()
     }
 }
 

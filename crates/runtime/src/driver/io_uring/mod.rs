@@ -56,7 +56,8 @@ use self::operation::{
 use self::posts::Posts;
 use self::ring::{Completion, Ring};
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, has_input, is_broken, look_for, receive, send, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, has_input, is_broken, look_for, receive, send,
+    send_chunks_now, send_now,
 };
 use super::file_read::{FileRead, FileReading};
 use super::{
@@ -236,7 +237,7 @@ impl IoUring {
                 _ => Err(refused("nothing was received")),
             }
         });
-        let tested = tested.and_then(|()| self.test_posts(pair()?));
+        let tested = tested.and_then(|()| self.test_posts(pair));
         self.close(near);
         self.close(far);
         tested
@@ -398,7 +399,7 @@ impl IoUring {
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, NO_KEY))) };
         }
         let terms = self.terms();
-        self.posts.borrow().make_entries(&mut ring);
+        self.posts.borrow_mut().make_entries(&mut ring);
         self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
         self.listeners.make_entries(&mut ring);
@@ -801,14 +802,35 @@ impl StreamDriver for IoUring {
         })
     }
 
-    fn try_send(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+    fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         if connection.sending().is_some() || !connection.writable {
             return Ok(0);
         }
         if connection.is_on_ring {
-            let is_posted = !is_last && self.try_post(key, connection, bytes);
+            let length = out.len_bytes();
+            let is_posted = !is_last && self.try_post(key, connection, out);
+            return Ok(if is_posted { length } else { 0 });
+        }
+        if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let (sent, asked) = send_chunks_now(connection.socket().as_fd(), out, is_last)?;
+        out.consume(sent);
+        // A short send has filled the socket.
+        connection.writable = sent == asked || connection.hung_up;
+        Ok(sent)
+    }
+
+    fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if connection.sending().is_some() || !connection.writable {
+            return Ok(0);
+        }
+        if connection.is_on_ring {
+            let is_posted = !is_last && self.try_post_copy(key, connection, bytes);
             return Ok(if is_posted { bytes.len() } else { 0 });
         }
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
@@ -1048,7 +1070,7 @@ impl Driver for IoUring {
         }
         self.turn.set(self.turn.get().wrapping_add(1));
         self.handle_failed_posts(&completions);
-        self.posts.borrow_mut().clear();
+        self.clear_posts();
         // Where there were posts all that had completed was taken.
         self.ring.borrow_mut().put_back(&mut completions, self.completions_max, Posts::is_of_post);
         for completion in completions.iter() {

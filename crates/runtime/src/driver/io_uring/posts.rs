@@ -1,8 +1,9 @@
 //! Posted sends: short answers that leave with the call that ends the turn, and of which nobody waits for the end.
 //!
-//! A post is to its sender what a write into the socket's buffer is: done. The bytes are copied here; when the turn ends
-//! they become sends with `MSG_DONTWAIT`, which the kernel carries out while it takes them, and which say nothing when all
-//! is sent. So there is nothing to wake and nothing to remember of a connection, and the memory serves the next turn.
+//! A post is to its sender what a write into the socket's buffer is: done. A few bytes are copied here, chunks are taken over
+//! as they are; when the turn ends they become sends with `MSG_DONTWAIT`, which the kernel carries out while it takes them,
+//! and which say nothing when all is sent. So there is nothing to wake and nothing to remember of a connection: the memory
+//! serves the next turn, and the chunks go when the call has returned.
 //! What a full socket did not take is told by a completion of the same call; its rest becomes a usual send, which the
 //! driver owns (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post
 //! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left; whoever
@@ -23,16 +24,20 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
 use super::IoUring;
-use super::connection::{Connection, OWNED, is_temporary};
+use super::connection::{Connection, OWNED, Sending, is_temporary};
 use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Ring};
 use crate::buffer::Buffer;
-use crate::driver::direct::{OPERATIONS_PER_TURN, send_now};
+use crate::driver::direct::{OPERATIONS_PER_TURN, send_chunks_now, send_now};
 use crate::driver::{Fresh, StreamDriver};
 use crate::executor::slots::Key;
+use crate::output::{Output, SLICES_MAX};
 
 /// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
 const POSTED_MAX: usize = 1024 * 1024;
+
+/// Chunks of so many bytes together are posted at most: the kernel copies them in the call that ends the turn.
+const CHUNKS_MAX: usize = 32 * 1024;
 
 /// How long a peer may take nothing of what was posted for it before its connection was closed.
 const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -54,14 +59,23 @@ const KEPT_MAX: usize = 128 * 1024;
 #[derive(Default)]
 pub(super) struct Posts {
     list: Vec<Post>,
-    /// All their bytes, one after another.
+    /// The bytes of all copies, one after another.
     bytes: Vec<u8>,
+    /// How many bytes the chunks have.
+    chunk_bytes: usize,
 }
 
 struct Post {
     key: Key,
     descriptor: RawFd,
-    range: Range<usize>,
+    what: What,
+}
+
+/// What is posted.
+enum What {
+    /// This part of the copies.
+    Copy(Range<usize>),
+    Chunks(Box<Sending>),
 }
 
 impl Posts {
@@ -69,53 +83,67 @@ impl Posts {
         self.list.is_empty()
     }
 
-    /// Posts `bytes`, behind the connection's post if that is the last one. False when that is not so, or there is no room in
-    /// this turn. `may_be_posted` = the connection may have a post.
-    pub fn post(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_be_posted: bool) -> bool {
-        let begin = self.bytes.len();
-        if begin + bytes.len() > POSTED_MAX {
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes.len() + self.chunk_bytes + bytes <= POSTED_MAX
+    }
+
+    /// Posts a copy of `bytes`, behind the connection's post if that is the last one, and a copy. False when that is not so, or
+    /// there is no room in this turn. `may_be_posted` = the connection may have a post.
+    pub fn post_copy(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_be_posted: bool) -> bool {
+        if !self.has_room(bytes.len()) {
             return false;
         }
+        let begin = self.bytes.len();
         match self.list.last_mut() {
-            Some(last) if last.key == key && last.range.end == begin => last.range.end += bytes.len(),
+            Some(Post { key: last, what: What::Copy(range), .. }) if *last == key && range.end == begin => {
+                range.end += bytes.len();
+            }
             _ if may_be_posted => return false,
-            _ => self.list.push(Post { key, descriptor, range: begin..begin + bytes.len() }),
+            _ => self.list.push(Post { key, descriptor, what: What::Copy(begin..begin + bytes.len()) }),
         }
         self.bytes.extend_from_slice(bytes);
         true
     }
 
+    /// Posts chunks, for which there is room, of a connection that has no post.
+    fn post_chunks(&mut self, key: Key, descriptor: RawFd, sending: Box<Sending>) {
+        self.chunk_bytes += sending.output.len_bytes();
+        self.list.push(Post { key, descriptor, what: What::Chunks(sending) });
+    }
+
     /// Takes a connection's post out again, for who has to send it in another way. (Rare, so it is searched for.)
-    pub fn take_back(&mut self, key: Key) -> Option<&[u8]> {
+    fn take_back(&mut self, key: Key) -> Option<Taken<'_>> {
         let index = self.list.iter().rposition(|post| post.key == key)?;
-        let post = self.list.swap_remove(index);
-        Some(&self.bytes[post.range])
+        Some(match self.list.swap_remove(index).what {
+            What::Copy(range) => Taken::Copy(&self.bytes[range]),
+            What::Chunks(sending) => Taken::Chunks(sending),
+        })
     }
 
     /// Gives up the memory that the kernel may still look at after all: when the self-test finds that it works otherwise.
     pub fn leak(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.bytes));
-        self.list.clear();
+        std::mem::forget(std::mem::take(self));
     }
 
     /// Makes the entries. Until [`Posts::clear`] nothing may be posted.
-    pub fn make_entries(&self, ring: &mut Ring) {
-        for post in &self.list {
-            let bytes = &self.bytes[post.range.clone()];
-            let send = opcode::Send::new(types::Fd(post.descriptor), bytes.as_ptr(), bytes.len() as u32);
-            // MSG_WAITALL: a short send is an error, of which the kernel tells.
-            let entry = send.flags(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL).build();
+    pub fn make_entries(&mut self, ring: &mut Ring) {
+        // MSG_WAITALL: a short send is an error, of which the kernel tells.
+        const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
+        for post in &mut self.list {
+            let entry = match &mut post.what {
+                What::Copy(range) => {
+                    let bytes = &self.bytes[range.clone()];
+                    let send = opcode::Send::new(types::Fd(post.descriptor), bytes.as_ptr(), bytes.len() as u32);
+                    send.flags(FLAGS).build()
+                }
+                What::Chunks(sending) => sending.entry_with(post.descriptor, FLAGS),
+            };
             let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_POST, post.key));
-            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the post back. The bytes stay
-            // where they are until `clear`, and the kernel looks at them while it takes the entry, not later.
+            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the post back. The bytes, and what
+            // the entry says of chunks, stay where they are until `clear`, and the kernel looks at them while it takes the
+            // entry, not later.
             unsafe { ring.push(&entry) };
         }
-    }
-
-    /// What of a connection's post was not sent, `sent` bytes being gone.
-    pub fn rest(&self, key: Key, sent: usize) -> &[u8] {
-        let post = self.list.iter().find(|post| post.key == key);
-        post.map_or(&[], |post| self.bytes[post.range.clone()].get(sent..).unwrap_or_default())
     }
 
     /// Whether a completion tells of a post that failed.
@@ -127,6 +155,7 @@ impl Posts {
     pub fn clear(&mut self) {
         self.list.clear();
         self.bytes.clear();
+        self.chunk_bytes = 0;
         if self.bytes.capacity() > KEPT_MAX {
             self.bytes.shrink_to(KEPT_MAX);
             self.list.shrink_to(KEPT_MAX / size_of::<Post>());
@@ -134,15 +163,53 @@ impl Posts {
     }
 }
 
+/// A post that was taken back.
+enum Taken<'p> {
+    Copy(&'p [u8]),
+    Chunks(Box<Sending>),
+}
+
 impl IoUring {
-    /// As [`StreamDriver::try_send`], for a connection on the ring.
-    pub(super) fn try_post(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
+    /// As [`StreamDriver::try_send_copy`], for a connection on the ring.
+    pub(super) fn try_post_copy(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
         let turn = self.turn.get();
         let may_be_posted = connection.writes.is_of(turn);
         if !self.may_post.get() || connection.hung_up || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
             return false;
         }
-        self.posts.borrow_mut().post(key, connection.socket().as_raw_fd(), bytes, may_be_posted)
+        self.posts.borrow_mut().post_copy(key, connection.socket().as_raw_fd(), bytes, may_be_posted)
+    }
+
+    /// As [`StreamDriver::try_send`], for a connection on the ring: takes all of `out`, or nothing.
+    pub(super) fn try_post(&self, key: Key, connection: &mut Connection, out: &mut Output) -> bool {
+        let turn = self.turn.get();
+        let is_fit = out.len_bytes() <= CHUNKS_MAX && out.chunk_count() <= SLICES_MAX && !out.has_loan();
+        // One that may have a post would need its chunks behind that.
+        if !is_fit || !self.may_post.get() || connection.hung_up || connection.writes.is_of(turn) {
+            return false;
+        }
+        let mut posts = self.posts.borrow_mut();
+        if !posts.has_room(out.len_bytes()) || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
+            return false;
+        }
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
+        sending.output = std::mem::take(out);
+        posts.post_chunks(key, connection.socket().as_raw_fd(), sending);
+        true
+    }
+
+    /// The posts have been sent, or their rests taken care of.
+    pub(super) fn clear_posts(&self) {
+        // Nobody knows what the owner of a chunk does when it goes.
+        let mut list = std::mem::take(&mut self.posts.borrow_mut().list);
+        for post in list.drain(..) {
+            if let What::Chunks(sending) = post.what {
+                self.keep(sending);
+            }
+        }
+        let mut posts = self.posts.borrow_mut();
+        posts.list = list;
+        posts.clear();
     }
 
     /// Sends what the connection has posted in this turn, before something else is done with it. `is_last` as in
@@ -152,17 +219,26 @@ impl IoUring {
         if posts.is_empty() || !connection.writes.is_of(self.turn.get()) {
             return;
         }
-        let Some(bytes) = posts.take_back(key) else { return };
+        let Some(taken) = posts.take_back(key) else { return };
         if connection.is_reset {
             return;
         }
         // The next operation finds a broken connection out.
-        let sent = send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
-        self.owe(key, connection, &bytes[sent..]);
+        match taken {
+            Taken::Copy(bytes) => {
+                let sent = send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
+                self.owe_copy(key, connection, &bytes[sent..]);
+            }
+            Taken::Chunks(sending) => {
+                let sent = send_chunks_now(connection.socket().as_fd(), &sending.output, is_last);
+                let sent = sent.map_or(sending.output.len_bytes(), |(sent, _)| sent);
+                self.owe(key, connection, sending, sent);
+            }
+        }
     }
 
-    /// Has the ring send `rest` as soon as the socket takes it.
-    fn owe(&self, key: Key, connection: &mut Connection, rest: &[u8]) {
+    /// Has the ring send a copy of `rest` as soon as the socket takes it.
+    fn owe_copy(&self, key: Key, connection: &mut Connection, rest: &[u8]) {
         if rest.is_empty() {
             return;
         }
@@ -170,9 +246,18 @@ impl IoUring {
         let mut kept = Buffer::new();
         kept.append_past_limit(rest);
         let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
-        sending.ticket = OWNED;
-        sending.offered = rest.len();
         sending.output.push(kept.take_lease().expect("there is a rest"));
+        self.owe(key, connection, sending, 0);
+    }
+
+    /// Has the ring send what is behind the first `sent` bytes as soon as the socket takes it.
+    fn owe(&self, key: Key, connection: &mut Connection, mut sending: Box<Sending>, sent: usize) {
+        sending.output.consume(sent);
+        if sending.output.is_empty() {
+            return self.keep(sending);
+        }
+        sending.ticket = OWNED;
+        sending.offered = sending.output.len_bytes();
         connection.transit().sending = Some(sending);
         self.request(key, connection, Op::Send);
     }
@@ -256,23 +341,34 @@ impl IoUring {
                 return wakers.into_iter().flatten().for_each(Waker::wake);
             }
         };
-        let posts = self.posts.borrow();
-        self.owe(key, connection, posts.rest(key, sent));
+        match self.posts.borrow_mut().take_back(key) {
+            Some(Taken::Copy(bytes)) => self.owe_copy(key, connection, bytes.get(sent..).unwrap_or_default()),
+            Some(Taken::Chunks(sending)) => self.owe(key, connection, sending, sent),
+            None => {}
+        }
     }
 
     /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one that
     /// fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
-    pub(super) fn test_posts(&self, pair: (OwnedFd, OwnedFd)) -> io::Result<()> {
-        if !self.may_post.get() {
-            return Ok(());
+    pub(super) fn test_posts(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {
+        for in_chunks in [false, true] {
+            if self.may_post.get() {
+                self.test_posts_of(in_chunks, pair()?)?;
+            }
         }
-        let (near, far) = pair;
+        Ok(())
+    }
+
+    fn test_posts_of(&self, in_chunks: bool, (near, far): (OwnedFd, OwnedFd)) -> io::Result<()> {
         sockopt::set_socket_send_buffer_size(&near, 1)?;
         let near = self.attach(near, Fresh::Connected);
         self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
-        let tested = self.test_post(near, &[0; TEST_BYTES]).and_then(|rest| match rest {
-            Some(rest @ 1..TEST_BYTES) => {
-                Ok(self.test_post(near, b"posted")? == Some(6) && drain(&far)? == TEST_BYTES - rest)
+        const FIRST: usize = if TEST_BYTES > CHUNKS_MAX { CHUNKS_MAX } else { TEST_BYTES };
+        let first = if in_chunks { &[0; TEST_BYTES][..FIRST] } else { &[0; TEST_BYTES][..] };
+        let tested = self.test_post(near, first, in_chunks).and_then(|rest| match rest {
+            Some(rest) if rest > 0 && rest < first.len() => {
+                let is_refused = self.test_post(near, b"posted", in_chunks)? == Some(6);
+                Ok(is_refused && drain(&far)? == first.len() - rest)
             }
             _ => Ok(false),
         });
@@ -282,9 +378,18 @@ impl IoUring {
     }
 
     /// Posts, and says how much of it the driver then had to send itself; `None` if the kernel has said nothing.
-    fn test_post(&self, near: Key, bytes: &[u8]) -> io::Result<Option<usize>> {
+    fn test_post(&self, near: Key, bytes: &'static [u8], in_chunks: bool) -> io::Result<Option<usize>> {
         self.turn.update(|turn| turn.wrapping_add(1));
-        if self.try_send(near, bytes, false)? != bytes.len() {
+        let taken = if in_chunks {
+            let mut out = Output::new();
+            let (one, other) = bytes.split_at(bytes.len() / 2);
+            out.push(one);
+            out.push(other);
+            self.try_send(near, &mut out, false)?
+        } else {
+            self.try_send_copy(near, bytes, false)?
+        };
+        if taken != bytes.len() {
             return Ok(None);
         }
         self.make_entries();
@@ -301,7 +406,7 @@ impl IoUring {
         let rest = connection.take_sending().map(|sending| sending.offered);
         connection.wanted = Ops::default();
         match rest {
-            Some(_) => self.posts.borrow_mut().clear(),
+            Some(_) => self.clear_posts(),
             None => self.posts.borrow_mut().leak(),
         }
         Ok(rest)

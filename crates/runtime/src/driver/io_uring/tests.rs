@@ -49,7 +49,7 @@ fn wait_until_free(driver: &IoUring, key: Key) {
 fn send_into_full_socket(driver: &IoUring, key: Key, is_posted: bool) {
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7; 1000]).is_ok() {});
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7]).is_ok() {});
-    if !is_posted || driver.try_send(key, &[1; 900], false).unwrap() == 0 {
+    if !is_posted || driver.try_send_copy(key, &[1; 900], false).unwrap() == 0 {
         let mut out = Output::new();
         out.push(vec![1; 900]);
         assert!(driver.poll_send(key, &mut Context::from_waker(Waker::noop()), &mut out).is_pending());
