@@ -34,6 +34,7 @@ with_each_driver!(
     a_killed_worker_is_replaced_and_nobody_is_refused,
     the_number_of_workers_follows_the_configuration,
     descriptors_may_run_out,
+    room_for_descriptors_is_made_before_the_loops_start,
     connections_may_run_out,
     the_shutdown_timeout_ends_what_does_not_end,
     a_panic_costs_one_connection,
@@ -728,6 +729,18 @@ fn a_log_goes_on_when_a_full_disk_has_room_again() {
         assert_eq!(client.get("/room").text(), "hello");
         assert!(watch.wait(end), "nothing is written any more");
     }
+    server.end(Signal::TERM);
+}
+
+fn room_for_descriptors_is_made_before_the_loops_start(driver: Driver) {
+    const LIMIT: usize = 4096;
+    let text = http_configuration(driver, "server { listen %UNIX%; return 200 hello; }");
+    let text = text.replace(TWO_WORKERS, &format!("worker_processes 1;\nworker_rlimit_nofile {LIMIT};"));
+    let mut server = Setup::configuration(&text).start();
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", server.worker().as_raw_nonzero())).expect("it runs");
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).expect("proc(5)");
+    assert!(size.trim().parse::<usize>().expect("a number") >= LIMIT, "{status}");
     server.end(Signal::TERM);
 }
 

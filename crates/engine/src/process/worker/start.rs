@@ -83,6 +83,9 @@ pub(in crate::process) fn run_single<P: Program>(
     }
 }
 
+/// The kernel takes 8 bytes for each: half a megabyte.
+const DESCRIPTORS_RESERVED_MAX: u64 = 65_536;
+
 /// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
 fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
@@ -111,6 +114,7 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
     if let Some(limit) = settings.rlimit_nofile {
         limit_descriptors(limit, log);
     }
+    reserve_descriptors();
     if let Some(limit) = settings.rlimit_core {
         let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
         if let Err(error) = rustix::process::setrlimit(Resource::Core, limits) {
@@ -139,4 +143,15 @@ pub(super) fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limits) {
         log.write(Level::Alert, &format!("setrlimit(RLIMIT_NOFILE, {limit}) failed{}", errno_text(&error.into())));
     }
+    reserve_descriptors();
+}
+
+/// Has the kernel make its table of descriptors as large as it may become. It doubles it when it is full, and once threads
+/// share it whoever asked for a descriptor (an accept, an open on an event loop) waits for all processors meanwhile, some
+/// 20 ms (`synchronize_rcu` in `expand_files`).
+fn reserve_descriptors() {
+    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(DESCRIPTORS_RESERVED_MAX);
+    let last = i32::try_from(limit).map_or(0, |limit| limit - 1);
+    // It is closed at once, and the table never shrinks. Where it fails, the table grows as it is needed.
+    let _ = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), last);
 }
