@@ -12,6 +12,7 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use rustix::fs::{Advice, CWD, FileType, Mode};
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
@@ -74,10 +75,30 @@ fn setup(driver: Driver, text: &str) -> Setup {
 
 /// Has the kernel forget what it has in memory of a file, which is on the disk.
 fn evict(path: &Path) {
-    // What is still being read ahead stays: so all of it is read first.
-    let _ = std::fs::read(path).expect("there");
-    let file = File::open(path).expect("there");
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+    for _ in 0..1000 {
+        // What is still being read ahead stays: so all of it is read first.
+        let _ = std::fs::read(path).expect("there");
+        let file = File::open(path).expect("there");
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+        // So does what somebody else has in hands at this moment.
+        if resident_pages(&file) == 0 {
+            break;
+        }
+    }
+}
+
+/// How many pages of a file of ours are in memory.
+fn resident_pages(file: &File) -> usize {
+    let length = file.metadata().expect("there").len() as usize;
+    let mut pages = vec![0u8; length.div_ceil(rustix::param::page_size())];
+    // SAFETY: the mapping is new, and unmapped below; nobody reads what it maps. `pages` has a byte for each page of it.
+    unsafe {
+        let mapping =
+            rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, 0).expect("mapped");
+        assert_eq!(libc::mincore(mapping, length, pages.as_mut_ptr()), 0);
+        rustix::mm::munmap(mapping, length).expect("mapped above");
+    }
+    pages.iter().filter(|&page| page & 1 != 0).count()
 }
 
 /// Has the kernel have this much of a file in memory, and not read ahead.
