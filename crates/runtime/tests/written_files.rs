@@ -8,13 +8,13 @@ const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
 use std::future::poll_fn;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::task::Poll;
 
 use common::*;
-use gale_runtime::files::{GrowingEnd, GrowingReader, Grown, Writer};
+use gale_runtime::files::{FileError, GrowingEnd, GrowingReader, Grown, Writer};
 use gale_runtime::*;
 
 const NEW: OpenFlags = OpenFlags { create: Some(0o600), exclusive: true, ..OpenFlags::READ };
@@ -300,5 +300,33 @@ fn file_that_was_cut_off_is_an_error_of_its_reader() {
         assert!(matches!(reader.read(10).await.unwrap(), Grown::Piece(piece) if piece == "some"));
         assert_eq!(reader.read(10).await.unwrap_err().error().kind(), ErrorKind::UnexpectedEof);
         assert_eq!(reader.offset(), 4);
+    });
+}
+
+#[test]
+fn names_are_given_changed_and_taken_away() {
+    let directory = Directory::new();
+    run(async {
+        let deep = directory.path("a/b/c");
+        files::create_directories(&deep, 0o700).await.unwrap();
+        files::create_directories(&deep, 0o755).await.unwrap();
+        for made in ["a", "a/b", "a/b/c"] {
+            assert_eq!(std::fs::metadata(directory.path(made)).unwrap().permissions().mode() & 0o777, 0o700);
+        }
+        let (from, to) = (directory.file("from", b"new"), directory.file("a/b/c/to", b"old"));
+        files::rename(&from, &to).await.unwrap();
+        assert_eq!((std::fs::read(&to).unwrap(), from.exists()), (b"new".to_vec(), false));
+        let missing = files::rename(&from, &to).await.unwrap_err().to_string();
+        let (from, to) = (from.display(), &to);
+        let expected = format!("rename() \"{from}\" to \"{}\" failed (2: No such file or directory)", to.display());
+        assert_eq!(missing, expected);
+        files::unlink(to).await.unwrap();
+        let gone: FileError = files::unlink(to).await.unwrap_err();
+        let expected = format!("unlink() \"{}\" failed (2: No such file or directory)", to.display());
+        assert_eq!((gone.to_string(), gone.error().kind()), (expected, ErrorKind::NotFound));
+        let below_a_file = directory.path("file/below");
+        directory.file("file", b"");
+        let error = files::create_directories(&below_a_file, 0o700).await.unwrap_err();
+        assert!(error.to_string().starts_with("mkdir() "), "{error}");
     });
 }

@@ -14,13 +14,19 @@ use gale_base::os_error::OsErrorText;
 pub struct FileError {
     call: &'static str,
     path: Arc<Path>,
+    to: Option<Arc<Path>>,
     error: Arc<io::Error>,
 }
 
 impl FileError {
     /// The call, the path that it was given, and what it said.
     pub fn new(call: &'static str, path: impl Into<Arc<Path>>, error: impl Into<io::Error>) -> Self {
-        FileError { call, path: path.into(), error: Arc::new(error.into()) }
+        FileError { call, path: path.into(), to: None, error: Arc::new(error.into()) }
+    }
+
+    /// The same of a call with two paths.
+    pub(super) fn with_target(self, to: impl Into<Arc<Path>>) -> Self {
+        FileError { to: Some(to.into()), ..self }
     }
 
     /// What the system, or the pool, said.
@@ -41,7 +47,11 @@ impl FileError {
 
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}() \"{}\" failed {}", self.call, self.path.display(), OsErrorText(&self.error))
+        write!(f, "{}() \"{}\"", self.call, self.path.display())?;
+        if let Some(to) = &self.to {
+            write!(f, " to \"{}\"", to.display())?;
+        }
+        write!(f, " failed {}", OsErrorText(&self.error))
     }
 }
 

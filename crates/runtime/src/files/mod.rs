@@ -8,7 +8,7 @@
 //! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
 //! | last close of a file that was unlinked or written | pool | |
-//! | write | pool | |
+//! | write, change of a name or directory | pool | |
 //!
 //! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
 //! (`residency.rs`) goes to the pool without a look; so do the reads that write the file's time of access: with
@@ -31,6 +31,7 @@ mod growing;
 mod links;
 mod metadata;
 pub(crate) mod mounts;
+mod names;
 pub(crate) mod open;
 pub(crate) mod page_cache;
 mod read;
@@ -46,6 +47,7 @@ pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 pub use metadata::{FileKind, FileMetadata};
+pub use names::{create_directories, create_directories_blocking, rename, unlink};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,
 };
