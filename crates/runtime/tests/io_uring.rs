@@ -31,6 +31,8 @@ mod sync;
 mod takeover;
 #[path = "wakeups.rs"]
 mod wakeups;
+#[path = "written_files.rs"]
+mod written_files;
 
 #[test]
 fn sockets_work_the_same_with_what_older_kernels_have() {

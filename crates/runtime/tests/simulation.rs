@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::time::Duration;
 
+use gale_runtime::files::{GrowingEnd, GrowingReader, Grown};
 use gale_runtime::simulation::{
     Faults, FileFaults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed,
 };
@@ -543,6 +544,75 @@ fn broken_files_fail_where_they_are_broken() {
             }
         });
     });
+}
+
+/// A file without a name: real, as all that are written, and so that nothing is left.
+fn unnamed_file() -> File {
+    let file = rustix::fs::memfd_create("written", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    File::from_std(file.into()).unwrap()
+}
+
+/// All that a reader gets, and how it ends. What a pool refuses is asked for again.
+async fn follow(mut reader: GrowingReader) -> (Vec<u8>, GrowingEnd) {
+    let mut read = Vec::new();
+    loop {
+        match reader.read(5000).await {
+            Ok(Grown::Piece(piece)) => read.extend(&*piece),
+            Ok(Grown::Ended(end)) => return (read, end),
+            Err(_) => sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+#[test]
+fn written_file_is_whole_for_all_who_follow_it_or_all_are_told_why_not() {
+    let (stored, refused) = (Cell::new(0), Cell::new(0));
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let mut faults = Faults::swarm(&random);
+        faults.disk_full = *random.pick(&[0, 0, 0, 20]);
+        faults.pool_refusals = *random.pick(&[0, 0, 20]);
+        simulation.set_faults(faults);
+        let content = pattern(200_000);
+        run(simulation, async {
+            let mut writer = files::Writer::new(unnamed_file(), "/written".as_ref() as &std::path::Path)
+                .with_queued_bytes_max(1 + random.below(30_000) as usize);
+            let growing = writer.follow();
+            let readers: Vec<_> = (0..3).map(|_| spawn_with_result(follow(growing.read_from(0)))).collect();
+            let mut rest = content.clone();
+            let mut result = Ok(());
+            while !rest.is_empty() && result.is_ok() {
+                let piece = rest.split_to(random.up_to(20_000).min(rest.len()));
+                result = writer.append(piece).await;
+                if random.chance(300) {
+                    sleep(Duration::from_micros(random.below(3000))).await;
+                }
+            }
+            if result.is_ok() {
+                result = writer.flush().await;
+            }
+            let failed = result.is_err();
+            match failed {
+                // The pool may refuse to look at it; it is whole then, too.
+                false => drop(writer.finish().await),
+                true => drop(writer),
+            }
+            let counted = if failed { &refused } else { &stored };
+            counted.set(counted.get() + 1);
+            for reader in readers {
+                let (read, end) = reader.take().await;
+                assert_eq!(read, content[..read.len()]);
+                match end {
+                    GrowingEnd::Complete => assert!(!failed && read.len() == content.len()),
+                    GrowingEnd::NoLongerStored(Some(_)) => assert!(failed && read.len() as u64 == growing.written()),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        assert_eq!(leased_bytes(), 0);
+    });
+    let is_a_sample = std::env::var_os("GALE_SEED").is_some() || std::env::var_os("GALE_SEEDS").is_some();
+    assert!(is_a_sample || stored.get() > 0 && refused.get() > 0, "{} and {}", stored.get(), refused.get());
 }
 
 #[test]

@@ -7,24 +7,21 @@
 //! Bounded whatever the client does: a body holds at most
 //! `client_body_buffer_size`, one batch on its way to the file and one item of
 //! the exchange; all of it on lease, so that the worker's limit holds for all
-//! bodies together. Nothing more is read while a batch is being written. The loop
-//! never touches the file: it is created, written and closed in the thread pool.
+//! bodies together. Nothing more is read while a batch is being written
+//! ([`Writer`]). The loop never touches the file: it is created, written and closed in the thread pool.
 //! It has no name once it is open, so that nothing is left behind however the
 //! request ends; unless `client_body_in_file_only` wants one. Then it keeps its name
 //! only if the whole body is in it.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
-use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::KnownHeader::ContentLength;
-use gale_runtime::files::likely_device;
-use gale_runtime::{Buffer, Bytes, Device, File, default_pool};
+use gale_runtime::files::{FileError, Writer, create_directories_blocking, likely_device, open_blocking};
+use gale_runtime::{Buffer, Bytes, File, OpenFlags, default_pool};
 
 use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
@@ -225,7 +222,7 @@ impl Store<'_> {
             place => {
                 let temp_path = self.request.scope().core.client_body_temp_path.get();
                 let file = TempFile::create(temp_path, self.in_file != BodyInFile::Off).await?;
-                let path = file.path.display();
+                let path = file.writer.path().display();
                 let message = format_args!("a client request body is buffered to a temporary file {path}");
                 // Nobody need be warned of what was asked for.
                 let level = if self.in_file == BodyInFile::Off { Level::Warn } else { Level::Notice };
@@ -251,11 +248,11 @@ impl Store<'_> {
         }
         let mut stored = StoredBody { length: self.length, memory: self.memory, ..StoredBody::default() };
         if let Some(mut file) = self.file {
-            stored.path = Some(file.path.clone());
+            stored.path = Some(file.writer.path().to_owned());
             // A file that is to stay stays from now on.
             stored.name = file.name.take_if(|_| self.in_file == BodyInFile::Clean).map(Rc::new);
             file.name.take().into_iter().for_each(TempName::keep);
-            stored.file = Some(file.finish().await?);
+            stored.file = Some(file.writer.finish().await?);
         }
         Ok(stored)
     }
@@ -266,7 +263,7 @@ impl Store<'_> {
 enum Unstored {
     /// A lease was refused.
     NoMemory,
-    InFile(Failure),
+    InFile(FileError),
 }
 
 impl Unstored {
@@ -290,23 +287,17 @@ impl Unstored {
     }
 }
 
-impl From<Failure> for Unstored {
-    fn from(failure: Failure) -> Unstored {
+impl From<FileError> for Unstored {
+    fn from(failure: FileError) -> Unstored {
         Unstored::InFile(failure)
     }
 }
 
 /// A temporary file that is being written.
 struct TempFile {
-    /// `None` while the pool has it, and after a failure.
-    file: Option<std::fs::File>,
-    /// The name that it has or had.
-    path: PathBuf,
+    writer: Writer,
     /// There while the name is.
     name: Option<TempName>,
-    /// What writing waits for.
-    device: Device,
-    written: u64,
 }
 
 /// The name of a temporary file, which is taken away with this.
@@ -332,107 +323,53 @@ impl Drop for TempName {
     }
 }
 
-/// Something that could not be done with a temporary file, in nginx's words.
-#[derive(Debug)]
-struct Failure {
-    call: &'static str,
-    path: PathBuf,
-    error: io::Error,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}() \"{}\" failed {}", self.call, self.path.display(), OsErrorText(&self.error))
-    }
-}
-
 impl TempFile {
-    async fn create(temp_path: &TempPath, has_name: bool) -> Result<TempFile, Failure> {
+    async fn create(temp_path: &TempPath, has_name: bool) -> Result<TempFile, FileError> {
         // No more than 32 bits: the name has ten digits, as nginx's.
         let number = gale_runtime::random_u64() as u32;
         let root = temp_path.path.clone();
         let temp_path = temp_path.clone();
-        let device = likely_device(&root);
         let create = move || {
             let (file, path) = create_blocking(&temp_path, number, has_name)?;
             // From the first moment on: nobody may want it any more when it is there.
             let name = has_name.then(|| TempName { path: path.clone(), is_kept: false });
-            Ok((file, path, name))
+            Ok(TempFile { writer: Writer::new(file, path), name })
         };
-        let created = default_pool().run_for(device, create).await;
-        let refused = |error: gale_runtime::PoolError| Failure { call: "open", path: root, error: error.into() };
-        let (file, path, name) = created.map_err(refused)??;
-        Ok(TempFile { file: Some(file), path, name, device, written: 0 })
+        let created = default_pool().run_for(likely_device(&root), create).await;
+        created.map_err(|refused| FileError::new("open", root, refused))?
     }
 
     /// Appends a batch.
-    async fn write(&mut self, batch: Bytes) -> Result<(), Failure> {
-        let (file, offset) = (self.file.take().expect("there after every success"), self.written);
-        // When this future is dropped, the thread still has the file and closes it.
-        let task = default_pool().run_for(self.device, move || {
-            let result = file.write_all_at(&batch, offset);
-            // The batch comes back, too: where it was taken its memory is used again.
-            result.map(|()| (file, batch))
-        });
-        let result = task.await.unwrap_or_else(|refused| Err(refused.into()));
-        let (file, batch) = result.map_err(|error| self.failure("pwrite", error))?;
-        self.file = Some(file);
-        self.written += batch.len() as u64;
-        Ok(())
-    }
-
-    /// The file to read from; what it knows of itself includes what was written.
-    async fn finish(mut self) -> Result<File, Failure> {
-        let file = self.file.take().expect("there after every success");
-        let result = default_pool().run_for(self.device, move || File::from_std(file)).await;
-        result.unwrap_or_else(|refused| Err(refused.into())).map_err(|error| self.failure("fstat", error))
-    }
-
-    fn failure(&self, call: &'static str, error: io::Error) -> Failure {
-        Failure { call, path: self.path.clone(), error }
-    }
-}
-
-impl Drop for TempFile {
-    fn drop(&mut self) {
-        if let Some(file) = self.file.take() {
-            // Closing gives the blocks of a file without a name free, which takes time.
-            default_pool().dispose(self.device, file);
-        }
+    async fn write(&mut self, batch: Bytes) -> Result<(), FileError> {
+        self.writer.append(batch).await?;
+        self.writer.flush().await
     }
 }
 
 /// Creates a file that nobody else can open, and takes its name away unless that is wanted.
-fn create_blocking(temp_path: &TempPath, number: u32, has_name: bool) -> Result<(std::fs::File, PathBuf), Failure> {
-    let mut options = std::fs::OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(0o600);
+fn create_blocking(temp_path: &TempPath, number: u32, has_name: bool) -> Result<(File, PathBuf), FileError> {
+    let new = OpenFlags { write: true, create: Some(0o600), exclusive: true, no_access_time: true, ..OpenFlags::READ };
     let mut attempts = 0;
     let mut made_directories = false;
     loop {
         let path = name(temp_path, number.wrapping_add(attempts));
-        match options.open(&path) {
+        match open_blocking(&path, new) {
             Ok(file) if has_name => return Ok((file, path)),
             Ok(file) => {
-                let unlinked = std::fs::remove_file(&path);
-                return match unlinked {
+                return match std::fs::remove_file(&path) {
                     Ok(()) => Ok((file, path)),
-                    Err(error) => Err(Failure { call: "unlink", path, error }),
+                    Err(error) => Err(FileError::new("unlink", path, error)),
                 };
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < NAMES_MAX => attempts += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound && !made_directories => {
-                make_directories(path.parent().expect("it lies below the temporary path"))?;
+                // The levels of directories come into being when they are needed first.
+                create_directories_blocking(path.parent().expect("it lies below the temporary path"), 0o700)?;
                 made_directories = true;
             }
-            Err(error) => return Err(Failure { call: "open", path, error }),
+            Err(error) => return Err(FileError::new("open", path, error)),
         }
     }
-}
-
-/// The levels of directories come into being when they are needed first.
-fn make_directories(path: &Path) -> Result<(), Failure> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|error| Failure { call: "mkdir", path: path.into(), error })
 }
 
 /// nginx's names: ten digits, of which the last name the directories on the way.
@@ -453,6 +390,7 @@ fn name(temp_path: &TempPath, number: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     use gale_runtime::{EventLoop, LoopOptions};
     use smallvec::smallvec;
@@ -647,9 +585,9 @@ mod tests {
     #[test]
     fn a_full_disk_is_told_in_nginx_s_words() {
         on_a_loop(async {
-            let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let full = File::from_std(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap()).unwrap();
             let path = PathBuf::from("/tmp/5/34/0000012345");
-            let mut file = TempFile { file: Some(full), path, name: None, device: Device::NONE, written: 0 };
+            let mut file = TempFile { writer: Writer::new(full, path), name: None };
             let failure = file.write(sample(100).into()).await.unwrap_err();
             let expected = "pwrite() \"/tmp/5/34/0000012345\" failed (28: No space left on device)";
             assert_eq!(failure.to_string(), expected);

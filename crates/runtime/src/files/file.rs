@@ -46,6 +46,8 @@ pub(super) struct Shared {
     /// Its file system was found to be in memory.
     pub(super) lies_in_memory: AtomicBool,
     pub(super) was_advised: AtomicBool,
+    /// It is or was written through this.
+    is_written: AtomicBool,
     /// The same file, opened past the page cache; `None` where that cannot be.
     pub(super) direct: OnceLock<Option<OwnedFd>>,
 }
@@ -72,28 +74,33 @@ impl File {
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),
+            is_written: AtomicBool::new(false),
             direct: OnceLock::new(),
         };
         File { shared: Arc::new(shared) }
     }
 
-    pub(super) fn inspect_blocking(descriptor: OwnedFd) -> io::Result<File> {
+    /// Of one that was opened where that may block, perhaps so that reads leave its time of access alone.
+    pub(super) fn inspect_blocking(descriptor: OwnedFd, no_access_time: bool) -> io::Result<File> {
         let stat = rustix::fs::fstat(&descriptor)?;
         let metadata = FileMetadata::from_kernel(&stat);
         if mounts::classify(metadata.device, descriptor.as_fd()) {
             return Ok(File::new(descriptor, metadata, Access::Waits, AccessTime::of_no_concern()));
         }
-        Ok(File::local(descriptor, &stat))
+        Ok(File::local(descriptor, &stat, no_access_time))
     }
 
     /// Of one that was opened without waiting, so it lies on a file system that does not wait for others.
-    pub(super) fn inspect_local(descriptor: OwnedFd) -> io::Result<File> {
+    pub(super) fn inspect_local(descriptor: OwnedFd, no_access_time: bool) -> io::Result<File> {
         let stat = rustix::fs::fstat(&descriptor)?;
-        Ok(File::local(descriptor, &stat))
+        Ok(File::local(descriptor, &stat, no_access_time))
     }
 
-    fn local(descriptor: OwnedFd, stat: &Stat) -> File {
-        let access_time = AccessTime::new(descriptor.as_fd(), stat, wall_anywhere());
+    fn local(descriptor: OwnedFd, stat: &Stat, no_access_time: bool) -> File {
+        let access_time = match no_access_time {
+            true => AccessTime::of_no_concern(),
+            false => AccessTime::new(descriptor.as_fd(), stat, wall_anywhere()),
+        };
         File::new(descriptor, FileMetadata::from_kernel(stat), Access::Local, access_time)
     }
 
@@ -113,6 +120,21 @@ impl File {
             Access::Simulated(_) => Ok(self.shared.metadata),
             Access::Local | Access::Waits => Ok(FileMetadata::from_kernel(&rustix::fs::fstat(self.as_fd())?)),
         }
+    }
+
+    /// It is going to be written: to close it may take long, because the file system has things to settle then.
+    pub(super) fn note_written(&self) {
+        self.shared.is_written.store(true, Ordering::Relaxed);
+    }
+
+    /// The same file as it is now, with a descriptor of its own, where the caller may block. Errors: fstat(2)'s, and fcntl(2)'s if
+    /// others have it, too.
+    pub(super) fn renewed(mut self) -> io::Result<File> {
+        let descriptor = match Arc::get_mut(&mut self.shared).and_then(|shared| shared.descriptor.take()) {
+            Some(descriptor) => descriptor,
+            None => rustix::io::fcntl_dupfd_cloexec(&self, 0)?,
+        };
+        file_system(|file_system| file_system.adopt(descriptor))
     }
 
     /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell. `None`
@@ -196,7 +218,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let descriptors = (self.descriptor.take(), self.direct.take());
         // Not only loops: whoever closes the last one may have better to do than to wait for a device.
-        if !on_a_pool_thread() && self.is_close_costly(&descriptors.0) {
+        if descriptors.0.is_some() && !on_a_pool_thread() && self.is_close_costly(&descriptors.0) {
             // Never refused: there are no more of these than descriptors.
             default_pool().dispose(Device::number(self.metadata.device), descriptors);
         }
@@ -214,7 +236,7 @@ impl Shared {
             self.metadata.size >= UNLINKED_MATTERS_BYTES
                 || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON
         };
-        self.access == Access::Waits || matters() && is_unlinked()
+        self.access == Access::Waits || self.is_written.load(Ordering::Relaxed) || matters() && is_unlinked()
     }
 }
 

@@ -1,9 +1,12 @@
 //! The file system that a thread sees: the kernel's, or a simulated world's. The only place that asks which.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::access_time::AccessTime;
 use super::file::Access;
@@ -33,6 +36,9 @@ pub(super) trait FileSystem {
 
     /// Takes a file that was opened otherwise. May block.
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File>;
+
+    /// Writes the beginning of these pieces at least, where the caller may block.
+    fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno>;
 
     /// What is known of what is in memory.
     fn page_cache(&self) -> &Arc<PageCache>;
@@ -79,7 +85,12 @@ impl FileSystem for Kernel {
     }
 
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File> {
-        File::inspect_blocking(descriptor)
+        let no_access_time = rustix::fs::fcntl_getfl(&descriptor)?.contains(OFlags::NOATIME);
+        File::inspect_blocking(descriptor, no_access_time)
+    }
+
+    fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        rustix::io::retry_on_intr(|| rustix::io::pwritev(file, pieces, offset))
     }
 
     #[inline]
@@ -88,10 +99,13 @@ impl FileSystem for Kernel {
     }
 }
 
-/// Links are checked on real paths, by walking along them.
+/// Links are checked on real paths, by walking along them. Files that are written are real ones, too.
 impl FileSystem for World {
     fn open_blocking(&self, path: &Path, flags: OpenFlags) -> io::Result<File> {
-        let (descriptor, metadata, faults) = self.open(path, flags)?;
+        if flags.writes() {
+            return self.adopt(open::kernel_open(path, flags)?);
+        }
+        let (descriptor, metadata, faults) = self.open(path)?;
         Ok(File::new(descriptor, metadata, Access::Simulated(faults), AccessTime::of_no_concern()))
     }
 
@@ -119,6 +133,10 @@ impl FileSystem for World {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
         let access = Access::Simulated(self.adopted(&descriptor));
         Ok(File::new(descriptor, metadata, access, AccessTime::of_no_concern()))
+    }
+
+    fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.write_to(file, pieces, offset)
     }
 
     fn page_cache(&self) -> &Arc<PageCache> {

@@ -39,8 +39,8 @@ pub struct LinkCheck {
 
 /// Opens a file if the kernel can do it from memory; `None` = not without waiting.
 pub fn try_open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> Option<io::Result<File>> {
-    let opened = try_open_without_links(path, flags.kernel(), check)?;
-    Some(opened.map_err(io::Error::from).and_then(File::inspect_local))
+    let opened = try_open_without_links(path, flags.without_privilege().kernel(), check)?;
+    Some(opened.map_err(io::Error::from).and_then(|descriptor| File::inspect_local(descriptor, false)))
 }
 
 /// Opens a path on which there is no link if the kernel can do it from memory; `None` = not without waiting.
@@ -69,7 +69,7 @@ pub async fn open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> io
 
 /// As [`open_checked`], where the caller may block.
 pub fn open_checked_blocking(path: &Path, flags: OpenFlags, check: LinkCheck) -> io::Result<File> {
-    let descriptor = walk(path, flags.kernel(), check)?;
+    let descriptor = walk(path, flags.without_privilege().kernel(), check)?;
     file_system(|file_system| file_system.adopt(descriptor))
 }
 

@@ -7,7 +7,8 @@
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
 //! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
-//! | last close of a file that was unlinked | pool | |
+//! | last close of a file that was unlinked or written | pool | |
+//! | write, change of a name or directory | pool | |
 //!
 //! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
 //! (`residency.rs`) goes to the pool without a look; so do the reads that write the file's time of access: with
@@ -18,28 +19,38 @@
 //! that is leased out.) Where `openat2` is missing (old kernels,
 //! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
 //! take the pool from the others.
+//!
+//! A file is written by its [`Writer`], and read meanwhile as a [`GrowingFile`].
 
 mod access_time;
 pub(crate) mod counters;
 mod file;
+mod file_error;
 mod file_system;
+mod growing;
 mod links;
 mod metadata;
 pub(crate) mod mounts;
+mod names;
 pub(crate) mod open;
 pub(crate) mod page_cache;
 mod read;
 mod shared_reads;
 mod single_flight;
+mod writer;
 
 pub use counters::{FileCounters, Rung, count_piece, file_counters};
 pub use file::File;
+pub use file_error::FileError;
+pub use growing::{GrowingEnd, GrowingFile, GrowingReader, Grown};
 pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 pub use metadata::{FileKind, FileMetadata};
+pub use names::{create_directories, create_directories_blocking, rename, unlink};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,
 };
 pub use page_cache::Look;
 pub use shared_reads::{PieceRead, ReadHow};
+pub use writer::Writer;

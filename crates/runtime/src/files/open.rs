@@ -34,6 +34,9 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// The last component must not be a symbolic link (`O_NOFOLLOW`).
     pub no_follow: bool,
+    /// Reads leave the file's time of access alone (`O_NOATIME`), where the kernel permits that: for files of our own. Not
+    /// where links are checked.
+    pub no_access_time: bool,
 }
 
 impl OpenFlags {
@@ -46,6 +49,7 @@ impl OpenFlags {
         append: false,
         truncate: false,
         no_follow: false,
+        no_access_time: false,
     };
 
     pub(super) fn kernel(self) -> OFlags {
@@ -60,11 +64,22 @@ impl OpenFlags {
         flags.set(OFlags::APPEND, self.append);
         flags.set(OFlags::TRUNC, self.truncate);
         flags.set(OFlags::NOFOLLOW, self.no_follow);
+        flags.set(OFlags::NOATIME, self.no_access_time);
         flags
     }
 
     pub(super) fn mode(self) -> Mode {
         Mode::from_raw_mode(self.create.unwrap_or(0))
+    }
+
+    /// Whether the file may be changed through it.
+    pub(super) fn writes(self) -> bool {
+        self.write || self.append || self.truncate || self.create.is_some()
+    }
+
+    /// The same without what only owners of files may ask for.
+    pub(super) fn without_privilege(self) -> OpenFlags {
+        OpenFlags { no_access_time: false, ..self }
     }
 
     /// The kernel does not create or truncate without walking the disk.
@@ -134,14 +149,23 @@ pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
 }
 
 pub(super) fn kernel_open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
-    let descriptor = match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
+    let descriptor = kernel_open(path, flags)?;
+    // Not with the open itself: that fails for somebody else's file, and has created it all the same where owners are changed.
+    let kept = flags.kernel() & (OFlags::NONBLOCK | OFlags::APPEND) | OFlags::NOATIME;
+    let no_access_time = flags.no_access_time && rustix::fs::fcntl_setfl(&descriptor, kept).is_ok();
+    File::inspect_blocking(descriptor, no_access_time)
+}
+
+/// Opens a file, without what only owners may ask for.
+pub(super) fn kernel_open(path: &Path, flags: OpenFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags.without_privilege();
+    match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
         // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
         Err(Errno::AGAIN) if is_regular(path) => {
-            rustix::fs::openat(CWD, path, flags.kernel() - OFlags::NONBLOCK, flags.mode())?
+            rustix::fs::openat(CWD, path, flags.kernel() - OFlags::NONBLOCK, flags.mode())
         }
-        result => result?,
-    };
-    File::inspect_blocking(descriptor)
+        result => result,
+    }
 }
 
 fn is_regular(path: &Path) -> bool {
@@ -176,7 +200,8 @@ pub(super) fn kernel_attempt_open(path: &Path, flags: OpenFlags) -> Result<io::R
     }
     check_nothing_waits(path, flags.no_follow)?;
     Ok(match resolve_cached(path, flags.kernel()).ok_or_else(|| likely_device(path))? {
-        Ok(descriptor) => File::inspect_local(descriptor),
+        Ok(descriptor) => File::inspect_local(descriptor, flags.no_access_time),
+        Err(Errno::PERM) if flags.no_access_time => return kernel_attempt_open(path, flags.without_privilege()),
         Err(errno) => Err(errno.into()),
     })
 }

@@ -66,10 +66,11 @@ enum Line {
     Own,
     Looks,
     Accesses,
+    Writes,
 }
 
 impl Line {
-    const ALL: [Line; 3] = [Line::Own, Line::Looks, Line::Accesses];
+    const ALL: [Line; 4] = [Line::Own, Line::Looks, Line::Accesses, Line::Writes];
 }
 
 impl Device {
@@ -89,6 +90,11 @@ impl Device {
     /// The line of those that do that and write a time of access, for which the file system may wait.
     pub(crate) const fn accesses(self) -> Device {
         Device { line: Line::Accesses, ..self }
+    }
+
+    /// The line of writes and of changes of names: they wait when the device has too much to write, and reads then do not.
+    pub(crate) const fn writes(self) -> Device {
+        Device { line: Line::Writes, ..self }
     }
 
     /// The same device, in each of its lines.

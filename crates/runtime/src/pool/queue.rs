@@ -216,7 +216,7 @@ impl<J> FairQueue<J> {
         if !self.has_startable() {
             return None;
         }
-        // At most three lines can have their share of the threads, and the device that lends has three; they are passed over.
+        // At most three lines can have their share of the threads, and the device that lends has four; they are passed over.
         let lends = self.busy >= self.threads_max;
         let device = (0..self.turns.len()).find_map(|_| {
             let device = self.turns.pop_front()?;
@@ -389,7 +389,7 @@ mod tests {
         let mut queue = FairQueue::new(4, 0);
         submit_all(&mut queue, A, [0, 1]);
         submit_all(&mut queue, A.looks(), [2]);
-        submit_all(&mut queue, A.accesses(), [3]);
+        submit_all(&mut queue, A.writes(), [3]);
         assert_eq!(take_all(&mut queue), [0, 2, 3, 1]);
         assert_eq!((submit(&mut queue, A, 4), submit(&mut queue, A.looks(), 4)), (Err(0), Err(0)));
         submit_all(&mut queue, B, [10, 11]);
@@ -401,6 +401,16 @@ mod tests {
         assert_eq!((take(&mut queue), queue.threads_allowed()), (None, 6));
         (0..2).for_each(|_| queue.finish(A, true));
         assert_eq!((take(&mut queue), queue.threads_allowed()), (Some(5), 5));
+    }
+
+    #[test]
+    fn writes_that_hang_leave_half_of_the_threads_to_reads_of_the_device() {
+        let mut queue = FairQueue::new(4, 100);
+        submit_all(&mut queue, A.writes(), 0..6);
+        submit_all(&mut queue, A, 10..16);
+        assert_eq!(take_all(&mut queue), [0, 10, 1, 11]);
+        queue.finish(A, true);
+        assert_eq!(take_all(&mut queue), [12]);
     }
 
     #[test]
@@ -502,18 +512,19 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            4 => (0..6u64).prop_map(Step::Submit),
+            4 => (0..7u64).prop_map(Step::Submit),
             4 => Just(Step::Take),
             2 => any::<usize>().prop_map(Step::Finish),
         ];
         proptest::collection::vec(step, 1..200)
     }
 
-    /// Four devices, one of which has three lines.
+    /// Four devices, one of which has four lines.
     fn line(number: u64) -> Device {
         match number {
             4 => A.looks(),
             5 => A.accesses(),
+            6 => A.writes(),
             number => Device::number(number),
         }
     }
@@ -566,7 +577,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Submit(number) => {
-                        let line = [A, A.looks(), A.accesses()][number as usize % 3];
+                        let line = [A, A.looks(), A.accesses(), A.writes()][number as usize % 4];
                         let _ = submit(&mut queue, line, 0);
                     }
                     _ => drop(take(&mut queue)),

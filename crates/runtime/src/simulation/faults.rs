@@ -11,7 +11,7 @@ use super::random::Random;
 pub struct Faults {
     /// A receive gives less than has arrived.
     pub short_reads: u16,
-    /// A send takes less than there is room for.
+    /// A send takes less than there is room for, or a write to a file.
     pub short_writes: u16,
     /// An operation that could succeed says EAGAIN and is told later that it can.
     pub would_block: u16,
@@ -48,6 +48,8 @@ pub struct Faults {
     pub cold_files: u16,
     /// A look at a file in memory, or a `sendfile`, waits for the disk after all.
     pub slow_calls: u16,
+    /// A write to a file finds no room (ENOSPC).
+    pub disk_full: u16,
     /// A pool's task takes up to this long.
     pub task_max: Duration,
     /// A pool refuses a task as if its queue was full.
@@ -76,12 +78,14 @@ impl Faults {
         datagram_copies: 0,
         cold_files: 0,
         slow_calls: 0,
+        disk_full: 0,
         task_max: Duration::ZERO,
         pool_refusals: 0,
     };
 
     /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others that
-    /// do not hide it. Connections are not broken, no datagram is lost or doubled, and pools refuse nothing: whoever wants that sets it.
+    /// do not hide it. Connections are not broken, no datagram is lost or doubled, pools refuse nothing and
+    /// disks have room: whoever wants that sets it.
     pub fn swarm(random: &Random) -> Faults {
         let chance = || *random.pick(&[0, 0, 20, 200, 600]);
         let time = |choices: &[u64]| Duration::from_micros(*random.pick(choices));

@@ -2,7 +2,8 @@
 //!
 //! A path that was not added does not exist. Each file is backed by a descriptor of its own, so that whatever takes a
 //! descriptor (`sendfile`) works; nothing of the machine's file systems is seen. Files that come from elsewhere
-//! ([`File::from_std`]: temporary files of the tested program) are read for real, when chance says so.
+//! ([`File::from_std`]), or are opened to be written (temporary files of the tested program), are real: they are read when chance
+//! says so, and their writes are short or fail by chance.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use super::fate::Fate;
-use crate::files::{FileKind, FileMetadata, OpenFlags};
+use crate::files::{FileKind, FileMetadata};
 use crate::pool::Device;
 
 /// When everything was last changed: a day before virtual time begins.
@@ -100,10 +101,7 @@ impl Files {
         self.find(path).map(|(metadata, _)| metadata)
     }
 
-    pub fn open(&mut self, path: &Path, flags: OpenFlags) -> Result<(OwnedFd, FileMetadata, FileFaults), Errno> {
-        if flags.write || flags.append || flags.truncate || flags.create.is_some() {
-            return Err(Errno::ROFS);
-        }
+    pub fn open(&mut self, path: &Path) -> Result<(OwnedFd, FileMetadata, FileFaults), Errno> {
         let (metadata, entry) = self.find(path)?;
         let faults = entry.faults;
         let descriptor = match &entry.content {

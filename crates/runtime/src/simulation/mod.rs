@@ -22,8 +22,8 @@ mod seeds;
 mod trace;
 
 use std::cell::{Cell, RefCell};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use rustix::io::Errno;
 
 use crate::environment::Environment;
 use crate::files::page_cache::PageCache;
-use crate::files::{File, FileMetadata, OpenFlags};
+use crate::files::{File, FileMetadata};
 use crate::net::SocketAddress;
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
 use crate::time::{Moment, VIRTUAL_START_NANOS};
@@ -195,8 +195,8 @@ impl World {
         Ok(found?)
     }
 
-    pub fn open(&self, path: &Path, flags: OpenFlags) -> io::Result<(OwnedFd, FileMetadata, FileFaults)> {
-        let opened = self.files.borrow_mut().open(path, flags);
+    pub fn open(&self, path: &Path) -> io::Result<(OwnedFd, FileMetadata, FileFaults)> {
+        let opened = self.files.borrow_mut().open(path);
         self.fate.note("open", 0, usize::from(opened.is_ok()));
         Ok(opened?)
     }
@@ -227,18 +227,27 @@ impl World {
         Some(result)
     }
 
+    /// Writes to a file that was opened for real: all of it, the beginning of the first piece, or nothing for want of room.
+    pub fn write_to(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        let result = match pieces.first() {
+            _ if self.fate.strikes(|faults| faults.disk_full) => Err(Errno::NOSPC),
+            Some(piece) if piece.len() > 1 && self.fate.strikes(|faults| faults.short_writes) => {
+                let length = self.fate.random.up_to(piece.len());
+                rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &piece[..length], offset))
+            }
+            _ => rustix::io::retry_on_intr(|| rustix::io::pwritev(file, pieces, offset)),
+        };
+        self.fate.note("write", 0, result.unwrap_or(0));
+        result
+    }
+
     /// Whether a call that should not have waited did.
     pub fn call_was_slow(&self) -> bool {
         self.fate.strikes(|faults| faults.slow_calls)
     }
 
     /// Reads a piece of a file for `sendfile`.
-    pub fn read_to_send(
-        &self,
-        file: std::os::fd::BorrowedFd<'_>,
-        offset: u64,
-        length: usize,
-    ) -> Result<Vec<u8>, Errno> {
+    pub fn read_to_send(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
         let faults = self.files.borrow().faults_of(file.as_raw_fd());
         let mut bytes = vec![0; length];
         let count = faults.read(file, offset, &mut bytes)?;

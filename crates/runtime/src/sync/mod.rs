@@ -7,7 +7,7 @@
 pub mod mpsc;
 mod notify;
 pub mod oneshot;
-mod waiters;
+pub(crate) mod waiters;
 
 pub use notify::{Notified, Notify};
 

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::task::Waker;
 
 /// Names one who waits.
-pub(super) type Ticket = u64;
+pub(crate) type Ticket = u64;
 
 #[derive(Default)]
-pub(super) struct Waiters {
+pub(crate) struct Waiters {
     /// By ticket.
     queue: VecDeque<(Ticket, Waker)>,
     next: Ticket,

@@ -173,11 +173,20 @@ impl File {
     /// Reads what is in memory now, at most `length` bytes from `offset` on, if that cannot wait. Errors: pread(2)'s,
     /// `OutOfMemory` at the hard limit of leases.
     pub fn look(&self, offset: u64, length: usize) -> io::Result<Look> {
+        self.look_unless(offset, length, || self.writes_access_time())
+    }
+
+    /// As [`File::look`] at a file of our own, of whose time of access nobody makes anything.
+    pub(super) fn look_at_own(&self, offset: u64, length: usize) -> io::Result<Look> {
+        self.look_unless(offset, length, || false)
+    }
+
+    fn look_unless(&self, offset: u64, length: usize, waits: impl FnOnce() -> bool) -> io::Result<Look> {
         if self.waits_for_others() {
             return Ok(Look::NotLooked);
         }
         self.with_page_cache(|cache| {
-            if !self.may_look(cache, offset, length as u64) || self.writes_access_time() {
+            if !self.may_look(cache, offset, length as u64) || waits() {
                 return Ok(Look::NotLooked);
             }
             let mut lease = Lease::new(length)?;
@@ -280,7 +289,7 @@ impl File {
         result
     }
 
-    /// A piece has been sent, so it is in memory now.
+    /// A piece has been sent or written, so it is in memory now.
     pub fn note_sent(&self, offset: u64, length: usize) {
         self.with_page_cache(|cache| self.note_seen(cache, offset, length));
     }

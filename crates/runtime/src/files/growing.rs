@@ -1,0 +1,203 @@
+//! A file that is read while it is written: its readers, at offsets of their own, wait for what is to come.
+//!
+//! What was just written is read from the page cache on the loop. The file is this process's own, so that its times of access
+//! are of no concern, and it changes all the time, so that reads of it are not shared. What is not in memory any more is read by
+//! a thread. Handles and readers may go to other loops.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::writer::{Growing, Growth};
+use super::{File, FileError, Look, Rung, count_piece};
+use crate::blocks::Charge;
+use crate::bytes::Bytes;
+use crate::pool::PoolTask;
+use crate::sync::waiters::Ticket;
+
+/// How the growth of a file has ended.
+#[derive(Clone, Debug)]
+pub enum GrowingEnd {
+    /// All of it is there.
+    Complete,
+    /// Its source broke off: there is no more of it anywhere.
+    Failed,
+    /// It is not written on, but its source may have the rest: for this error, or because nobody wants it stored any more.
+    NoLongerStored(Option<FileError>),
+}
+
+/// What a reader of a growing file gets.
+#[derive(Clone, Debug)]
+pub enum Grown {
+    /// Bytes that follow what it has read; at least one.
+    Piece(Bytes),
+    /// It has read all that was written, and no more is.
+    Ended(GrowingEnd),
+}
+
+/// A file that somebody writes. Clones are the same file.
+#[derive(Clone)]
+pub struct GrowingFile {
+    growing: Arc<Growing>,
+}
+
+impl GrowingFile {
+    pub(super) fn of(growing: &Arc<Growing>) -> Self {
+        GrowingFile { growing: Arc::clone(growing) }
+    }
+
+    /// How many bytes can be read by now.
+    pub fn written(&self) -> u64 {
+        self.growing.growth().written
+    }
+
+    /// How it has ended; `None` while it grows.
+    pub fn end(&self) -> Option<GrowingEnd> {
+        self.growing.growth().end
+    }
+
+    /// The file. What it knows of itself, as its size, is what was known before anything was written.
+    pub fn file(&self) -> &File {
+        &self.growing.file
+    }
+
+    /// Reads it from `offset` on, which may lie beyond what is written by now.
+    pub fn read_from(&self, offset: u64) -> GrowingReader {
+        GrowingReader { growing: Arc::clone(&self.growing), offset, ticket: None, read: None }
+    }
+}
+
+impl fmt::Debug for GrowingFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let growth = self.growing.growth();
+        write!(f, "GrowingFile({:?}, {} bytes, {:?})", self.growing.path, growth.written, growth.end)
+    }
+}
+
+/// Reads a file that somebody writes. It may be given to another loop before its first read, and in between.
+pub struct GrowingReader {
+    growing: Arc<Growing>,
+    offset: u64,
+    /// Its place among those who wait for the file to grow.
+    ticket: Option<Ticket>,
+    /// A read by a thread.
+    read: Option<PoolRead>,
+}
+
+struct PoolRead {
+    task: PoolTask<io::Result<Box<[u8]>>>,
+    charge: Charge,
+}
+
+impl GrowingReader {
+    /// How far it has read.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Reads on: at most `length` bytes of what is written, fewer when the rest is not in memory. Waits for more if there is
+    /// none. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases; each leaves the reader where it is.
+    ///
+    /// `length` must not be 0. When a thread reads, it is what was asked for first that comes.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Grown, FileError>> {
+        assert!(length > 0, "nothing is asked for");
+        loop {
+            if let Some(read) = &mut self.read {
+                let Poll::Ready(result) = Pin::new(&mut read.task).poll(cx) else { return Poll::Pending };
+                let charge = self.read.take().expect("it was polled just now").charge;
+                let bytes = result.unwrap_or_else(|refused| Err(refused.into())).map(|memory| {
+                    let range = 0..memory.len();
+                    count_piece(Rung::Pool, memory.len() as u64);
+                    Bytes::of_read(Arc::new(memory), range, charge)
+                });
+                return Poll::Ready(self.take(bytes));
+            }
+            let Growth { written, end } = match self.poll_growth(cx) {
+                Poll::Ready(growth) => growth,
+                Poll::Pending => return Poll::Pending,
+            };
+            if written <= self.offset {
+                let end = end.expect("it has grown or ended");
+                return Poll::Ready(Ok(Grown::Ended(end)));
+            }
+            let length = usize::try_from(written - self.offset).map_or(length, |rest| rest.min(length));
+            match self.growing.file.look_at_own(self.offset, length) {
+                Ok(Look::Found(bytes)) => return Poll::Ready(self.take(Ok(bytes))),
+                Ok(Look::NotInMemory | Look::NotLooked) => {}
+                Err(error) => return Poll::Ready(self.take(Err(error))),
+            }
+            match Charge::for_length(length) {
+                Ok(charge) => self.read = Some(PoolRead { task: self.begin_read(length), charge }),
+                Err(error) => return Poll::Ready(self.take(Err(error))),
+            }
+        }
+    }
+
+    /// As [`GrowingReader::poll_read`]. Dropped before it is ready, it has read nothing.
+    pub async fn read(&mut self, length: usize) -> Result<Grown, FileError> {
+        poll_fn(|cx| self.poll_read(cx, length)).await
+    }
+
+    /// Waits until there is more than was read, or no more to come.
+    fn poll_growth(&mut self, cx: &mut Context<'_>) -> Poll<Growth> {
+        let ticket = self.ticket.take();
+        let waiting = self.growing.wait_beyond(self.offset, |readers| {
+            let renewed = ticket.and_then(|ticket| Some((ticket, readers.renew(ticket, cx.waker())?)));
+            match renewed {
+                Some((ticket, displaced)) => (ticket, Some(displaced)),
+                None => (readers.join(cx.waker()), None),
+            }
+        });
+        match waiting {
+            // The waker that was displaced is dropped here, without the lock.
+            Ok((ticket, _displaced)) => {
+                self.ticket = Some(ticket);
+                Poll::Pending
+            }
+            // Whatever made it so has taken the ticket, too.
+            Err(growth) => Poll::Ready(growth),
+        }
+    }
+
+    fn begin_read(&self, length: usize) -> PoolTask<io::Result<Box<[u8]>>> {
+        let (file, offset) = (self.growing.file.clone(), self.offset);
+        self.growing.pool.run_for(file.device(), move || {
+            let mut memory = vec![0; length];
+            let count = file.read_blocking(offset, &mut memory)?;
+            memory.truncate(count);
+            Ok(memory.into_boxed_slice())
+        })
+    }
+
+    /// What was read, of which there is something: it has been written.
+    fn take(&mut self, read: io::Result<Bytes>) -> Result<Grown, FileError> {
+        let failed = |error| FileError::new("pread", Arc::clone(&self.growing.path), error);
+        match read {
+            // Somebody has cut it off.
+            Ok(bytes) if bytes.is_empty() => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+            Ok(bytes) => {
+                self.offset += bytes.len() as u64;
+                Ok(Grown::Piece(bytes))
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+impl Drop for GrowingReader {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            // The waker is dropped without the lock.
+            let _left = self.growing.with_readers(|readers| readers.leave(ticket));
+        }
+    }
+}
+
+impl fmt::Debug for GrowingReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GrowingReader({:?}, at {})", self.growing.path, self.offset)
+    }
+}

@@ -1,0 +1,426 @@
+//! A file that is written from its beginning, piece by piece, by threads of a pool.
+//!
+//! ```text
+//!   push ──► queue (bounded) ──► one write in flight, of all that waits then ──► written: readers may follow (growing.rs)
+//! ```
+//!
+//! A thread that has written gives its place in the pool's line to the next write of this file, so that a fast writer does not
+//! keep it from the others. Pieces come back to the loop when they are written: where memory was taken it is used again.
+//!
+//! What was accepted is written whether anybody waits for it or not, as long as the writer is there; futures that wait may be
+//! dropped at any time. The loop never touches the file, and the pool closes it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::mem;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::file_system::file_system;
+use super::growing::{GrowingEnd, GrowingFile};
+use super::{File, FileError, OpenFlags, likely_device, open_blocking};
+use crate::bytes::Bytes;
+use crate::pool::{Device, PoolError, ThreadPool, default_pool};
+use crate::sync::waiters::Waiters;
+
+/// How much may wait to be written if nobody says otherwise: while a write is in flight, the next one gathers.
+const QUEUED_BYTES_MAX: usize = 256 * 1024;
+
+/// How many pieces may wait, however small they are. One call writes them all; the kernel takes up to 1024.
+const QUEUED_PIECES_MAX: usize = 256;
+
+/// Writes a file from its beginning. Dropped before [`Writer::finish`], it gives up what has not been written, and readers are
+/// told that the file has failed.
+pub struct Writer {
+    growing: Arc<Growing>,
+    queued_bytes_max: usize,
+}
+
+impl Writer {
+    /// Opens a file to be written from its beginning, in the pool `default`; the flags say whether it is created or emptied, and
+    /// must say `read` if it is to be read. Reads through it leave its time of access alone. Errors: open(2)'s and the pool's.
+    pub async fn open(path: &Path, flags: OpenFlags) -> Result<Writer, FileError> {
+        let flags = OpenFlags { write: true, no_access_time: true, ..flags };
+        let path: Arc<Path> = path.into();
+        let opened = {
+            let path = Arc::clone(&path);
+            default_pool().run_for(likely_device(&path).writes(), move || open_blocking(&path, flags))
+        };
+        let opened = opened.await.unwrap_or_else(|refused| Err(refused.into()));
+        opened.map(|file| Writer::new(file, Arc::clone(&path))).map_err(|error| FileError::new("open", path, error))
+    }
+
+    /// Writes to a file that is open for writing, from its beginning, in the pool `default`. The path is for messages.
+    pub fn new(file: File, path: impl Into<Arc<Path>>) -> Writer {
+        file.note_written();
+        let state = Mutex::new(State::default());
+        let line = file.device().writes();
+        let growing = Growing { path: path.into(), line, pool: default_pool(), state, file };
+        Writer { growing: Arc::new(growing), queued_bytes_max: QUEUED_BYTES_MAX }
+    }
+
+    /// Has another pool do the work; to be said before anything is written or read.
+    pub fn in_pool(mut self, pool: &ThreadPool) -> Writer {
+        Arc::get_mut(&mut self.growing).expect("nobody else has it before it is used").pool = pool.clone();
+        self
+    }
+
+    /// Lets so many bytes wait to be written, and what is beyond of the last piece.
+    pub fn with_queued_bytes_max(mut self, bytes: usize) -> Writer {
+        self.queued_bytes_max = bytes.max(1);
+        self
+    }
+
+    /// The path that it was given.
+    pub fn path(&self) -> &Path {
+        &self.growing.path
+    }
+
+    /// How many bytes are in the file.
+    pub fn written(&self) -> u64 {
+        self.growing.state.lock().written
+    }
+
+    /// For those who want to read the file while it grows.
+    pub fn follow(&self) -> GrowingFile {
+        GrowingFile::of(&self.growing)
+    }
+
+    /// Waits until there is room for a piece. Errors: a write has failed; each later call says the same.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), FileError>> {
+        let bytes_max = self.queued_bytes_max;
+        self.growing.poll(cx, |state| state.has_room(bytes_max))
+    }
+
+    /// Takes a piece, for which there must be room: once after [`Writer::poll_ready`] has said so. After a failure it is dropped.
+    pub fn push(&mut self, piece: Bytes) {
+        let mut state = self.growing.state.lock();
+        let spent = mem::take(&mut state.spent);
+        if state.end.is_none() && !piece.is_empty() {
+            assert!(state.has_room(self.queued_bytes_max), "a piece is pushed without room for it");
+            state.queued_bytes += piece.len();
+            state.queue.push_back(piece);
+        }
+        drop(state);
+        drop(spent);
+        self.growing.begin();
+    }
+
+    /// Waits for room and takes a piece. Dropped before that is done, it has taken nothing. Errors: a write has failed.
+    pub async fn append(&mut self, piece: Bytes) -> Result<(), FileError> {
+        poll_fn(|cx| self.poll_ready(cx)).await?;
+        self.push(piece);
+        Ok(())
+    }
+
+    /// Waits until all that was taken is in the file. Errors: a write has failed.
+    pub async fn flush(&mut self) -> Result<(), FileError> {
+        poll_fn(|cx| self.growing.poll(cx, State::is_settled)).await
+    }
+
+    /// Writes what waits; then the file is complete. Returns it to be read; what it knows of itself includes what was written.
+    /// Dropped before it is ready, this gives the file up. Errors: a write has failed; fstat(2)'s.
+    pub async fn finish(mut self) -> Result<File, FileError> {
+        self.flush().await?;
+        self.growing.end(GrowingEnd::Complete);
+        let (path, pool, line) = (Arc::clone(&self.growing.path), self.growing.pool.clone(), self.growing.line);
+        let growing = Arc::clone(&self.growing);
+        drop(self);
+        // Without readers it is nobody else's any more.
+        let file = Arc::try_unwrap(growing).map_or_else(|growing| growing.file.clone(), |growing| growing.file);
+        let refreshed = pool.run_for(line, move || file.renewed()).await;
+        refreshed.unwrap_or_else(|refused| Err(refused.into())).map_err(|error| FileError::new("fstat", path, error))
+    }
+
+    /// Gives the file up although its source goes on: nobody wants it stored any more. Readers are told so.
+    pub fn stop_storing(self) {
+        self.growing.end(GrowingEnd::NoLongerStored(None));
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.growing.end(GrowingEnd::Failed);
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Writer({:?}, {} bytes)", self.growing.path, self.written())
+    }
+}
+
+/// What the writer, the thread that writes and those who read have in common.
+pub(super) struct Growing {
+    pub file: File,
+    pub path: Arc<Path>,
+    pub pool: ThreadPool,
+    line: Device,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Bytes>,
+    /// Of the queue and of the write in flight.
+    queued_bytes: usize,
+    /// A write is in flight or in the pool's line.
+    is_busy: bool,
+    /// Has been written, and goes back to the loop that waits for that.
+    spent: Vec<Bytes>,
+    written: u64,
+    end: Option<GrowingEnd>,
+    owner: Option<Waker>,
+    readers: Waiters,
+}
+
+impl State {
+    fn has_room(&self, bytes_max: usize) -> bool {
+        self.queued_bytes < bytes_max && self.queue.len() < QUEUED_PIECES_MAX
+    }
+
+    fn is_settled(&self) -> bool {
+        self.queue.is_empty() && !self.is_busy
+    }
+
+    /// All who wait, to be woken when the state is free again.
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let readers = self.readers.choose_all().into_iter().map(|(_, waker)| waker);
+        self.owner.take().into_iter().chain(readers).collect()
+    }
+}
+
+/// How far a file has grown, for a reader.
+pub(super) struct Growth {
+    pub written: u64,
+    pub end: Option<GrowingEnd>,
+}
+
+impl Growing {
+    pub fn growth(&self) -> Growth {
+        let state = self.state.lock();
+        Growth { written: state.written, end: state.end.clone() }
+    }
+
+    /// Calls `f` with the readers that wait, if the file has grown no further than this and has not ended; else says how far.
+    pub fn wait_beyond<T>(&self, offset: u64, f: impl FnOnce(&mut Waiters) -> T) -> Result<T, Growth> {
+        let mut state = self.state.lock();
+        if state.written > offset || state.end.is_some() {
+            return Err(Growth { written: state.written, end: state.end.clone() });
+        }
+        Ok(f(&mut state.readers))
+    }
+
+    /// Calls `f` with the readers that wait.
+    pub fn with_readers<T>(&self, f: impl FnOnce(&mut Waiters) -> T) -> T {
+        f(&mut self.state.lock().readers)
+    }
+
+    /// Waits for the state to be as the writer wants it.
+    fn poll(self: &Arc<Self>, cx: &mut Context<'_>, is_so: impl Fn(&State) -> bool) -> Poll<Result<(), FileError>> {
+        // Unless the pool was stopped, a write is on its way.
+        self.begin();
+        let mut state = self.state.lock();
+        let spent = mem::take(&mut state.spent);
+        let polled = match &state.end {
+            Some(GrowingEnd::NoLongerStored(Some(error))) => Poll::Ready(Err(error.clone())),
+            _ if is_so(&state) => Poll::Ready(Ok(())),
+            _ => Poll::Pending,
+        };
+        let displaced = if polled.is_pending() { state.owner.replace(cx.waker().clone()) } else { state.owner.take() };
+        drop(state);
+        drop((spent, displaced));
+        polled
+    }
+
+    /// Ends it, unless that has happened: nothing more is written.
+    fn end(&self, end: GrowingEnd) {
+        let mut state = self.state.lock();
+        let is_first = state.end.is_none();
+        state.end.get_or_insert(end);
+        let wakers = if is_first { state.take_wakers() } else { Vec::new() };
+        let (queue, spent) = (mem::take(&mut state.queue), mem::take(&mut state.spent));
+        drop(state);
+        drop((queue, spent));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn failure(&self, error: impl Into<io::Error>) -> GrowingEnd {
+        GrowingEnd::NoLongerStored(Some(FileError::new("pwrite", Arc::clone(&self.path), error)))
+    }
+
+    /// Has a thread write what waits, unless one is about to.
+    fn begin(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        if state.is_busy || state.queue.is_empty() {
+            return;
+        }
+        state.is_busy = true;
+        drop(state);
+        let write = Write { growing: Arc::clone(self), stage: Stage::Waits };
+        if let Err(refused) = self.pool.detach(self.line, move || write.run()) {
+            self.end(self.failure(refused));
+        }
+    }
+
+    /// Writes pieces to their end, also when the kernel takes only a part. Returns how much is written, and why not more.
+    fn write_all(&self, pieces: &[Bytes], offset: u64) -> (u64, io::Result<()>) {
+        let mut slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let (mut rest, mut written) = (&mut slices[..], 0);
+        while !rest.is_empty() {
+            match file_system(|file_system| file_system.write(self.file.as_fd(), rest, offset + written)) {
+                Ok(0) => return (written, Err(io::ErrorKind::WriteZero.into())),
+                Ok(count) => {
+                    written += count as u64;
+                    IoSlice::advance_slices(&mut rest, count);
+                }
+                Err(errno) => return (written, Err(errno.into())),
+            }
+        }
+        (written, Ok(()))
+    }
+}
+
+/// A write in flight or in the pool's line; there is one at most. Dropped before it is done, it leaves the file as one that
+/// nobody writes to.
+struct Write {
+    growing: Arc<Growing>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waits,
+    Runs,
+    Done,
+}
+
+impl Write {
+    /// Writes what waits, and gives its place to the next write as long as more comes.
+    fn run(self) {
+        let mut write = self;
+        while let Some(next) = write.write_batch() {
+            match next.hand_on() {
+                Ok(()) => return,
+                Err(next) => write = next,
+            }
+        }
+    }
+
+    /// Has the next batch written by whatever thread comes to it. Where the pool has no room for that, it is this one's work.
+    fn hand_on(self) -> Result<(), Write> {
+        let growing = Arc::clone(&self.growing);
+        let next = Arc::new(Mutex::new(Some(self)));
+        let own = Arc::clone(&next);
+        let run = move || {
+            let write = next.lock().take();
+            write.into_iter().for_each(Write::run);
+        };
+        let Err(_refused) = growing.pool.detach(growing.line, run) else { return Ok(()) };
+        let refused = own.lock().take();
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Writes what waits now. More has come meanwhile if there is a next write.
+    fn write_batch(mut self) -> Option<Write> {
+        self.stage = Stage::Runs;
+        let growing = Arc::clone(&self.growing);
+        let (pieces, offset) = {
+            let mut state = growing.state.lock();
+            (Vec::from(mem::take(&mut state.queue)), state.written)
+        };
+        let (written, result) = growing.write_all(&pieces, offset);
+        if written > 0 {
+            // It is in memory now, for those who read it.
+            growing.file.note_sent(offset, written as usize);
+        }
+        let failure = result.err().map(|error| growing.failure(error));
+        let mut state = growing.state.lock();
+        state.written += written;
+        state.queued_bytes -= pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        if let Some(failure) = failure {
+            state.end.get_or_insert(failure);
+        }
+        // What waits for nothing any more goes here, and pieces that nobody is about to take back.
+        let left = if state.end.is_some() { mem::take(&mut state.queue) } else { VecDeque::new() };
+        let spent = if state.owner.is_some() { mem::replace(&mut state.spent, pieces) } else { pieces };
+        state.is_busy = !state.queue.is_empty();
+        self.stage = if state.is_busy { Stage::Waits } else { Stage::Done };
+        let wakers = state.take_wakers();
+        drop(state);
+        drop((left, spent, growing));
+        // Before anybody is woken: the last one has the file alone.
+        let next = Some(self).filter(|write| write.stage == Stage::Waits);
+        wakers.into_iter().for_each(Waker::wake);
+        next
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        match self.stage {
+            Stage::Done => {}
+            Stage::Waits => {
+                let mut state = self.growing.state.lock();
+                state.is_busy = false;
+                let owner = state.owner.take();
+                drop(state);
+                owner.into_iter().for_each(Waker::wake);
+            }
+            Stage::Runs => {
+                self.growing.end(self.growing.failure(PoolError::Panicked));
+                self.growing.state.lock().is_busy = false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use crate::{EventLoop, LoopOptions};
+
+    #[test]
+    fn write_that_finds_no_room_in_the_pool_is_done_by_the_thread_that_has_it() {
+        let directory = Scratch::new();
+        let path = directory.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        let pool = ThreadPool::new("test", 1, 0);
+        let mut writer = Writer::new(File::from_std(file).unwrap(), path.clone()).in_pool(&pool);
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        pool.detach(Device::NONE, move || _ = receiver.recv()).unwrap();
+        // A thread has written and finds more to write.
+        writer.growing.state.lock().is_busy = true;
+        writer.push("all of it".into());
+        let write = Write { growing: Arc::clone(&writer.growing), stage: Stage::Waits };
+        let write = write.hand_on().expect_err("the only thread is busy");
+        write.run();
+        drop(sender);
+        assert_eq!((writer.written(), &std::fs::read(&path).unwrap()[..]), (9, &b"all of it"[..]));
+    }
+
+    #[test]
+    fn write_that_a_stopped_pool_drops_is_an_error() {
+        let directory = Scratch::new();
+        let path = directory.path().join("file");
+        let file = File::from_std(std::fs::File::create(&path).unwrap()).unwrap();
+        EventLoop::new(LoopOptions::default()).unwrap().run(async {
+            let pool = ThreadPool::new("test", 1, 10);
+            let mut writer = Writer::new(file, path).in_pool(&pool);
+            let (sender, receiver) = std::sync::mpsc::channel::<()>();
+            pool.detach(Device::NONE, move || _ = receiver.recv()).unwrap();
+            writer.push("never written".into());
+            assert!(!pool.stop(std::time::Duration::ZERO), "a thread hangs");
+            let error = writer.flush().await.unwrap_err();
+            assert!(error.to_string().ends_with("failed (the thread pool has stopped)"), "{error}");
+            drop(sender);
+        });
+    }
+}
