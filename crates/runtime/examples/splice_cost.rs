@@ -4,9 +4,9 @@
 //! cargo run --release -p gale-runtime --example splice_cost [epoll | io_uring]
 //! ```
 //!
-//! Over loopback TCP, from a thread that sends a piece to one that reads it all and then asks for the next. The kernel shifts
-//! work between sender and receiver, so the processor time of the whole process counts; the loop's own is beside it. Ways take
-//! turns in every round; medians of the rounds are printed.
+//! Over loopback TCP, from a thread that sends a piece to one that reads it all and then asks for the next. The kernel
+//! shifts work between sender and receiver, so the processor time of the whole process counts; the loop's own is beside
+//! it. Ways take turns in every round; medians of the rounds are printed.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};

@@ -1,4 +1,5 @@
-//! Idle streams that any loop may take: without the help of the loop that parked them, each once, and none that has ended.
+//! Idle streams that any loop may take: without the help of the loop that parked them, each once, and none that has
+//! ended.
 
 mod common;
 

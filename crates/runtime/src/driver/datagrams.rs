@@ -14,8 +14,8 @@ use crate::net::SocketAddress;
 use crate::net::datagram::{BATCH_MAX, DatagramOptions, Ecn, Received, Room, Transmit};
 use crate::net::options;
 
-/// Room for the control messages of one datagram, aligned as they have to be: the largest are an address (40 bytes), two
-/// numbers and a length (24 each).
+/// Room for the control messages of one datagram, aligned as they have to be: the largest are an address (40 bytes),
+/// two numbers and a length (24 each).
 type Control = [MaybeUninit<u64>; 16];
 const CONTROL_BYTES: usize = size_of::<Control>();
 
@@ -99,8 +99,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
         headers[index].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
     }
     let (flags, no_timeout) = (libc::MSG_DONTWAIT, ptr::null_mut());
-    // SAFETY: `count` headers are initialized; names, memory and controls, to which they point, live during the call and have
-    // the lengths that they tell.
+    // SAFETY: `count` headers are initialized; names, memory and controls, to which they point, live during the call
+    // and have the lengths that they tell.
     let arrived = unsafe {
         libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _, no_timeout)
     };
@@ -184,8 +184,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Re
     }
     loop {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `count` headers are initialized; names, contents and controls, to which they point, live during the call and
-        // have the lengths that they tell.
+        // SAFETY: `count` headers are initialized; names, contents and controls, to which they point, live during the
+        // call and have the lengths that they tell.
         let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _) };
         match usize::try_from(sent).map_err(|_| last_error()) {
             Ok(sent) => return Ok(sent),
@@ -234,8 +234,8 @@ impl ControlWriter<'_> {
         let (space, length) =
             unsafe { (libc::CMSG_SPACE(size_of::<T>() as u32), libc::CMSG_LEN(size_of::<T>() as u32)) };
         assert!(self.used + space as usize <= CONTROL_BYTES, "there is room for every kind once");
-        // SAFETY: there is room for `space` bytes behind those that are used, which are a multiple of 8 as `space` is, so that
-        // the header is aligned; what is between data and end stays unwritten and is not looked at.
+        // SAFETY: there is room for `space` bytes behind those that are used, which are a multiple of 8 as `space` is,
+        // so that the header is aligned; what is between data and end stays unwritten and is not looked at.
         unsafe {
             let header = self.control.as_mut_ptr().cast::<u8>().add(self.used).cast::<libc::cmsghdr>();
             let mut empty: libc::cmsghdr = mem::zeroed();

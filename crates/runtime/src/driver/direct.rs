@@ -126,8 +126,8 @@ pub(super) fn has_input(socket: BorrowedFd<'_>) -> bool {
     !matches!(looked, Err(Errno::AGAIN))
 }
 
-/// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is told by the
-/// kernel: as with a call that fails, the socket notes that somebody waits for room.
+/// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is
+/// told by the kernel: as with a call that fails, the socket notes that somebody waits for room.
 pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), Errno> {
     let mut sources = [PollFd::from_borrowed_fd(socket, events)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -120,7 +120,8 @@ pub(crate) enum Fresh {
     Connecting,
     /// Connected by us: nothing to read until the peer answers.
     Connected,
-    /// A datagram socket: of each datagram that has left there is room again, which is told only when somebody waits for it.
+    /// A datagram socket: of each datagram that has left there is room again, which is told only when somebody waits
+    /// for it.
     Datagram,
 }
 
@@ -146,7 +147,8 @@ pub(crate) trait Driver: StreamDriver + ListenerDriver + DatagramDriver + FileDr
     /// As `use` in the configuration names it.
     fn name(&self) -> &'static str;
 
-    /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there were.
+    /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there
+    /// were.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
 
     /// Whether the kernel is known to have more events than the last [`Driver::wait`] has brought. Costs no call.
@@ -233,8 +235,8 @@ pub(crate) trait StreamDriver {
         length: usize,
     ) -> Poll<io::Result<usize>>;
 
-    /// Moves at most `max` bytes from the socket into a pipe, which is empty; 0 is the end of the stream. Not for a socket that
-    /// receives ahead, nor for one that is not the kernel's.
+    /// Moves at most `max` bytes from the socket into a pipe, which is empty; 0 is the end of the stream. Not for a
+    /// socket that receives ahead, nor for one that is not the kernel's.
     fn poll_splice_in(
         &self,
         key: Key,
@@ -267,7 +269,8 @@ pub(crate) trait StreamDriver {
     /// Ready when the peer has closed or reset the connection, whether its data has been read or not.
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether the connection is reset, or closed in both directions. A peer that has only ended its own data may still read.
+    /// Whether the connection is reset, or closed in both directions. A peer that has only ended its own data may still
+    /// read.
     fn is_broken(&self, key: Key) -> bool;
 
     /// The socket's descriptor, which is the driver's.
@@ -334,8 +337,8 @@ pub(crate) trait DatagramDriver {
 
     fn close_datagram(&self, key: Key);
 
-    /// Receives what has arrived, at least one datagram, into the places of `room`, and appends what is known of each to
-    /// `received`.
+    /// Receives what has arrived, at least one datagram, into the places of `room`, and appends what is known of each
+    /// to `received`.
     fn poll_recv_datagrams(
         &self,
         key: Key,
@@ -344,7 +347,8 @@ pub(crate) trait DatagramDriver {
         received: &mut Vec<Received>,
     ) -> Poll<io::Result<()>>;
 
-    /// Sends the first of these, and returns how many. Never waits: when there is no room for the first one, that is an error.
+    /// Sends the first of these, and returns how many. Never waits: when there is no room for the first one, that is an
+    /// error.
     fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize>;
 
     /// Ready when there is room to send.

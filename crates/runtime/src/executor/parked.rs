@@ -1,7 +1,7 @@
 //! Wakers at rest: what a table keeps of a waker, in one word instead of two.
 //!
-//! Nearly all wakers are this runtime's own, and those are one word anyway (`executor/mod.rs`). Others (of a combinator that
-//! has its own wakers) are boxed, and named by the loop that does not exist.
+//! Nearly all wakers are this runtime's own, and those are one word anyway (`executor/mod.rs`). Others (of a combinator
+//! that has its own wakers) are boxed, and named by the loop that does not exist.
 
 use std::num::NonZeroU64;
 use std::task::Waker;

@@ -30,8 +30,8 @@ pub struct ConnectOptions {
     /// The address to connect from (`proxy_bind`). Without a port the kernel chooses one when it connects, so that
     /// connections to different peers share ports (`IP_BIND_ADDRESS_NO_PORT`).
     pub local: Option<SocketAddress>,
-    /// `local` may be an address that this machine does not have (`proxy_bind ... transparent`): `IP_TRANSPARENT`, which
-    /// needs CAP_NET_ADMIN.
+    /// `local` may be an address that this machine does not have (`proxy_bind ... transparent`): `IP_TRANSPARENT`,
+    /// which needs CAP_NET_ADMIN.
     pub transparent: bool,
     /// `SO_KEEPALIVE` (`proxy_socket_keepalive`).
     pub keepalive: bool,
@@ -55,7 +55,8 @@ pub struct ConnectError {
     pub error: io::Error,
 }
 
-/// What is done to connect. Options that are not asked for are not among it, nor those that a Unix socket does not have.
+/// What is done to connect. Options that are not asked for are not among it, nor those that a Unix socket does not
+/// have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectStep {
     /// Making the socket.

@@ -1,6 +1,7 @@
 //! Options of sockets, and what the kernel tells of one: each a system call on the descriptor.
 //!
-//! Errors are setsockopt(2)'s and getsockopt(2)'s. What a driver has to know of (a shutdown, a reset) goes by the driver.
+//! Errors are setsockopt(2)'s and getsockopt(2)'s. What a driver has to know of (a shutdown, a reset) goes by the
+//! driver.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -35,7 +36,8 @@ pub(crate) fn set_transparent(socket: BorrowedFd<'_>, is_ipv6: bool) -> io::Resu
     set_int(socket, level, option, 1)
 }
 
-/// `IP_BIND_ADDRESS_NO_PORT`: a bind without a port leaves the port to connecting. A kernel that has no such option binds as ever.
+/// `IP_BIND_ADDRESS_NO_PORT`: a bind without a port leaves the port to connecting. A kernel that has no such option
+/// binds as ever.
 pub(crate) fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     match set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP)) => Ok(()),
@@ -80,7 +82,8 @@ impl TcpInfo {
         // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of `info`.
+        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of
+        // `info`.
         let code = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),

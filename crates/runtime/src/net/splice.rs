@@ -1,8 +1,9 @@
 //! A direction of a plain tunnel: bytes go from one socket to another by splice(2), through a pipe and past our memory.
 //!
-//! By splice(2) itself with every driver: as an operation of a ring it would go to the kernel's threads. Small pieces are
-//! received and sent, which is cheaper (`docs/decisions/0021-splice.md`): a piece that fills the buffer says that more comes
-//! than that, and the next one is spliced, until one is small again. An idle direction has neither pipe nor memory.
+//! By splice(2) itself with every driver: as an operation of a ring it would go to the kernel's threads. Small pieces
+//! are received and sent, which is cheaper (`docs/decisions/0021-splice.md`): a piece that fills the buffer says that
+//! more comes than that, and the next one is spliced, until one is small again. An idle direction has neither pipe nor
+//! memory.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -20,7 +21,8 @@ use crate::output::Output;
 /// What is received at once where that is cheaper; a larger piece is spliced. By measurement.
 const COPIED_MAX: usize = 64 * 1024;
 
-/// What a pipe holds at most. A socket's bytes come in pages of their own, so it is full earlier where packets are small.
+/// What a pipe holds at most. A socket's bytes come in pages of their own, so it is full earlier where packets are
+/// small.
 const PIPE_BYTES: usize = 256 * 1024;
 
 /// Pipes that a loop keeps for the next who wants one.
@@ -56,8 +58,9 @@ impl Splice {
         Splice { is_eager: true, ..Splice::default() }
     }
 
-    /// Moves what has arrived at `from` to `to`, always the same two; ready with the number of bytes that `to` has taken, or
-    /// with 0 when `from` has ended and all was taken. Nothing else may receive from the one and send to the other.
+    /// Moves what has arrived at `from` to `to`, always the same two; ready with the number of bytes that `to` has
+    /// taken, or with 0 when `from` has ended and all was taken. Nothing else may receive from the one and send to the
+    /// other.
     ///
     /// Errors: those of either connection; `OutOfMemory` at the hard limit of leases. Bytes may be lost then.
     pub fn poll_transfer(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {

@@ -114,9 +114,9 @@ impl Stream {
         self.environment.driver.has_input(self.key)
     }
 
-    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again for as long
-    /// as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been received already.
-    /// Errors: no memory in the kernel to wait with.
+    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again
+    /// for as long as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been
+    /// received already. Errors: no memory in the kernel to wait with.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(ahead) = self.ahead.take() {
             self.ahead.set(Some(ahead));
@@ -125,8 +125,8 @@ impl Stream {
         self.environment.driver.poll_readable(self.key, cx)
     }
 
-    /// Ready when a send would not wait: there is room as the kernel counts it (a third of the buffer, with TCP), or an error.
-    /// Ready again for as long as that is so. A system call. Errors: no memory in the kernel to wait with.
+    /// Ready when a send would not wait: there is room as the kernel counts it (a third of the buffer, with TCP), or an
+    /// error. Ready again for as long as that is so. A system call. Errors: no memory in the kernel to wait with.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_writable(self.key, cx)
     }

@@ -175,7 +175,8 @@ impl Datagrams {
 }
 
 impl Socket {
-    /// Where what it sends comes from: a socket that hears at all addresses has one of them for that, unless it says which.
+    /// Where what it sends comes from: a socket that hears at all addresses has one of them for that, unless it says
+    /// which.
     fn source(&self, chosen: Option<IpAddr>) -> SocketAddress {
         let SocketAddress::Inet(mut local) = self.local else { return self.local.clone() };
         if let Some(ip) = chosen {

@@ -1,8 +1,8 @@
-//! How tasks tell each other something: one value ([`oneshot`]) or a bounded queue ([`mpsc`]) from any thread, and signals
-//! between tasks of one loop ([`Notify`]).
+//! How tasks tell each other something: one value ([`oneshot`]) or a bounded queue ([`mpsc`]) from any thread, and
+//! signals between tasks of one loop ([`Notify`]).
 //!
-//! A lock is held for a few instructions and never while foreign code runs: wakers are called, and values dropped, when it
-//! is free again. Wakers of tasks find their loop through its inbox.
+//! A lock is held for a few instructions and never while foreign code runs: wakers are called, and values dropped, when
+//! it is free again. Wakers of tasks find their loop through its inbox.
 
 pub mod mpsc;
 mod notify;

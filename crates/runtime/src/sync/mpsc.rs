@@ -1,7 +1,7 @@
 //! A bounded queue from any threads to one task.
 //!
-//! A sender that finds it full waits in line or takes its value back. Room that somebody in the line has been given is not
-//! taken by whoever comes later, so values of senders that wait leave in the order of their coming.
+//! A sender that finds it full waits in line or takes its value back. Room that somebody in the line has been given is
+//! not taken by whoever comes later, so values of senders that wait leave in the order of their coming.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -95,8 +95,8 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// Puts a value into the queue, and waits for room if there is none. For tasks. Gives the value back if the receiver has
-    /// gone; dropping the future drops it.
+    /// Puts a value into the queue, and waits for room if there is none. For tasks. Gives the value back if the
+    /// receiver has gone; dropping the future drops it.
     pub fn send(&self, value: T) -> Sending<'_, T> {
         Sending { sender: self, value: Some(value), ticket: None }
     }

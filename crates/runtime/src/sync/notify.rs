@@ -12,7 +12,8 @@ use super::waiters::{Ticket, Waiters};
 
 /// Wakes tasks of its loop that wait for something to have changed. Whoever is woken looks for itself what that is.
 ///
-/// A notification that finds nobody is kept, one at most, so that whoever looks, finds nothing and then waits misses none.
+/// A notification that finds nobody is kept, one at most, so that whoever looks, finds nothing and then waits misses
+/// none.
 #[derive(Default)]
 pub struct Notify {
     state: RefCell<State>,
@@ -52,8 +53,8 @@ impl Notify {
         all.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Waits for a notification, from the first poll on. If it is dropped after `notify_one` has chosen it, that goes to the next
-    /// one.
+    /// Waits for a notification, from the first poll on. If it is dropped after `notify_one` has chosen it, that goes
+    /// to the next one.
     pub fn notified(&self) -> Notified<'_> {
         Notified { notify: self, ticket: None }
     }

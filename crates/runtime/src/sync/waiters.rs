@@ -24,8 +24,8 @@ impl Waiters {
         ticket
     }
 
-    /// Whoever still waits with this ticket is to be woken by this waker from now on; returns the one before, to be dropped when
-    /// nothing is locked. `None` if it has been chosen.
+    /// Whoever still waits with this ticket is to be woken by this waker from now on; returns the one before, to be
+    /// dropped when nothing is locked. `None` if it has been chosen.
     pub fn renew(&mut self, ticket: Ticket, waker: &Waker) -> Option<Waker> {
         let index = self.find(ticket).ok()?;
         Some(std::mem::replace(&mut self.queue[index].1, waker.clone()))
@@ -41,7 +41,8 @@ impl Waiters {
         std::mem::take(&mut self.queue)
     }
 
-    /// Gives the place up; returns its waker, to be dropped when nothing is locked. `None` if the ticket has been chosen.
+    /// Gives the place up; returns its waker, to be dropped when nothing is locked. `None` if the ticket has been
+    /// chosen.
     pub fn leave(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.find(ticket).ok()?;
         self.queue.remove(index).map(|(_, waker)| waker)

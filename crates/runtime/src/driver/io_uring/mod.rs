@@ -554,8 +554,8 @@ impl IoUring {
         Err(send_under_way())
     }
 
-    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for connections
-    /// that were closed. False if that takes too long.
+    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for
+    /// connections that were closed. False if that takes too long.
     fn finish_closed(&self) -> bool {
         self.make_entries();
         self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.is_empty())

@@ -37,8 +37,8 @@ impl Ecn {
 pub struct Received {
     /// Who has sent it.
     pub source: SocketAddress,
-    /// The address that it was sent to, if that was asked for (`local_address`). An IPv4 address is a mapped one where the
-    /// socket is of IPv6.
+    /// The address that it was sent to, if that was asked for (`local_address`). An IPv4 address is a mapped one where
+    /// the socket is of IPv6.
     pub local: Option<IpAddr>,
     /// The bytes that are there.
     pub length: usize,
@@ -63,8 +63,8 @@ pub struct Transmit<'a> {
     pub destination: Option<&'a SocketAddress>,
     /// The bytes.
     pub contents: &'a [u8],
-    /// The contents are datagrams of so many bytes, the last one perhaps shorter, which the kernel or the network device
-    /// divides (`UDP_SEGMENT`). At most 64 of them, and 65,507 bytes in all.
+    /// The contents are datagrams of so many bytes, the last one perhaps shorter, which the kernel or the network
+    /// device divides (`UDP_SEGMENT`). At most 64 of them, and 65,507 bytes in all.
     pub segment_bytes: Option<u16>,
     /// The address that it leaves from, one of this machine's; `None` leaves that to the kernel.
     pub source: Option<IpAddr>,
@@ -94,8 +94,8 @@ pub struct ReceiveBatch {
 }
 
 impl ReceiveBatch {
-    /// Places for `count_max` datagrams (1 to [`BATCH_MAX`]) of at most `bytes_each`. Allocates nothing yet. Together they should not
-    /// be more than a lease of the largest class has, [`crate::LEASE_CLASSES`].
+    /// Places for `count_max` datagrams (1 to [`BATCH_MAX`]) of at most `bytes_each`. Allocates nothing yet. Together
+    /// they should not be more than a lease of the largest class has, [`crate::LEASE_CLASSES`].
     pub fn new(count_max: usize, bytes_each: usize) -> Self {
         assert!((1..=BATCH_MAX).contains(&count_max) && bytes_each > 0);
         ReceiveBatch { lease: None, received: Vec::new(), count_max, bytes_each }

@@ -1,10 +1,10 @@
 //! Datagram sockets: what is sent arrives whole, late, twice or not at all.
 //!
-//! Sending never waits: what the kernel has no room for is not sent, and the caller is told; it may wait for room, or take
-//! it as lost. Receiving waits by readiness and takes nothing ahead, so a future that is dropped loses nothing.
+//! Sending never waits: what the kernel has no room for is not sent, and the caller is told; it may wait for room, or
+//! take it as lost. Receiving waits by readiness and takes nothing ahead, so a future that is dropped loses nothing.
 //!
-//! Single datagrams are for whoever asks a question now and then. Whoever carries traffic receives and sends in batches,
-//! one system call for up to [`BATCH_MAX`] of them, with what the kernel tells of each:
+//! Single datagrams are for whoever asks a question now and then. Whoever carries traffic receives and sends in
+//! batches, one system call for up to [`BATCH_MAX`] of them, with what the kernel tells of each:
 //!
 //! ```no_run
 //! # use gale_runtime::*;
@@ -41,8 +41,8 @@ use crate::executor::slots::Key;
 /// How a datagram socket is made. Everything is off by default.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DatagramOptions {
-    /// The address of the socket. Without one it has a port of its own that nobody can foretell (the kernel chooses it by
-    /// chance).
+    /// The address of the socket. Without one it has a port of its own that nobody can foretell (the kernel chooses it
+    /// by chance).
     pub local: Option<SocketAddress>,
     /// Whom it sends to; then it hears nobody else.
     pub peer: Option<SocketAddress>,
@@ -56,22 +56,22 @@ pub struct DatagramOptions {
     pub local_address: bool,
     /// [`Received::ecn`] is told (`IP_RECVTOS`).
     pub ecn: bool,
-    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them apart.
-    /// Then the places of a batch have to be large: 64 KiB.
+    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them
+    /// apart. Then the places of a batch have to be large: 64 KiB.
     pub gro: bool,
 }
 
 impl DatagramOptions {
-    /// Makes the socket: bound to `local`, connected to `peer`; one of the two is there. Errors: the kernel's. Panics outside of
-    /// a loop.
+    /// Makes the socket: bound to `local`, connected to `peer`; one of the two is there. Errors: the kernel's. Panics
+    /// outside of a loop.
     pub fn open(&self) -> io::Result<Datagram> {
         let environment = Environment::current();
         let key = environment.driver.open_datagram(self)?;
         Ok(Datagram { environment, key })
     }
 
-    /// Takes a datagram socket that is bound already, sets it non-blocking, and sets what these options say of it but for the
-    /// addresses. Errors: the kernel's; `Unsupported` in a simulation. Panics outside of a loop.
+    /// Takes a datagram socket that is bound already, sets it non-blocking, and sets what these options say of it but
+    /// for the addresses. Errors: the kernel's; `Unsupported` in a simulation. Panics outside of a loop.
     pub fn adopt(&self, socket: OwnedFd) -> io::Result<Datagram> {
         let environment = Environment::current();
         let key = environment.driver.adopt_datagram(socket, self)?;
@@ -86,8 +86,8 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// A socket on a port of its own that nobody can foretell, which sends to `peer` and hears nobody else: what others send
-    /// to it never reaches us.
+    /// A socket on a port of its own that nobody can foretell, which sends to `peer` and hears nobody else: what others
+    /// send to it never reaches us.
     ///
     /// Errors: the kernel's. Panics outside of a loop.
     pub fn connect(peer: &SocketAddress) -> io::Result<Datagram> {
@@ -146,9 +146,9 @@ impl Datagram {
 
     /// Sends the first of these, at most [`BATCH_MAX`] in one call, and returns how many.
     ///
-    /// Errors, of the first one, when nothing was sent: EAGAIN when there is no room ([`Datagram::poll_send_ready`]); EMSGSIZE
-    /// when it is too long; what an earlier datagram met with (ECONNREFUSED), of which this one is innocent; EIO when it has
-    /// segments and the network device cannot divide it.
+    /// Errors, of the first one, when nothing was sent: EAGAIN when there is no room ([`Datagram::poll_send_ready`]);
+    /// EMSGSIZE when it is too long; what an earlier datagram met with (ECONNREFUSED), of which this one is innocent;
+    /// EIO when it has segments and the network device cannot divide it.
     pub fn try_send_batch(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
         self.environment.driver.send_datagrams(self.key, &transmits[..transmits.len().min(BATCH_MAX)])
     }

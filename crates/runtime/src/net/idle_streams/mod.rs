@@ -8,13 +8,13 @@
 //!                      "idle streams"                 attached to loop 2
 //! ```
 //!
-//! Only the loop that submitted an operation to its ring may cancel it, so a stream that is parked has left its driver, and
-//! nothing is in flight for it. Taking needs nobody's help: the claim is a removal under a lock that is held for a few
-//! instructions, and of another loop's shard only tried for, so that neither a loop that stalls nor one that has ended holds
-//! up anybody. What it had parked is there for the others.
+//! Only the loop that submitted an operation to its ring may cancel it, so a stream that is parked has left its driver,
+//! and nothing is in flight for it. Taking needs nobody's help: the claim is a removal under a lock that is held for a
+//! few instructions, and of another loop's shard only tried for, so that neither a loop that stalls nor one that has
+//! ended holds up anybody. What it had parked is there for the others.
 //!
-//! A stream that has unread bytes, an end or an error is not idle. Who sees it first closes it: `park`, the thread, which
-//! an epoll set tells of that, or `take`. The thread also closes what has waited for too long, within a second.
+//! A stream that has unread bytes, an end or an error is not idle. Who sees it first closes it: `park`, the thread,
+//! which an epoll set tells of that, or `take`. The thread also closes what has waited for too long, within a second.
 //!
 //! In a simulation there is no thread: `park` and `take` alone look.
 
@@ -69,8 +69,8 @@ where
     }
 
     /// Parks a stream of the running loop of which nothing is expected before something is sent. False if it was closed
-    /// instead: it is not idle, data is still being sent, or the kernel has no memory to watch it with. With io_uring it costs
-    /// a system call more if a receive is waiting. Panics outside of a loop.
+    /// instead: it is not idle, data is still being sent, or the kernel has no memory to watch it with. With io_uring
+    /// it costs a system call more if a receive is waiting. Panics outside of a loop.
     pub fn park(&self, key: K, stream: Stream, data: T) -> bool {
         if stream.has_input() {
             return false;
@@ -113,8 +113,8 @@ where
         is_kept
     }
 
-    /// The stream with this key that was parked last, by this loop if there is one, as a stream of the running loop. Panics outside
-    /// of a loop.
+    /// The stream with this key that was parked last, by this loop if there is one, as a stream of the running loop.
+    /// Panics outside of a loop.
     pub fn take<Q>(&self, key: &Q) -> Option<(Stream, T)>
     where
         K: Borrow<Q>,

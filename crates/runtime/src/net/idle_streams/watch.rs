@@ -1,9 +1,9 @@
 //! The thread "idle streams": closes what its peer has closed, or has sent something on, and what has been idle for too
 //! long.
 //!
-//! One for the process, started with the first stream that is parked, and there for life. It waits on an epoll set that any
-//! loop adds sockets to and removes them from. While anybody may have streams parked it looks once a second for those that
-//! have waited too long.
+//! One for the process, started with the first stream that is parked, and there for life. It waits on an epoll set that
+//! any loop adds sockets to and removes them from. While anybody may have streams parked it looks once a second for
+//! those that have waited too long.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,8 +21,8 @@ const EXPIRY_EVERY: Duration = Duration::from_secs(1);
 
 const EVENTS_MAX: usize = 64;
 
-/// Bits of a socket's number in its shard, in the data of an event; the shard's are above. A loop that parks a hundred thousand
-/// a second comes to their end after five years; then only the thread would not find its streams.
+/// Bits of a socket's number in its shard, in the data of an event; the shard's are above. A loop that parks a hundred
+/// thousand a second comes to their end after five years; then only the thread would not find its streams.
 const NUMBER_BITS: u32 = 44;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
