@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,9 +99,11 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let mut options = std::fs::OpenOptions::new();
     options.append(true).create(true).mode(0o644).custom_flags(libc::O_NONBLOCK);
     let file = match options.open(path) {
-        // A FIFO that nobody reads: whoever reads from it, too, may open it. Lines wait in it, and then in the writer.
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => options.read(true).open(path)?,
-        result => result?,
+        Ok(file) if !file.metadata()?.file_type().is_fifo() => file,
+        Err(error) if error.raw_os_error() != Some(libc::ENXIO) => return Err(error),
+        // Of a FIFO we are a reader, too: without one it could not be opened, and what is written while nobody else reads would
+        // be lost. Lines wait in it, and then in the writer.
+        _ => options.read(true).open(path)?,
     };
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;
     Ok(file.into())
