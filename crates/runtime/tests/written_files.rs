@@ -88,7 +88,9 @@ fn more_than_its_bound_does_not_wait_in_a_writer() {
             count += 1;
         }
         assert_eq!(count, 256);
-        assert_eq!(pool.counters().waiting, 2, "a write of each file stands in the line");
+        // The thread may not have come to the task that holds it yet.
+        let counters = pool.counters();
+        assert_eq!(counters.waiting + counters.running, 3, "a write of each file stands in the line behind that task");
         drop(held);
         poll_fn(|cx| writer.poll_ready(cx)).await.unwrap();
         let file = writer.finish().await.unwrap();
