@@ -1,4 +1,4 @@
-//! What a piece costs that a plain tunnel passes on: received and sent, or spliced.
+//! The cost of a piece that a plain tunnel passes on: received and sent, or spliced.
 //!
 //! ```text
 //! cargo run --release -p gale-runtime --example splice_cost [epoll | io_uring]

@@ -1,7 +1,7 @@
 //! `worker_cpu_affinity`: the processors that event loops run on.
 //! (<https://nginx.org/en/docs/ngx_core_module.html#worker_cpu_affinity>)
 
-/// What the directive says. Processors are numbers, in ascending order.
+/// The directive's meaning. Processors are numbers, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpuAffinity {
     /// `auto [MASK]`: each loop on one processor, in turn; of all that the process may use unless there is a mask.

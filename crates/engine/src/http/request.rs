@@ -164,7 +164,7 @@ pub struct Request {
 pub(super) struct Shared {
     stored: RefCell<Vec<Stored>>,
     notes: RefCell<Notes>,
-    /// What subrequests hold until the client's request is over.
+    /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
     /// Who the client is, where that is not the other end of the connection.

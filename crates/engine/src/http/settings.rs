@@ -138,7 +138,7 @@ pub enum Aio {
 pub struct KeepaliveTimeout {
     /// How long an idle connection is kept; zero turns keep-alive off.
     pub idle: Duration,
-    /// What the `Keep-Alive` field says, nothing if it is zero. One that is not written comes from the scope around,
+    /// The value of the `Keep-Alive` field, nothing if it is zero. One that is not written comes from the scope around,
     /// also where the first parameter is written.
     pub advertised: Option<Duration>,
 }

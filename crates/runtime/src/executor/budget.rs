@@ -243,10 +243,12 @@ impl Environment {
     #[inline]
     pub fn end_poll(&self) {
         let budget = &self.budget;
-        let charged = budget.poll_nanos.take();
         match budget.quantum.take() {
-            None => budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(charged)),
-            Some(begin) => self.end_quantum(begin, charged),
+            None => budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(budget.poll_nanos.take())),
+            Some(begin) => {
+                self.end_quantum(begin);
+                budget.poll_nanos.set(0);
+            }
         }
     }
 
@@ -254,11 +256,10 @@ impl Environment {
         self.budget.quantum.set(Some((self.clock.read(), self.budget.poll_nanos.get())));
     }
 
-    fn end_quantum(&self, begin: (u64, u64), charged: u64) {
+    fn end_quantum(&self, begin: (u64, u64)) {
         let budget = &self.budget;
         budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(begin.1));
-        let taken = if self.clock.is_virtual() { charged - begin.1 } else { self.clock.read().saturating_sub(begin.0) };
-        budget.bulk_nanos.set(budget.bulk_nanos.get().saturating_add(taken));
+        budget.bulk_nanos.set(budget.bulk_nanos.get().saturating_add(self.taken_since(begin)));
         budget.last_bulk.set(self.clock.turn());
         if self.simulation.is_some() {
             self.assert_budget();

@@ -388,7 +388,7 @@ fn choose_server(request: &mut Request, http: &HttpConfiguration) -> Result<(), 
 /// Which server is meant could not be found out.
 struct UnknownServer;
 
-/// What has come of a head that will not be whole. It belongs to the server that it names, if it has come so far.
+/// The part of a head that has come and will not be whole. It belongs to the server that it names, if it has come so far.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
     let mut request = pending.take()?;
     request.set_head(std::mem::take(input));
