@@ -12,9 +12,7 @@ use std::thread::{self, JoinHandle};
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::process::{Pid, Signal, kill_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use support::{
-    Client, Driver, HAS_TEST_HOOKS, Server, Setup, descriptors_of, http_configuration, wait_ended, with_each_driver,
-};
+use support::{Client, Driver, Server, Setup, descriptors_of, http_configuration, wait_ended, with_each_driver};
 
 with_each_driver!(
     connections_of_a_stalled_worker_are_answered_by_another,
@@ -71,9 +69,6 @@ const TURNS: &str = "worker_connections 128;\n    accept_mutex on;\n    accept_m
 const NO_TURNS: &str = "worker_connections 128;";
 
 fn connections_of_a_stalled_worker_are_answered_by_another(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     for listen in ["listen %TCP% reuseport;", "listen %TCP%;"] {
         let server = Setup::http(driver, &format!("server {{ {listen} {STALL} }}")).start();
         let fifo = make_fifo(&server);
@@ -90,9 +85,6 @@ fn connections_of_a_stalled_worker_are_answered_by_another(driver: Driver) {
 }
 
 fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let server = Setup::server(driver, STALL).start();
     let fifo = make_fifo(&server);
     let stalled = Stalled::begin(server.connect(), &fifo);
@@ -147,9 +139,6 @@ fn worker_thread(process: Pid) -> Pid {
 }
 
 fn with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let server = Setup::http(driver, &format!("server {{ listen %TCP%; {STALL} }}")).replace(NO_TURNS, TURNS).start();
     let fifo = make_fifo(&server);
     for _ in 0..4 {
@@ -163,9 +152,6 @@ fn with_accept_mutex_a_worker_that_stalls_does_not_keep_its_turn(driver: Driver)
 }
 
 fn with_accept_mutex_a_full_worker_hands_over(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let text = "server { listen %TCP%; location / { test_worker; } }";
     let few = TURNS.replace("128", "8");
     let server = Setup::http(driver, text).replace(NO_TURNS, &few).start();
@@ -317,9 +303,6 @@ fn nobody_waits_while_a_new_binary_takes_over(driver: Driver) {
 }
 
 fn memory_is_shared_out_again_when_the_number_of_workers_changes(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let with_workers = |workers: usize| {
         let text = http_configuration(driver, "server { listen %UNIX%; location / { test_leases; } }");
         text.replace("worker_processes 2;", &format!("worker_processes {workers};"))

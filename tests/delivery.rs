@@ -16,8 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
-    Client, DEADLINE, Directory, Driver, HAS_TEST_HOOKS, Server, Setup, has_own_mounts, is_root, wait_ended,
-    with_each_driver,
+    Client, DEADLINE, Directory, Driver, Server, Setup, has_own_mounts, is_root, wait_ended, with_each_driver,
 };
 
 with_each_driver!(
@@ -68,7 +67,7 @@ fn ways(root: &str) -> String {
 }
 
 fn setup(driver: Driver, text: &str) -> Setup {
-    let hooks = if HAS_TEST_HOOKS { "location = /files { test_files; } location = /pools { test_pools; }" } else { "" };
+    let hooks = "location = /files { test_files; } location = /pools { test_pools; }";
     let setup = Setup::server(driver, &format!("{text} {hooks} location = /quick {{ return 200 quick; }}"));
     setup.replace("daemon off;", "daemon off; thread_pool one threads=1; thread_pool none threads=1 max_queue=0;")
 }
@@ -172,9 +171,6 @@ fn every_way_delivers_the_same(driver: Driver) {
 }
 
 fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let size = 1 << 20;
     let server = setup(driver, &ways("%DIR%/files")).file("files/big", pattern(size)).start();
     let path = server.directory.path().join("files/big");
@@ -241,9 +237,6 @@ fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
 }
 
 fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let text = "location /none/ { alias %DIR%/files/; aio threads=none; location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; }
             location /none/page/ { alias %DIR%/files/; error_page 503 @busy; }
             location /none/circle/ { alias %DIR%/files/; recursive_error_pages on; error_page 503 /none/circle/cold; } }

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, with_each_driver};
+use support::{Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(quiet_clients_have_their_turn_beside_a_flood);
 
@@ -110,9 +110,6 @@ fn allow_descriptors() -> bool {
 }
 
 fn quiet_clients_have_their_turn_beside_a_flood(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     assert!(allow_descriptors(), "the limit of descriptors is too low for this test");
     let text = "location /stall { test_stall %DIR%/fifo; test_echo; } location / { return 200 hello; }";
     let text = format!("server {{ listen %UNIX%; listen %TCP%; keepalive_requests 1000000000; {text} }}");

@@ -149,9 +149,6 @@ fn assert_memory_bounded(server: &Server, during: impl FnOnce()) {
 }
 
 fn a_consumer_that_stalls_stops_its_sender(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let text = "location /hello { return 200 hello; } location /held { test_count_body held; } location /release { test_release; }";
     let server = one_worker(driver, text).start();
     let mut other = server.connect();
@@ -171,9 +168,6 @@ fn a_consumer_that_stalls_stops_its_sender(driver: Driver) {
 }
 
 fn a_reader_that_stalls_stops_what_is_echoed_to_it(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let server = one_worker(driver, "location /hello { return 200 hello; } location /echo { test_echo; }").start();
     let mut other = server.connect();
     for mut client in [server.connect(), server.connect_tcp(1)] {
@@ -213,9 +207,6 @@ fn a_reader_that_stalls_stops_what_is_echoed_to_it(driver: Driver) {
 }
 
 fn an_upload_that_nobody_keeps_takes_no_memory(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let server =
         one_worker(driver, "location /count { test_count_body; } location /unread { return 200 unread; }").start();
     let mut client = server.connect();

@@ -222,9 +222,6 @@ fn a_status_of_444_closes_without_a_word(driver: Driver) {
 }
 
 fn a_panic_ends_its_connection_alone(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let text =
         "location /panic { test_panic; } location /later { test_panic waiting; } location / { return 200 hello; }";
     let mut server = one_worker(driver, 16, text).start();
@@ -362,9 +359,6 @@ fn may_open(count: usize) -> bool {
 }
 
 fn busy_connections_make_new_ones_wait(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let server = one_worker(driver, 10, "location / { return 200 hello; } location /echo { test_echo; }").start();
     let mut busy: Vec<Client> = (0..10).map(|_| server.connect()).collect();
     for client in &mut busy {

@@ -229,9 +229,6 @@ fn a_client_that_leaves_gives_its_place_back(driver: Driver) {
 }
 
 fn a_panic_gives_its_place_back(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let mut server = setup(
         driver,
         ONE_KEY,
@@ -318,9 +315,6 @@ fn a_zone_that_was_removed_comes_back_as_a_new_one(driver: Driver) {
 }
 
 fn a_body_that_comes_too_slowly_gets_408(driver: Driver) {
-    if !support::HAS_TEST_HOOKS {
-        return;
-    }
     let server = setup(
         driver,
         "",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use support::{Driver, HAS_TEST_HOOKS, Setup, with_each_driver};
+use support::{Driver, Setup, with_each_driver};
 
 with_each_driver!(
     names_are_resolved_where_name_servers_are_configured,
@@ -99,9 +99,6 @@ fn read_name(mut bytes: &[u8]) -> (String, &[u8]) {
 const WWW: &str = "192.0.2.1 2001:db8::1";
 
 fn names_are_resolved_where_name_servers_are_configured(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let names = NameServer::start();
     let text = format!(
         "resolver {0};
@@ -133,9 +130,6 @@ fn names_are_resolved_where_name_servers_are_configured(driver: Driver) {
 }
 
 fn an_inner_resolver_takes_the_place_of_an_outer_one(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (outer, inner) = (NameServer::start(), NameServer::start());
     let text = format!(
         "server {{ listen %UNIX%; resolver {}; location / {{ resolver {}; test_resolve www.test; }} }}
@@ -150,9 +144,6 @@ fn an_inner_resolver_takes_the_place_of_an_outer_one(driver: Driver) {
 }
 
 fn a_name_that_nobody_answers_for_holds_up_nobody_else(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let names = NameServer::start();
     let text = format!(
         "resolver {};
@@ -171,9 +162,6 @@ fn a_name_that_nobody_answers_for_holds_up_nobody_else(driver: Driver) {
 }
 
 fn what_is_known_outlives_a_reload(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let names = NameServer::start();
     let text = |parameters: &str| {
         let configuration = support::http_configuration(
@@ -197,9 +185,6 @@ fn what_is_known_outlives_a_reload(driver: Driver) {
 }
 
 fn answers_that_are_none_are_logged(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let names = NameServer::start();
     let text = format!("resolver {} ipv6=off; location / {{ test_resolve forged.test; }}", names.address);
     let server = Setup::server(driver, &text).start();

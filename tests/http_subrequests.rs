@@ -5,9 +5,7 @@
 
 mod support;
 
-use support::{
-    Client, Driver, Gate, HAS_TEST_HOOKS, Response, Server, Setup, Task, http_configuration, with_each_driver,
-};
+use support::{Client, Driver, Gate, Response, Server, Setup, Task, http_configuration, with_each_driver};
 
 with_each_driver!(
     includes_run_at_the_same_time_and_come_in_order,
@@ -51,7 +49,6 @@ fn assert_answer(response: &Response, status: u16, text: &str) {
 /// A server with one worker, whose files are below `www` and whose slow location is `/slow?NAME`.
 fn setup(driver: Driver, text: &str) -> Setup {
     let locations = "root %DIR%/www; location = /slow { test_pool gate %DIR%/gate; log_subrequest on; }";
-    let locations = if HAS_TEST_HOOKS { locations } else { "root %DIR%/www;" };
     let server = format!("server {{ listen %UNIX%; {locations}\n{text}\n}}");
     let text = http_configuration(driver, &server).replace("worker_processes 2;", "worker_processes 1;");
     Setup::configuration(&format!("thread_pool gate threads=8;\n{text}"))
@@ -78,9 +75,6 @@ fn tasks(gate: &Gate, count: usize) -> Vec<(String, Task)> {
 }
 
 fn includes_run_at_the_same_time_and_come_in_order(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let page = "1<!--#include virtual=\"/slow?a\" -->2<!--#include virtual=\"/fast.html\" -->3\
                 <!--#include virtual=\"/inner.html\" -->4<!--#include virtual=\"/slow?d\" -->5";
     let inner = "(<!--#include virtual=\"/slow?b\" --><!--#include virtual=\"/slow?c\" -->)";
@@ -108,9 +102,6 @@ fn includes_run_at_the_same_time_and_come_in_order(driver: Driver) {
 }
 
 fn a_document_waits_for_what_it_is_told_to_wait_for(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let waiting = "<!--#include virtual=\"/slow?a\" wait=\"yes\" -->,<!--#include virtual=\"/slow?b\" -->";
     let setting =
         "<!--#include virtual=\"/slow?a\" set=\"x\" -->[<!--#echo var=\"x\" -->]<!--#include virtual=\"/slow?b\" -->";
@@ -134,9 +125,6 @@ fn a_document_waits_for_what_it_is_told_to_wait_for(driver: Driver) {
 }
 
 fn a_client_that_leaves_takes_the_subrequests_along(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let page = "1<!--#include virtual=\"/slow?a\" -->2<!--#include virtual=\"/inner.html\" -->3";
     let server = setup(driver, "location ~ html$ { ssi on; } location = /pools { test_pools; }")
         .file("www/page.html", page)
@@ -521,9 +509,6 @@ fn another_location_decides(driver: Driver) {
         "location /in/ { auth_request /auth/forbidden; alias %DIR%/www/; location /in/off/ { auth_request off; alias %DIR%/www/; } }
          location = /stored { auth_request /auth/open; test_store_body; }",
     );
-    if !HAS_TEST_HOOKS {
-        locations = locations.replace("test_store_body;", "");
-    }
     let server = setup(driver, &locations).file("www/page.html", "page").start();
     let mut client = server.connect();
     for (path, status) in [
@@ -549,11 +534,9 @@ fn another_location_decides(driver: Driver) {
     assert_eq!(closed.read_to_end(), b"");
     assert_eq!(client.get("/in/page.html").status, 403);
     assert_answer(&client.get("/in/off/page.html"), 200, "page");
-    if HAS_TEST_HOOKS {
-        // The body is not for the one that decides.
-        let response = client.ask("POST /stored HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
-        assert!(response.text().starts_with("5 memory"), "{response:?}");
-    }
+    // The body is not for the one that decides.
+    let response = client.ask("POST /stored HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
+    assert!(response.text().starts_with("5 memory"), "{response:?}");
     server.stop();
 }
 
@@ -593,9 +576,6 @@ fn answers_of_the_deciding_location_become_variables(driver: Driver) {
 }
 
 fn a_slow_decision_holds_up_nobody_else(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let server = setup(driver, "location = /page.html { auth_request /slow; }").file("www/page.html", "page").start();
     let gate = Gate::new(&server);
     let (mut first, second) = (ask(&server, "/page.html"), ask(&server, "/page.html"));
@@ -609,9 +589,6 @@ fn a_slow_decision_holds_up_nobody_else(driver: Driver) {
 }
 
 fn copies_are_made_in_the_background(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let locations = "location = /page.html { mirror /copy/one; mirror /slow; }
          location /off/ { mirror off; alias %DIR%/www/; }
          location = /copied.html { ssi on; mirror /copy/two; }
@@ -642,9 +619,6 @@ fn copies_are_made_in_the_background(driver: Driver) {
 
 /// Whoever takes the place: the client's request, or a part of it.
 fn place_of_a_request_is_free_while_its_copy_runs(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let locations = "location = /page.html { limit_conn one 1; mirror /slow; }
          location = /outer.html { ssi on; mirror /slow; }
          location = /counted.html { limit_conn one 1; }";
@@ -667,9 +641,6 @@ fn place_of_a_request_is_free_while_its_copy_runs(driver: Driver) {
 }
 
 fn place_taken_by_a_copy_is_held_until_the_copy_is_over(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let locations = "location = /page.html { mirror /copy; }
          location = /copy {
              limit_conn one 1; test_pool gate %DIR%/gate; log_subrequest on; access_log %DIR%/copies.log;
@@ -692,9 +663,6 @@ fn place_taken_by_a_copy_is_held_until_the_copy_is_over(driver: Driver) {
 }
 
 fn the_body_of_a_copied_request_is_read_once(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let locations = "client_body_buffer_size 1k;
          location = /store { mirror /copy; test_store_body; }
          location = /stream { mirror /copy; mirror_request_body off; test_store_body; }
@@ -718,9 +686,6 @@ fn the_body_of_a_copied_request_is_read_once(driver: Driver) {
 }
 
 fn a_stop_waits_for_what_runs_in_the_background(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let server = setup(driver, "location = /page.html { mirror /slow; }").file("www/page.html", "page").start();
     let gate = Gate::new(&server);
     assert_answer(&server.get("/page.html"), 200, "page");
@@ -808,9 +773,6 @@ fn what_a_subrequest_finds_out_about_the_client_all_know(driver: Driver) {
 }
 
 fn a_place_taken_in_a_subrequest_is_held_until_the_request_is_over(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let page = "<!--#include virtual=\"/counted.html\" wait=\"yes\" -->,<!--#include virtual=\"/slow?a\" -->";
     let server = setup(driver, "location / { ssi on; } location = /counted.html { limit_conn one 1; }")
         .replace("http {", "http { limit_conn_zone all zone=one:1m;")

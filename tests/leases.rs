@@ -4,7 +4,7 @@
 mod support;
 
 use rustix::process::Signal;
-use support::{Client, Driver, HAS_TEST_HOOKS, Server, Setup, with_each_driver};
+use support::{Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     at_the_limit_new_requests_get_503_and_the_others_are_served,
@@ -59,9 +59,6 @@ fn end_request(client: &mut Client) -> Option<u16> {
 }
 
 fn at_the_limit_new_requests_get_503_and_the_others_are_served(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let mut server = start(driver);
     let (mut idle, mut holders) = (connect_many(&server, 20), Vec::new());
     let mut kept = server.connect();
@@ -116,9 +113,6 @@ fn reach_limit(asker: &mut Client, idle: &mut Vec<Client>, holders: &mut Vec<Cli
 }
 
 fn above_the_limit_connections_are_closed_and_the_rest_is_answered(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let mut server = start(driver);
     let mut clients = connect_many(&server, 100);
     assert_eq!(clients[0].get("/limit").text(), LIMIT.to_string());
@@ -133,9 +127,6 @@ fn above_the_limit_connections_are_closed_and_the_rest_is_answered(driver: Drive
 }
 
 fn upload_that_gets_no_memory_is_refused_and_logged(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let mut server = start(driver);
     let mut other = server.connect();
     assert_eq!(other.get("/limit").text(), LIMIT.to_string());

@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use support::{
-    Client, DEADLINE, Driver, HAS_TEST_HOOKS, Response, Server, Setup, descriptors_of, is_root, with_each_driver,
-};
+use support::{Client, DEADLINE, Driver, Response, Server, Setup, descriptors_of, is_root, with_each_driver};
 
 with_each_driver!(
     a_small_file_in_memory_is_always_that_on_disk,
@@ -424,9 +422,6 @@ const FITTING: usize = (32 << 20) / BODY;
 const BODIES: usize = FITTING + 40;
 
 fn bodies_in_memory_have_a_bound_together_and_those_that_go_make_room(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let text = format!("{ROOT} open_file_cache max=5000; location = /files {{ test_files; }}");
     let server = site(Setup::server(driver, &text));
     let mut client = server.connect();

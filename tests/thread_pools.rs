@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
-    Client, Directory, Driver, Gate, HAS_TEST_HOOKS, Server, Setup, Task, has_own_mounts, http_configuration,
-    with_each_driver,
+    Client, Directory, Driver, Gate, Server, Setup, Task, has_own_mounts, http_configuration, with_each_driver,
 };
 
 with_each_driver!(
@@ -81,9 +80,6 @@ fn assert_state(server: &Server, pool: &str, expected: &[&str]) {
 }
 
 fn without_a_queue_as_many_run_as_there_are_threads_for_each_worker(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let text = configuration(driver, "thread_pool one threads=2 max_queue=0;");
     let text = text.replace("worker_processes 1;", "worker_processes 2;");
     let server = Setup::configuration(&text).start();
@@ -102,9 +98,6 @@ fn without_a_queue_as_many_run_as_there_are_threads_for_each_worker(driver: Driv
 }
 
 fn a_queue_holds_so_many_and_overflows_in_nginxs_words(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (server, gate) = start(driver, "thread_pool one threads=1 max_queue=2;");
     let mut clients = vec![ask(&server, "/one?1")];
     let mut first = gate.task();
@@ -126,9 +119,6 @@ fn a_queue_holds_so_many_and_overflows_in_nginxs_words(driver: Driver) {
 }
 
 fn pools_are_independent_and_may_be_named_by_variables(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (server, gate) = start(driver, "thread_pool one threads=1 max_queue=0; thread_pool two threads=1 max_queue=0;");
     let pools = ["one", "two", "default"];
     let mut clients = pools.map(|pool| ask(&server, &format!("/any?pool={pool}")));
@@ -144,9 +134,6 @@ fn pools_are_independent_and_may_be_named_by_variables(driver: Driver) {
 
 #[test]
 fn a_pool_that_is_named_and_not_there_is_an_error_of_the_configuration() {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let text = configuration(Driver::Epoll, "thread_pool other threads=1;");
     let mut server = Setup::configuration(&text).launch();
     assert!(!server.wait_exited().success());
@@ -158,9 +145,6 @@ fn a_pool_that_is_named_and_not_there_is_an_error_of_the_configuration() {
 }
 
 fn a_client_that_leaves_takes_its_task_along(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (server, gate) = start(driver, "thread_pool one threads=1 max_queue=1;");
     let mut running = ask(&server, "/one?running");
     let first = gate.task();
@@ -181,9 +165,6 @@ fn a_client_that_leaves_takes_its_task_along(driver: Driver) {
 }
 
 fn a_client_that_has_only_ended_its_own_direction_is_answered(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (server, gate) = start(driver, "thread_pool one threads=1 max_queue=1;");
     let mut running = ask(&server, "/one?running");
     let first = gate.task();
@@ -200,9 +181,6 @@ fn a_client_that_has_only_ended_its_own_direction_is_answered(driver: Driver) {
 }
 
 fn a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_full(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     // Owners of links are compared in the pool.
     let tried = "location = /page { root %DIR%; disable_symlinks if_not_owner; try_files $uri =404; }";
     let text = configuration(driver, "thread_pool one threads=1; thread_pool default threads=1 max_queue=1;")
@@ -225,9 +203,6 @@ fn a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_f
 }
 
 fn a_panic_in_a_pool_costs_one_request(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (mut server, gate) = start(driver, "thread_pool one threads=1;");
     let mut panics = ask(&server, "/one?panic");
     assert_eq!(gate.task().says(), "panic");
@@ -241,9 +216,6 @@ fn a_panic_in_a_pool_costs_one_request(driver: Driver) {
 }
 
 fn a_device_that_hangs_leaves_half_of_its_pool(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (server, gate) = start(driver, "thread_pool one threads=2 max_queue=2;");
     let mut hanging: Vec<Client> = (0..2).map(|_| ask(&server, "/device?device=1")).collect();
     let tasks: Vec<Task> = (0..2).map(|_| gate.task()).collect();
@@ -369,9 +341,6 @@ fn nor_does_it_hold_up_the_end_of_the_server() {
 }
 
 fn a_reload_changes_adds_and_removes_pools(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (mut server, gate) = start(driver, "thread_pool one threads=1; thread_pool old threads=1;");
     let mut clients = vec![ask(&server, "/one?1"), ask(&server, "/any?pool=old")];
     let mut tasks = vec![gate.task(), gate.task()];
@@ -404,9 +373,6 @@ fn a_reload_changes_adds_and_removes_pools(driver: Driver) {
 }
 
 fn reloads_under_load_lose_no_task(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     let (mut server, gate) = start(driver, "thread_pool one threads=1; thread_pool extra threads=1;");
     let socket = server.directory.path().join("gale.sock");
     let (is_over, all_answered, done) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
@@ -462,9 +428,6 @@ fn reloads_under_load_lose_no_task(driver: Driver) {
 }
 
 fn a_task_that_hangs_does_not_hold_up_the_end(driver: Driver) {
-    if !HAS_TEST_HOOKS {
-        return;
-    }
     for signal in [Signal::TERM, Signal::QUIT] {
         let (mut server, gate) = start(driver, "thread_pool one threads=1;");
         let client = ask(&server, "/one?hangs");

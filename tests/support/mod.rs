@@ -41,9 +41,6 @@ pub use processes::{
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Whether the binary has the directives `test_…`: always, since `cargo test` builds it with them.
-pub const HAS_TEST_HOOKS: bool = true;
-
 /// The interface of the kernel that `use` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
