@@ -13,8 +13,8 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gale_engine::process::Worker;
 use gale_engine::serve::Serving;
+use gale_process::Worker;
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
 use gale_runtime::{Bytes, LoopOptions, Stream, leased_bytes, now, panic_count, sleep, task_count};
 use simulated::answer::{Answer, Baseline, Received};

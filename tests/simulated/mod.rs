@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use gale_config::{Files, MemoryFiles};
 use gale_engine::configuration::Configuration;
-use gale_engine::process::{
+use gale_engine::serve::{Server, Serving};
+use gale_modules::order::ORDER;
+use gale_process::{
     Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LogFile, LogHandle, Program,
     ResourceError, Resources, Seat,
 };
-use gale_engine::serve::{Server, Serving};
-use gale_modules::order::ORDER;
 use gale_runtime::simulation::Simulation;
 use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
 

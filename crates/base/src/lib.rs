@@ -6,6 +6,7 @@
 pub mod cidr;
 pub mod histogram;
 pub mod http_date;
+pub mod log_level;
 pub mod os_error;
 pub mod radix;
 pub mod units;

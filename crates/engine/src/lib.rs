@@ -1,9 +1,8 @@
-//! What all of Gale's modules share: the processes, the building of the
+//! What all of Gale's modules share: the building of the
 //! configuration, HTTP, and the logs.
 //!
 //! ```text
 //! configuration  text -> settings, scopes, addresses
-//! process        master, worker process, bundle, reload
 //! http           request, phases, location, variables, response
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
@@ -16,7 +15,6 @@ pub mod http;
 pub mod log;
 pub mod module;
 pub mod nginx_names;
-pub mod process;
 pub mod resolver;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]

@@ -20,9 +20,10 @@ use crate::http::accepting::{LeftSocket, QUEUED_WAIT_MAX, accept_options, leave_
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
-use crate::process::{
-    self, BuildRequest, Built, ErrorLogTarget, Level, ListenAddress, LogFile, LoopMain, ProcessSettings, Program,
-    Quiet, Report, Resources, Seat,
+use gale_base::log_level::Level;
+use gale_process::{
+    BuildRequest, Built, ErrorLogTarget, ListenAddress, LogFile, LoopMain, ProcessSettings, Program, Quiet, Report,
+    Resources, Seat,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
@@ -82,7 +83,7 @@ impl Program for Server {
         &configuration.process
     }
 
-    fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn process::ErrorLog> {
+    fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn gale_process::ErrorLog> {
         let target = |target: &ErrorLogTarget| match target {
             ErrorLogTarget::Stderr(level) => Some((*level, Target::Stderr)),
             ErrorLogTarget::File(level, file) => {
@@ -100,7 +101,7 @@ impl Program for Server {
         Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
     }
 
-    fn failure_log(&self, request: &BuildRequest) -> Option<Arc<dyn process::ErrorLog>> {
+    fn failure_log(&self, request: &BuildRequest) -> Option<Arc<dyn gale_process::ErrorLog>> {
         let file = LogFile::open(&configuration::failure_log_path(self.order, request)?).ok()?;
         Some(self.error_log(&[ErrorLogTarget::File(Level::Error, Arc::new(file))]))
     }
@@ -223,7 +224,7 @@ impl Accepting {
     /// Nobody will listen on it any more.
     fn leave_for_good(self) -> LeftSocket {
         if self.left.is_deferred {
-            process::stop_deferring(&self.socket);
+            gale_process::stop_deferring(&self.socket);
         }
         self.left
     }
@@ -340,7 +341,7 @@ fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
     sockets
 }
 
-impl process::Worker for Serving {
+impl gale_process::Worker for Serving {
     type Configuration = Configuration;
 
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use bstr::{BStr, ByteSlice};
+use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{
     Body, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values,
@@ -14,7 +15,7 @@ use gale_config::{
 use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, ThreadPoolSettings};
 use gale_engine::log::Target;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::{EnvironmentEntry, Level};
+use gale_process::EnvironmentEntry;
 use gale_runtime::affinity::PROCESSORS_MAX;
 
 /// See the file's head.

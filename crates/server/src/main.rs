@@ -14,17 +14,17 @@ use std::process::ExitCode;
 
 use gale_config::DiskFiles;
 use gale_engine::configuration;
-use gale_engine::process::{self, BuildRequest};
 use gale_engine::serve::Server;
 use gale_modules::order::ORDER;
+use gale_process::BuildRequest;
 
 use self::arguments::{Action, Arguments};
 
 fn main() -> ExitCode {
     allocator::give_back_at_once();
     // A process that a master started has no command line of its own.
-    if let Some(role) = process::inherited_role() {
-        return process::run_role(role, Server::new(&ORDER));
+    if let Some(role) = gale_process::inherited_role() {
+        return gale_process::run_role(role, Server::new(&ORDER));
     }
     let arguments = match Arguments::parse(std::env::args_os()) {
         Ok(arguments) => arguments,
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         Action::Serve(serve) => quick::serve(serve),
         Action::Test { prints_texts } => test(&arguments, *prints_texts),
         Action::Signal(command) => signal(&arguments, *command),
-        Action::Start => process::start(Server::new(&ORDER), request(&arguments)),
+        Action::Start => gale_process::start(Server::new(&ORDER), request(&arguments)),
     }
 }
 
@@ -66,7 +66,7 @@ fn request(arguments: &Arguments) -> BuildRequest {
         prefix: arguments.prefix(),
         global_directives: arguments.global_directives.clone().unwrap_or_default(),
         error_log_path: arguments.error_log.clone(),
-        privileged: process::is_super_user(),
+        privileged: gale_process::is_super_user(),
         test: matches!(arguments.action, Action::Test { .. }),
         configuration_text: None,
     }
@@ -78,7 +78,7 @@ fn test(arguments: &Arguments, prints_texts: bool) -> ExitCode {
     let path = request.configuration_path.display().to_string();
     let program = request.program.clone();
     let server = Server::new(&ORDER);
-    match process::test(&server, request) {
+    match gale_process::test(&server, request) {
         Ok(built) => {
             if !arguments.is_quiet {
                 eprint!("{}", built.warnings.render(&program));
@@ -111,7 +111,7 @@ fn print_texts(server: &Server) {
 }
 
 /// `-s`: the pid file is where the configuration says.
-fn signal(arguments: &Arguments, command: process::Command) -> ExitCode {
+fn signal(arguments: &Arguments, command: gale_process::Command) -> ExitCode {
     let request = request(arguments);
     let settings = match configuration::main_settings(&ORDER, &request, &mut DiskFiles) {
         Ok(settings) => settings,
@@ -120,7 +120,7 @@ fn signal(arguments: &Arguments, command: process::Command) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match process::send_signal(&settings.pid_path, command) {
+    match gale_process::send_signal(&settings.pid_path, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}: {error}", request.program);

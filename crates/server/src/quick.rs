@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gale_config::quote;
-use gale_engine::process::{self, BuildRequest};
 use gale_engine::serve::Server;
 use gale_modules::order::ORDER;
+use gale_process::BuildRequest;
 
 use crate::arguments::Serve;
 
@@ -33,14 +33,14 @@ pub fn serve(serve: &Serve) -> ExitCode {
         configuration_path: PathBuf::from("/etc/gale/gale.conf"),
         prefix: serve.directory.clone(),
         error_log_path: Some(PathBuf::from("stderr")),
-        privileged: process::is_super_user(),
+        privileged: gale_process::is_super_user(),
         configuration_text: Some(text),
         ..BuildRequest::default()
     };
     let directory = serve.directory.display().to_string();
     let announce =
         move |address: String| eprintln!("gale: serving {directory} at http://{address}/ (stop with Ctrl-C)");
-    process::start(Server::new(&ORDER).announcing(announce), request)
+    gale_process::start(Server::new(&ORDER).announcing(announce), request)
 }
 
 fn configuration(serve: &Serve) -> String {
@@ -50,7 +50,7 @@ fn configuration(serve: &Serve) -> String {
     let pid = std::env::temp_dir().join(format!("gale-serve-{}.pid", std::process::id()));
     let pid = quoted(pid.as_os_str().as_bytes());
     // Whoever starts it is who may read the directory: without this line, root's would be served as nobody.
-    let user = if process::is_super_user() { "user root;\n" } else { "" };
+    let user = if gale_process::is_super_user() { "user root;\n" } else { "" };
     let listen = &serve.listen;
     format!(
         "{user}daemon off;

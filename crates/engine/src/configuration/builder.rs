@@ -23,7 +23,7 @@ use crate::http::configuration::ScopeId;
 use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
-use crate::process::{self, Account, BuildRequest, ProcessSettings, ResourceError, Resources};
+use gale_process::{Account, BuildRequest, ProcessSettings, ResourceError, Resources};
 
 /// Where the settings that are being written belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,7 +406,7 @@ impl Builder {
         match user.get_opt() {
             Some((name, group)) => match resources.account(name, group.as_deref()) {
                 Ok(Some(account)) => process.account = Some(account),
-                Ok(None) => self.note([Diagnostic::warn(process::USER_IGNORED).at_opt(user.span())]),
+                Ok(None) => self.note([Diagnostic::warn(gale_process::USER_IGNORED).at_opt(user.span())]),
                 Err(error) => self.note([user.error(error.to_string())]),
             },
             None => match default_account(resources) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use gale_config::{Diagnostic, Word};
 
-use crate::process::Resources;
+use gale_process::Resources;
 
 /// The addresses of a host name: none before the configuration is complete.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,8 @@ use gale_config::Setting;
 
 use super::cpu_affinity::CpuAffinity;
 use crate::log::Target;
-use crate::process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, Level, ProcessSettings};
+use gale_base::log_level::Level;
+use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings};
 
 /// Every field is the directive of the same name unless it says otherwise.
 #[derive(Default)]

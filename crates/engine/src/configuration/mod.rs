@@ -30,8 +30,8 @@ pub use zones::{ZoneRef, ZoneSize};
 use crate::http::configuration::HttpConfiguration;
 use crate::log::ErrorLog;
 use crate::module::Order;
-use crate::process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 use crate::zone::NamedZones;
+use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 
 /// A whole configuration, complete and immutable.
 pub struct Configuration {

@@ -20,7 +20,8 @@ use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, 
 
 use super::reuse::{Places, Search};
 use super::worker::{Configured, Entry, HttpWorker};
-use crate::process::{Level, ListenAddress};
+use gale_base::log_level::Level;
+use gale_process::ListenAddress;
 
 /// How long accepting pauses when the process is out of descriptors, as in nginx.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);

@@ -14,7 +14,7 @@ use gale_base::units;
 use gale_config::{Diagnostic, Span, Statement, Word};
 
 use super::configuration::{ServerId, VirtualServers};
-use crate::process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle};
+use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle};
 
 /// The port when `listen` names none.
 pub const PORT_DEFAULT: u16 = 80;

@@ -29,7 +29,7 @@ use super::variables::{VariableId, VariableTable};
 use crate::configuration::{Builder, Level};
 use crate::log::ErrorLog;
 use crate::module::{Conf, ConfType, Directive, Module, SharedConf};
-use crate::process::{Account, ListenAddress, ListenSpec, Resources};
+use gale_process::{Account, ListenAddress, ListenSpec, Resources};
 
 /// The http block while it is being read.
 #[derive(Default)]

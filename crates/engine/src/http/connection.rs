@@ -6,7 +6,7 @@ use std::rc::Rc;
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::{Moment, SocketAddress};
 
-use crate::process::ListenAddress;
+use gale_process::ListenAddress;
 
 /// A connection of a client.
 pub struct ConnectionInfo {

@@ -13,7 +13,7 @@ use super::request::Request;
 use super::response::ShortText;
 use super::settings::{Alias, Root};
 use super::template::{leads_upwards, refuse_path};
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// Appends the path of the file that the request's URI stands for: `root` and
 /// the URI behind it, or what `alias` makes of it.

@@ -27,7 +27,7 @@ use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
 use super::request_body;
 use super::settings::{CoreSettings, Satisfy, ServerTokens};
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// Where a request stands when it cannot go on by itself.
 #[derive(Debug)]

@@ -27,8 +27,8 @@ use super::subrequest::{Fallback, NESTED_MAX, Target};
 use super::template::any_is_true;
 use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
-use crate::process::Level;
 use crate::resolver::Resolver;
+use gale_base::log_level::Level;
 
 /// How often a request may start again: nginx's bound on internal redirects.
 pub const REDIRECTS_MAX: u8 = 10;

@@ -27,7 +27,7 @@ use super::body::{Body, BodyItem, FilePiece};
 use super::exchange::BodyError;
 use super::request::Request;
 use super::settings::{BodyInFile, TempPath};
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// Pieces that come from the client are gathered in leases of this size: many
 /// tiny pieces cost no more than their bytes.

@@ -16,8 +16,8 @@ use super::open_files::OpenFileCache;
 use super::template::{SizeTemplate, Template};
 use super::thread_pool::PoolName;
 use crate::log::Target;
-use crate::process::Level;
 use crate::resolver::ResolverSettings;
+use gale_base::log_level::Level;
 
 /// One scope's settings; every field is the directive of the same name unless
 /// it says otherwise. Times are durations, sizes are bytes.

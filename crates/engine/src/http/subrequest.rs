@@ -35,7 +35,7 @@ use super::pipeline::{self, Step};
 use super::request::Request;
 use super::response::{ResponseHead, ShortText};
 use super::transform::InMemory;
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// How deep subrequests may be nested: nginx's bound.
 pub(super) const NESTED_MAX: u8 = 50;

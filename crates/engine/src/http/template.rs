@@ -10,7 +10,7 @@ use gale_protocol::uri::escape::{Class, escape};
 
 use super::request::Request;
 use super::variables::{VariableId, is_name_byte};
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// A compiled text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

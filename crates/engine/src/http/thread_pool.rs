@@ -17,7 +17,7 @@ use gale_runtime::{ThreadPool, timeout};
 use super::request::Request;
 use super::template::Template;
 use crate::configuration::Builder;
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// The name of a thread pool, compiled.
 #[derive(Clone, Debug)]

@@ -25,8 +25,9 @@ use super::request::Request;
 use super::reuse::Hand;
 use crate::configuration::{Configuration, ThreadPools};
 use crate::log::{AccessBuffers, ErrorLog};
-use crate::process::{Level, ListenAddress};
 use crate::resolver::{Resolver, ResolverSettings, Resolvers};
+use gale_base::log_level::Level;
+use gale_process::ListenAddress;
 
 /// Requests kept for their memory when they are done.
 const SPARE_REQUESTS_MAX: usize = 64;

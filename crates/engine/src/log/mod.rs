@@ -23,7 +23,7 @@ pub use named::{NamedLine, OpenLogs, append_named};
 pub use syslog::{Syslog, SyslogServer, SyslogSettings};
 pub use writer::{LogWriter, Writers};
 
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// Longest line of an error log, in bytes: as in nginx, the rest is cut off.
 const ERROR_LINE_MAX: usize = 2048;
@@ -177,7 +177,7 @@ impl ErrorLog {
     }
 }
 
-impl crate::process::ErrorLog for ErrorLog {
+impl gale_process::ErrorLog for ErrorLog {
     fn write(&self, level: Level, message: &str) {
         ErrorLog::write(self, level, None, &message);
     }

@@ -19,7 +19,7 @@ use gale_base::os_error::OsErrorText;
 use parking_lot::{Condvar, Mutex};
 
 use super::ErrorLog;
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// Bytes that may wait, names included: as for a file.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;

@@ -18,8 +18,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 
 use super::line_time::local_time;
 use super::writer::{LogWriter, Writers};
-use crate::process::Level;
 use crate::server_address::ServerAddress;
+use gale_base::log_level::Level;
 
 /// The port when none is named.
 const PORT_DEFAULT: u16 = 514;

@@ -24,7 +24,7 @@ use gale_base::os_error::OsErrorText;
 use parking_lot::{Condvar, Mutex};
 
 use super::syslog::{self, Peer, SyslogServer};
-use crate::process::LogHandle;
+use gale_process::LogHandle;
 
 /// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -237,7 +237,7 @@ impl LogWriter {
             queue.lost_reported = lost;
         }
         let message = format!("write() to \"{}\" {what}, {lost} lines lost so far", self.name());
-        let line = super::error_line(crate::process::Level::Alert, None, &message);
+        let line = super::error_line(gale_base::log_level::Level::Alert, None, &message);
         Writers::of_process().stderr().append(line.as_bytes());
     }
 }
@@ -425,7 +425,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::process::LogFile;
+    use gale_process::LogFile;
 
     #[test]
     fn the_memory_of_a_burst_goes_back_when_it_is_over() {

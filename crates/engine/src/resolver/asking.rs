@@ -21,7 +21,7 @@ use gale_runtime::{Buffer, Datagram, Moment, Output, Stream, sleep_until, timeou
 use smallvec::SmallVec;
 
 use super::message::{Answer, Content, DnsName, Kind, Offence, Question};
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// How long a server is waited for before the next one is asked, as in nginx.
 const RESEND_AFTER: Duration = Duration::from_secs(5);

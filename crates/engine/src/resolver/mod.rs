@@ -38,7 +38,7 @@ use self::cache::Cache;
 use self::message::{Content, DnsName, Kind, Service};
 pub use self::settings::ResolverSettings;
 use crate::log::ErrorLog;
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// Names that a resolver remembers: more than a server has upstreams, and some megabytes at most if strangers choose them.
 const NAMES_MAX: usize = 4096;

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::phases::{Flow, Phase, Wait};
@@ -17,7 +18,6 @@ use gale_engine::http::subrequest::{Target, ask};
 use gale_engine::http::template::Template;
 use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 
 /// See the file's head.
 pub const MODULE: Module = Module {

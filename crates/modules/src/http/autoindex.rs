@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use bstr::BStr;
 use gale_base::http_date;
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::body::Body;
@@ -28,7 +29,6 @@ use gale_engine::http::room::Room;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};
 use gale_runtime::files::likely_device;

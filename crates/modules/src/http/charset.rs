@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bstr::{BStr, ByteSlice};
+use gale_base::log_level::Level;
 use gale_config::{
     Body as BlockBody, Custom, Diagnostic, ManyWith, One, OneWith, Place, Setting, Statement, Takes, Word, slot, values,
 };
@@ -29,7 +30,6 @@ use gale_engine::http::request::Request;
 use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_engine::http::variables::VariableId;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_runtime::Effort;
 
 /// See the file's head.

@@ -5,6 +5,7 @@
 use std::io;
 
 use bstr::BStr;
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
@@ -15,7 +16,6 @@ use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 
 /// See the file's head.

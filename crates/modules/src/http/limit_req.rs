@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::{BStr, BString};
+use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
@@ -22,7 +23,6 @@ use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_engine::zone::table::KEY_LENGTH_MAX;
 use gale_engine::zone::{EntryId, Full, Key, Table, Ticket, Zone};
 

@@ -1,7 +1,7 @@
 //! What limit_req and limit_conn have in common.
 
+use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement, Word, values};
-use gale_engine::process::Level;
 
 /// `limit_…_log_level info | notice | warn | error`
 pub(super) fn log_level(statement: &Statement) -> Result<Level, Diagnostic> {

@@ -545,7 +545,7 @@ mod tests {
 
     use gale_config::{Files, Sources, parse_text};
     use gale_engine::module::Order;
-    use gale_engine::process::BuildRequest;
+    use gale_process::BuildRequest;
 
     use super::*;
 

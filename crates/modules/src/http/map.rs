@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bstr::ByteSlice;
+use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::http::builder::HttpBuilder;
@@ -18,7 +19,6 @@ use gale_engine::http::server_name::{ServerName, ServerNames};
 use gale_engine::http::template::Template;
 use gale_engine::http::variables::Definition;
 use gale_engine::module::{Directive, Module};
-use gale_engine::process::Level;
 
 /// See the file's head.
 pub const MODULE: Module = Module {

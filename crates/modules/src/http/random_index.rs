@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, One, Place, Setting, Takes, slot, values};
 use gale_engine::http::files::find_path;
@@ -16,7 +17,6 @@ use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;

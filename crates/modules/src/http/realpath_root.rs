@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::Diagnostic;
 use gale_engine::configuration::Builder;
@@ -18,7 +19,6 @@ use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Module};
-use gale_engine::process::Level;
 use gale_runtime::files;
 
 /// See the file's head.

@@ -22,6 +22,7 @@ use std::mem;
 use std::sync::Arc;
 
 use bstr::{BStr, BString};
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot, values};
@@ -38,7 +39,6 @@ use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_protocol::uri::escape::{Unescape, unescape};
 use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};

@@ -6,6 +6,7 @@
 use std::io;
 
 use bstr::BStr;
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::http::files::{find_path, set_content_type};
 use gale_engine::http::open_files::{self, Opened};
@@ -13,7 +14,6 @@ use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::Module;
-use gale_engine::process::Level;
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape};
 

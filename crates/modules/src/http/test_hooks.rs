@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
 use gale_engine::configuration::Builder;
@@ -41,7 +42,6 @@ use gale_engine::http::request_body::{StoredBody, log_error, read_body};
 use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
 /// See the file's head.

@@ -8,6 +8,7 @@
 use std::io;
 
 use bstr::BStr;
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
@@ -20,7 +21,6 @@ use gale_engine::http::settings::Alias;
 use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_runtime::FileMetadata;
 
 /// See the file's head.

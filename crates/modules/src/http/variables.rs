@@ -12,13 +12,13 @@ use std::thread::LocalKey;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bstr::BStr;
+use gale_base::log_level::Level;
 use gale_base::units;
 use gale_engine::http::files;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::http::worker::hostname;
 use gale_engine::log::local_time;
-use gale_engine::process::Level;
 use gale_protocol::http1::{KnownHeader, Version};
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::uri::Form;

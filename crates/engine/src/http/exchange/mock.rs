@@ -33,7 +33,7 @@ use crate::http::settings::{
 use crate::http::template::SizeTemplate;
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
-use crate::process::{ListenAddress, ProcessSettings};
+use gale_process::{ListenAddress, ProcessSettings};
 
 /// `client_max_body_size` of [`settings`].
 pub(crate) const BODY_MAX: u64 = 1 << 20;

@@ -20,7 +20,7 @@ use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
 use crate::http::request::Request;
 use crate::http::settings::CoreSettings;
-use crate::process::Level;
+use gale_base::log_level::Level;
 
 /// What reading a head led to.
 pub(super) enum Arrival {

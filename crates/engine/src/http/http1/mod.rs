@@ -35,7 +35,8 @@ use super::request_body;
 use super::response::ResponseHead;
 use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
-use crate::process::{Level, ListenAddress};
+use gale_base::log_level::Level;
+use gale_process::ListenAddress;
 
 /// How long the first request of a connection is waited for although the worker is on its way out or needs the room: it
 /// may be on its way. (nginx closes such a connection at once to make room.)

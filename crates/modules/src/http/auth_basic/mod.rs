@@ -22,6 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::Builder;
@@ -30,7 +31,6 @@ use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::process::Level;
 use gale_protocol::http1::{KnownHeader, Method};
 use gale_runtime::ThreadPool;
 use gale_runtime::files::{self, OpenFlags};

@@ -1,0 +1,237 @@
+//! What `main` calls: start, test, signal, or the part that a master gave us.
+
+use gale_base::log_level::Level;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustix::process::Pid;
+
+use super::bundle::Bundle;
+use super::daemon::{self, Forked, Waiting};
+use super::errors::{ErrorLog, KeptLog, Report, StderrLog, errno_text, say};
+use super::helper;
+use super::listen;
+use super::master::{Master, Start};
+use super::notify::Notifier;
+use super::pid_file;
+use super::program::{BuildRequest, Built, Program};
+use super::settings::ProcessSettings;
+use super::signals::{self, Signals};
+use super::spawn::{self, Executable, Role};
+use super::system::SystemResources;
+use super::upgrade;
+use super::worker::{self, Single};
+
+/// The part that a master gave this process. To be asked before anything else: such a process has no command line.
+pub fn inherited_role() -> Option<Role> {
+    Role::from_environment()
+}
+
+/// Plays that part to its end.
+pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
+    // First of all: signals to the whole service (`systemctl kill`) reach a process that has just begun, too.
+    let run = || match role {
+        Role::Worker => {
+            let signals = Signals::take()?;
+            Ok(worker::run(program, signals, spawn::inherited_link()?))
+        }
+        Role::Helper => {
+            signals::ignore_orders()?;
+            Ok(helper::run(&program, spawn::inherited_link()?))
+        }
+    };
+    run().unwrap_or_else(|error: io::Error| {
+        let variable = spawn::ROLE_VARIABLE;
+        say(&format!("{variable} is set, but the link to a master process on standard input fails: {error}\n"));
+        ExitCode::FAILURE
+    })
+}
+
+/// Starts the server: builds, opens, leaves the terminal if `daemon` says so, and becomes the master. Returns when the
+/// server has ended, or in the process that was started from the terminal when the daemon is ready.
+pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
+    // The process on the terminal waits until this is dropped: after the last word.
+    let mut waiting = None;
+    let log = Arc::new(BootLog { terminal: terminal_log(&request), kept: KeptLog::default() });
+    match prepare(&program, request.clone(), &log, &mut waiting) {
+        Ok(Prepared::Ended(code)) => code,
+        Ok(Prepared::Single { signals, bundle, configuration }) => {
+            let notifier = Notifier::from_environment();
+            worker::run_single(program, signals, bundle, configuration, Single { waiting: waiting.take(), notifier })
+        }
+        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind }) => {
+            let notifier = Notifier::from_environment();
+            let waiting = waiting.take();
+            let start = Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind };
+            Master::new(program, executable, start).run()
+        }
+        Err(report) => {
+            say(&report.render(&request.program));
+            if let Some(failures) = program.failure_log(&request) {
+                log.kept.pass_on(&*failures);
+                report.log_to(&*failures);
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Builds the configuration as `-t` does: opens everything, keeps nothing, minds no address in use.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn test<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::Configuration>, Report> {
+    let log = Arc::new(terminal_log(&request));
+    let helper::Fresh { bundle, built, .. } = helper::build(program, request, SystemResources::new(log).for_test())?;
+    pid_file::test(&bundle.settings().pid_path).map_err(|message| Report::new(Level::Emerg, message))?;
+    Ok(built)
+}
+
+/// `-s NAME`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Fast stop.
+    Stop,
+    /// Graceful stop.
+    Quit,
+    /// Open the logs again.
+    Reopen,
+    /// Read the configuration again.
+    Reload,
+}
+
+impl FromStr for Command {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Command, ()> {
+        match name {
+            "stop" => Ok(Command::Stop),
+            "quit" => Ok(Command::Quit),
+            "reopen" => Ok(Command::Reopen),
+            "reload" => Ok(Command::Reload),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Why a signal could not be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignalError {
+    /// nginx's level for it.
+    pub level: Level,
+    /// nginx's words.
+    pub message: String,
+}
+
+impl fmt::Display for SignalError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "[{}] {}", self.level.name(), self.message)
+    }
+}
+
+/// Sends the signal of `command` to the process that `pid_path` names.
+///
+/// # Errors
+/// The file cannot be read, holds no number, or there is no such process.
+pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError> {
+    let number = pid_file::read(pid_path).map_err(|message| SignalError { level: Level::Error, message })?;
+    let signal = signals::number_of_command(command);
+    let pid = Pid::from_raw(number).expect("a pid file's number is positive");
+    // Every number in the table is one of a named signal.
+    let named = rustix::process::Signal::from_named_raw(signal).expect("a named signal");
+    rustix::process::kill_process(pid, named).map_err(|error| SignalError {
+        level: Level::Alert,
+        message: format!("kill({number}, {signal}) failed{}", errno_text(&error.into())),
+    })
+}
+
+/// A start that has come as far as it can fail.
+enum Prepared<C> {
+    /// In the process on the terminal: the daemon has said how it went.
+    Ended(ExitCode),
+    /// `master_process off`
+    Single { signals: Signals, bundle: Bundle, configuration: C },
+    Master {
+        executable: Executable,
+        bundle: Bundle,
+        signals: Signals,
+        daemonized: bool,
+        old_master: Option<Pid>,
+        left_behind: Vec<Pid>,
+    },
+}
+
+fn prepare<P: Program>(
+    program: &P,
+    request: BuildRequest,
+    log: &Arc<BootLog>,
+    waiting: &mut Option<Waiting>,
+) -> Result<Prepared<P::Configuration>, Report> {
+    let old_master = upgrade::old_master();
+    let left_behind = if old_master.is_some() { upgrade::left_behind() } else { Vec::new() };
+    let emerg = |message: String| Report::new(Level::Emerg, message);
+    let executable =
+        Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
+    // Before anything opens a socket: the numbers in the list are the previous binary's.
+    let inherited = upgrade::inherited_listeners(&**log);
+    let upgraded = inherited.is_some();
+    let resources =
+        SystemResources::new(Arc::clone(log) as Arc<dyn ErrorLog>).with_existing(inherited.unwrap_or_default());
+    let fresh = helper::build(program, request, resources)?;
+    let (bundle, built) = (fresh.bundle, fresh.built);
+    say(&built.warnings.render(&bundle.request().program));
+
+    for listener in bundle.record.listeners.iter().filter(|listener| listener.inherited) {
+        listen::configure_inherited(listener, &**log);
+    }
+
+    let settings = bundle.settings().clone();
+    if settings.daemon && !upgraded {
+        match daemon::daemonize() {
+            Ok(Forked::Daemon(starter)) => *waiting = Some(starter),
+            Ok(Forked::Starter(true)) => return Ok(Prepared::Ended(ExitCode::SUCCESS)),
+            Ok(Forked::Starter(false)) => return Ok(Prepared::Ended(ExitCode::FAILURE)),
+            Err(message) => {
+                fresh.socket_files.remove(&**log);
+                return Err(emerg(message));
+            }
+        }
+    }
+    let signals = become_server(&settings).map_err(|message| {
+        fresh.socket_files.remove(&**log);
+        emerg(message)
+    })?;
+    if !settings.master_process {
+        return Ok(Prepared::Single { signals, bundle, configuration: built.configuration });
+    }
+    // The master never needs what was built: a respawn and a reload build it elsewhere.
+    let daemonized = settings.daemon || upgraded;
+    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind })
+}
+
+fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {
+    let signals = Signals::take().map_err(|error| format!("signalfd() failed{}", errno_text(&error)))?;
+    pid_file::write(&settings.pid_path)?;
+    Ok(signals)
+}
+
+/// The log before there is a configuration: the terminal, and what the error log is told if the start fails.
+struct BootLog {
+    terminal: StderrLog,
+    kept: KeptLog,
+}
+
+impl ErrorLog for BootLog {
+    fn write(&self, level: Level, message: &str) {
+        self.terminal.write(level, message);
+        self.kept.write(level, message);
+    }
+}
+
+fn terminal_log(request: &BuildRequest) -> StderrLog {
+    StderrLog { program: request.program.clone(), level: Level::Notice }
+}

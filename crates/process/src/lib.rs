@@ -1,0 +1,51 @@
+//! Master, worker process, bundle: how Gale starts, reloads, survives and stops.
+//!
+//! ```text
+//!   command line ── build ──► bundle ──► master (one thread, supervises)
+//!                                          │  link: bundles, orders, reports
+//!                       helper ◄───────────┼───────────► worker process
+//!              (parses a reload,           │            control thread + one event loop per worker
+//!               opens, exits)              └── signals, pid file, respawn
+//! ```
+//!
+//! This crate knows no directive and no protocol: what is served comes in through [`Program`]. It never parses in the
+//! master, and never blocks an event loop: whatever can wait runs in the helper or on the worker's builder thread.
+//!
+//! Invariant: the master holds the bundle that was acknowledged last, complete, so that a worker process can be started
+//! again at any moment without reading a file.
+
+mod bundle;
+mod command;
+mod daemon;
+mod errors;
+mod helper;
+mod link;
+mod listen;
+mod log_file;
+mod loops;
+mod master;
+mod notify;
+mod pid_file;
+mod program;
+mod resources;
+mod settings;
+mod signals;
+mod spawn;
+mod system;
+mod text;
+mod upgrade;
+mod user;
+mod worker;
+
+pub use bundle::{Bundle, BundleResources, PROTOCOL_VERSION};
+pub use command::{Command, SignalError, inherited_role, run_role, send_signal, start, test};
+pub use errors::{ErrorLog, Report, ReportEntry, StderrLog, errno_text};
+pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind, stop_deferring};
+pub use log_file::{LogFile, LogHandle};
+pub use loops::LoopMain;
+pub use program::{BuildRequest, Built, Program, Quiet, Seat, Worker};
+pub use resources::{ResourceError, Resources};
+pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
+pub use spawn::Role;
+pub use system::SystemResources;
+pub use user::{Account, USER_IGNORED, is_super_user};

@@ -1,0 +1,519 @@
+//! The link: messages and bundles between the master and a process it started, over a SOCK_SEQPACKET socket pair.
+//!
+//! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by a
+//! message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does not
+//! take waits in a bounded outbox. A peer that breaks the protocol loses the link; descriptors that this process had no
+//! room for do not, they cost one bundle.
+
+use gale_base::log_level::Level;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+use super::bundle::{Bundle, PROTOCOL_VERSION};
+use super::errors::Report;
+use super::log_file::LogHandle;
+use super::program::BuildRequest;
+use super::text;
+
+/// Descriptors in one message: SCM_MAX_FD of Linux.
+const DESCRIPTORS_PER_MESSAGE_MAX: usize = 253;
+/// Descriptors of one bundle; more than any process may hold open by default.
+const DESCRIPTORS_MAX: usize = 1 << 20;
+/// Few, because a path may have 4 KiB, and JSON may need six bytes for one of them.
+const PATHS_PER_MESSAGE: usize = 4;
+/// Largest packet, in bytes. Reports and log lines are cut down before.
+const PACKET_BYTES_MAX: usize = 160 * 1024;
+/// Packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
+const OUTBOX_MAX: usize = 1024;
+/// How long a link waits when the kernel has no memory for a packet, or too many descriptors are on their way.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Longest log line that is forwarded, in bytes.
+const LOG_LINE_BYTES_MAX: usize = 4096;
+
+/// What is said on a link.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// A bundle begins; its memfd comes with this.
+    Bundle { protocol: u32, generation: u64, descriptors: usize },
+    /// The next descriptors of the bundle.
+    Descriptors,
+    /// To the helper: build this. A bundle of what is open follows first.
+    Build { request: BuildRequest },
+    /// To the helper: the bundle has arrived.
+    Taken,
+    /// To the worker: drain and exit. `is_last`: nobody else accepts at its sockets then.
+    Quit { is_last: bool },
+    /// To the worker: exit.
+    Terminate,
+    /// To the worker: connections may wait of which it was not told.
+    Look,
+    /// To the worker: these logs are now these files, which come with this.
+    Reopen { paths: Vec<LogPath> },
+    /// From the worker: serving.
+    Ready { generation: u64 },
+    /// From the worker: had no room for the descriptors of reopened logs, and wants them once more.
+    ReopenAgain,
+    /// From the worker: built, and being committed.
+    Prepared { generation: u64 },
+    /// From worker or helper: cannot be used.
+    Refused { generation: u64, report: Report },
+    /// From the worker: every loop uses it, removed listeners are drained.
+    Committed { generation: u64 },
+    /// From the worker: it is about to accept no more, and ends when its connections have.
+    Leaving,
+    /// From the worker: nothing that it accepted from is open any more.
+    AcceptingEnded,
+    /// From the worker: its last word.
+    Ending,
+    /// From the helper: a line for the master's log.
+    Log { level: Level, message: String },
+}
+
+/// A path in a message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LogPath(#[serde(with = "text::path")] pub PathBuf);
+
+/// What has arrived.
+pub(super) enum Received {
+    Message(Message),
+    Bundle(Box<Bundle>),
+    /// A bundle came, but this process had no room for all of its descriptors (EMFILE).
+    BundleLost {
+        generation: u64,
+    },
+    Reopened(Vec<(PathBuf, OwnedFd)>),
+    /// As with a bundle.
+    ReopenedLost,
+}
+
+/// One end of a link.
+pub(super) struct Link {
+    socket: OwnedFd,
+    outbox: VecDeque<Packet>,
+    /// The kernel could not take the first packet, for a reason that no poll tells the end of.
+    retry_at: Option<Instant>,
+    incoming: Option<Incoming>,
+    buffer: Vec<u8>,
+}
+
+struct Packet {
+    bytes: Vec<u8>,
+    descriptors: Vec<Arc<OwnedFd>>,
+}
+
+/// A bundle of which a part has arrived.
+struct Incoming {
+    generation: u64,
+    expected: usize,
+    /// Messages with descriptors that are still to come.
+    batches: usize,
+    /// None when something was lost: the rest is only counted.
+    contents: Option<(OwnedFd, Vec<OwnedFd>)>,
+}
+
+/// What came beside a packet.
+struct Descriptors {
+    arrived: Vec<OwnedFd>,
+    /// This process had no room for all of them.
+    truncated: bool,
+}
+
+impl Link {
+    /// A new link: our end, and the socket for the process at the other.
+    pub fn pair() -> io::Result<(Link, OwnedFd)> {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Link::new(ours), theirs))
+    }
+
+    /// The end that a process was started with.
+    pub fn new(socket: OwnedFd) -> Link {
+        // As large as the system allows; the default already holds one packet.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * PACKET_BYTES_MAX);
+        Link { socket, outbox: VecDeque::new(), retry_at: None, incoming: None, buffer: Vec::new() }
+    }
+
+    /// Sends a message, or keeps it until the socket can take it.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+        self.enqueue(message, Vec::new())?;
+        self.flush()
+    }
+
+    /// Sends a message that is of no use later: it is left out while the peer has not read what was sent before, and takes no
+    /// room from what must not be lost.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send_unless_waiting(&mut self, message: &Message) -> io::Result<()> {
+        if self.outbox.is_empty() { self.send(message) } else { Ok(()) }
+    }
+
+    /// Sends a line for the log, cut to a bounded length.
+    pub fn send_log(&mut self, level: Level, message: &str) -> io::Result<()> {
+        let end = message.char_indices().map(|(at, _)| at).take_while(|&at| at <= LOG_LINE_BYTES_MAX).last();
+        let message = if message.len() > LOG_LINE_BYTES_MAX { &message[..end.unwrap_or(0)] } else { message };
+        self.send(&Message::Log { level, message: message.to_owned() })
+    }
+
+    /// Sends a bundle under this generation.
+    pub fn send_bundle(&mut self, bundle: &Bundle) -> io::Result<()> {
+        let (memory, descriptors) = bundle.encode()?;
+        // As a whole or not at all: the other process could make nothing of a part.
+        self.make_room(1 + descriptors.len().div_ceil(DESCRIPTORS_PER_MESSAGE_MAX))?;
+        let announcement = Message::Bundle {
+            protocol: PROTOCOL_VERSION,
+            generation: bundle.generation,
+            descriptors: descriptors.len(),
+        };
+        self.enqueue(&announcement, vec![Arc::new(memory)])?;
+        for batch in descriptors.chunks(DESCRIPTORS_PER_MESSAGE_MAX) {
+            self.enqueue(&Message::Descriptors, batch.to_vec())?;
+        }
+        self.flush()
+    }
+
+    /// Sends log files that were opened again.
+    pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
+        self.make_room(logs.len().div_ceil(PATHS_PER_MESSAGE))?;
+        for batch in logs.chunks(PATHS_PER_MESSAGE) {
+            let paths = batch.iter().map(|log| LogPath(log.path().to_owned())).collect();
+            self.enqueue(&Message::Reopen { paths }, batch.iter().map(|log| Arc::clone(log.descriptor())).collect())?;
+        }
+        self.flush()
+    }
+
+    /// What has arrived; none when nothing more has.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the peer is gone. Others: it broke the protocol. The link is lost in both cases.
+    pub fn receive(&mut self) -> io::Result<Option<Received>> {
+        loop {
+            let Some((message, descriptors)) = self.receive_packet()? else {
+                return Ok(None);
+            };
+            if let Some(received) = self.handle_packet(message, descriptors)? {
+                return Ok(Some(received));
+            }
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        use rustix::io::Errno;
+        if self.retry_at.is_some_and(|at| at > Instant::now()) {
+            return Ok(());
+        }
+        self.retry_at = None;
+        while let Some(packet) = self.outbox.front() {
+            match send_packet(&self.socket, packet) {
+                Ok(()) => drop(self.outbox.pop_front()),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                    self.retry_at = Some(Instant::now() + RETRY_PAUSE);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// When to call `flush` although nothing has become ready.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// What to poll this link for.
+    pub fn interest(&self) -> PollFlags {
+        let waits_for_room = !self.outbox.is_empty() && self.retry_at.is_none();
+        if waits_for_room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first bundle,
+    /// the helper.
+    pub fn wait(&mut self, deadline: Instant) -> io::Result<Received> {
+        loop {
+            self.flush()?;
+            if let Some(received) = self.receive()? {
+                return Ok(received);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.poll(self.interest(), left)?;
+        }
+    }
+
+    /// Waits until everything is sent. For the helper, before it exits.
+    pub fn drain(&mut self, deadline: Instant) -> io::Result<()> {
+        loop {
+            self.flush()?;
+            if self.outbox.is_empty() {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.poll(self.interest() & PollFlags::OUT, left)?;
+        }
+    }
+
+    fn poll(&self, flags: PollFlags, left: Duration) -> io::Result<()> {
+        let retry = self.retry_at.map_or(left, |at| at.saturating_duration_since(Instant::now()));
+        poll_one(&self.socket, flags, left.min(retry))
+    }
+
+    fn enqueue(&mut self, message: &Message, descriptors: Vec<Arc<OwnedFd>>) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        debug_assert!(bytes.len() <= PACKET_BYTES_MAX, "messages are cut to fit");
+        if bytes.len() > PACKET_BYTES_MAX {
+            return Err(io::Error::other("message too long for the link"));
+        }
+        self.make_room(1)?;
+        self.outbox.push_back(Packet { bytes, descriptors });
+        Ok(())
+    }
+
+    /// Whether so many packets can wait. A peer that reads nothing for so long is taken for dead.
+    fn make_room(&self, packets: usize) -> io::Result<()> {
+        if self.outbox.len() + packets > OUTBOX_MAX {
+            return Err(io::Error::other("the other process does not read its messages"));
+        }
+        Ok(())
+    }
+
+    fn receive_packet(&mut self) -> io::Result<Option<(Message, Descriptors)>> {
+        self.buffer.resize(PACKET_BYTES_MAX, 0);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut into = [IoSliceMut::new(&mut self.buffer)];
+        let mut received = rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags);
+        if matches!(received, Err(rustix::io::Errno::CONNRESET)) {
+            // Said once, of a peer that ended without reading all of ours, and before what it has said itself.
+            received = rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags);
+        }
+        let received = match received {
+            Ok(received) => received,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let arrived: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(broken("packet too long"));
+        }
+        let message = serde_json::from_slice(&self.buffer[..received.bytes])?;
+        // An idle link holds no buffer.
+        self.buffer = Vec::new();
+        let truncated = received.flags.contains(ReturnFlags::CTRUNC);
+        Ok(Some((message, Descriptors { arrived, truncated })))
+    }
+
+    fn handle_packet(&mut self, message: Message, descriptors: Descriptors) -> io::Result<Option<Received>> {
+        match (message, self.incoming.take()) {
+            (Message::Bundle { protocol, generation, descriptors: expected }, None) => {
+                if protocol != PROTOCOL_VERSION {
+                    return Err(broken(&format!("protocol version {protocol}, expected {PROTOCOL_VERSION}")));
+                }
+                if expected > DESCRIPTORS_MAX {
+                    return Err(broken("too many descriptors"));
+                }
+                let contents = match descriptors.arrived.into_iter().next() {
+                    Some(memory) => Some((memory, Vec::new())),
+                    None if descriptors.truncated => None,
+                    None => return Err(broken("bundle without memory")),
+                };
+                let batches = expected.div_ceil(DESCRIPTORS_PER_MESSAGE_MAX);
+                self.finish_bundle(Incoming { generation, expected, batches, contents })
+            }
+            (Message::Descriptors, Some(mut incoming)) => {
+                incoming.batches -= 1;
+                if descriptors.truncated {
+                    incoming.contents = None;
+                }
+                if let Some((_, sockets_and_logs)) = &mut incoming.contents {
+                    sockets_and_logs.extend(descriptors.arrived);
+                }
+                self.finish_bundle(incoming)
+            }
+            (Message::Descriptors, None) => Err(broken("descriptors without a bundle")),
+            (_, Some(_)) => Err(broken("a bundle was cut short")),
+            (Message::Reopen { .. }, None) if descriptors.truncated => Ok(Some(Received::ReopenedLost)),
+            (Message::Reopen { paths }, None) if paths.len() == descriptors.arrived.len() => {
+                let paths = paths.into_iter().map(|path| path.0);
+                Ok(Some(Received::Reopened(paths.zip(descriptors.arrived).collect())))
+            }
+            (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
+            (message, None) => Ok(Some(Received::Message(message))),
+        }
+    }
+
+    fn finish_bundle(&mut self, incoming: Incoming) -> io::Result<Option<Received>> {
+        if incoming.batches > 0 {
+            self.incoming = Some(incoming);
+            return Ok(None);
+        }
+        let generation = incoming.generation;
+        let Some((memory, descriptors)) = incoming.contents else {
+            return Ok(Some(Received::BundleLost { generation }));
+        };
+        if descriptors.len() != incoming.expected {
+            return Err(broken("descriptors differ in number from what was announced"));
+        }
+        let mut bundle = Bundle::decode(memory, descriptors)?;
+        bundle.generation = generation;
+        Ok(Some(Received::Bundle(Box::new(bundle))))
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn send_packet(socket: &OwnedFd, packet: &Packet) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+    if !descriptors.is_empty() {
+        let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        assert!(fits, "batches are cut to what a message carries");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&packet.bytes)], &mut ancillary, flags)?;
+    Ok(())
+}
+
+pub(super) fn poll_one(descriptor: &impl AsFd, flags: PollFlags, timeout: std::time::Duration) -> io::Result<()> {
+    let timeout = super::signals::timespec(timeout);
+    match rustix::event::poll(&mut [PollFd::new(descriptor, flags)], Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("broken message on the link: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bundle::Record;
+    use crate::log_file::LogFile;
+    use crate::settings::ProcessSettings;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn three_hundred_descriptors_arrive_in_order() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        let mut theirs = Link::new(theirs);
+        let log = |index: usize| {
+            let name = format!("log {index}");
+            let memory = rustix::fs::memfd_create(&name, rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+            rustix::io::write(&memory, name.as_bytes()).expect("written");
+            Arc::new(LogFile::shared(format!("/log/{index}").into(), Arc::new(memory)))
+        };
+        let record = Record { logs: (0..300).map(log).collect(), ..Record::default() };
+        let bundle =
+            Bundle { generation: 7, request: BuildRequest::default(), settings: ProcessSettings::default(), record };
+        ours.send_bundle(&bundle).expect("sent");
+        drop(bundle);
+        let Received::Bundle(arrived) = theirs.wait(soon()).expect("arrives") else { panic!("not a bundle") };
+        assert_eq!((arrived.generation, arrived.record.logs.len()), (7, 300));
+        for (index, log) in arrived.record.logs.iter().enumerate() {
+            let mut text = [0; 16];
+            let length = rustix::io::pread(log, &mut text, 0).expect("read");
+            assert_eq!(&text[..length], format!("log {index}").as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_lost_peer_is_noticed_and_a_silent_one_is_not_waited_for() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        assert!(ours.receive().expect("alive").is_none());
+        let mut sent = 0;
+        while ours.send_log(Level::Notice, &"x".repeat(100_000)).is_ok() {
+            sent += 1;
+        }
+        assert!(sent >= OUTBOX_MAX, "the outbox is filled before the link is given up");
+        drop(theirs);
+        assert!(ours.receive().is_err());
+    }
+
+    #[test]
+    fn what_is_of_no_use_later_does_not_fill_the_link_of_a_peer_that_does_not_read() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        while ours.outbox.is_empty() {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        for _ in 0..2 * OUTBOX_MAX {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        assert_eq!(ours.outbox.len(), 1);
+        ours.send(&Message::Terminate).expect("there is room");
+        let mut theirs = Link::new(theirs);
+        loop {
+            match theirs.wait(soon()).expect("arrives") {
+                Received::Message(Message::Look) => ours.flush().expect("the peer lives"),
+                Received::Message(Message::Terminate) => break,
+                _ => panic!("not sent"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_bundle_is_queued_as_a_whole_or_not_at_all() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        while ours.send_log(Level::Notice, &"x".repeat(4000)).is_ok() && ours.outbox.len() + 1 < OUTBOX_MAX {}
+        let waiting = ours.outbox.len();
+        let memory = || rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+        let log = |index| Arc::new(LogFile::shared(format!("/log/{index}").into(), Arc::new(memory())));
+        let record = Record { logs: (0..2).map(log).collect(), ..Record::default() };
+        let bundle =
+            Bundle { generation: 7, request: BuildRequest::default(), settings: ProcessSettings::default(), record };
+        assert!(ours.send_bundle(&bundle).is_err());
+        assert_eq!(ours.outbox.len(), waiting);
+        drop(theirs);
+    }
+
+    #[test]
+    fn descriptors_without_a_bundle_break_the_link() {
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        ours.send(&Message::Descriptors).expect("sent");
+        assert!(Link::new(theirs).wait(soon()).is_err());
+    }
+}

@@ -1,0 +1,432 @@
+//! Listening sockets: what is asked for, how it is opened, how it is recognised again.
+//!
+//! The texts of errors are nginx's. Nothing is retried here; see `system.rs`.
+//! <https://nginx.org/en/docs/http/ngx_http_core_module.html#listen>
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_runtime::SocketAddress;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+
+use super::errors::{ErrorLog, errno_text};
+use super::text;
+
+/// nginx's default length of the queue of pending connections (NGX_LISTEN_BACKLOG on Linux).
+pub const BACKLOG_DEFAULT: i32 = 511;
+
+/// Shared by everything that accepts from it.
+pub type ListenerHandle = Arc<Listener>;
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ListenAddress {
+    /// IPv4 or IPv6 address and port. Port 0, which nginx's language cannot express, lets the kernel choose.
+    Inet(SocketAddr),
+    /// Path of a Unix-domain socket.
+    Unix(#[serde(with = "text::path")] PathBuf),
+}
+
+impl fmt::Display for ListenAddress {
+    /// As nginx's messages write it: `0.0.0.0:80`, `[::]:80`, `unix:/run/gale.sock`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Inet(address) => address.fmt(formatter),
+            ListenAddress::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// TCP or UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SocketKind {
+    /// Connections.
+    Stream,
+    /// `udp`, `quic`.
+    Datagram,
+}
+
+/// `so_keepalive=on|off|[idle]:[interval]:[count]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepAlive {
+    /// SO_KEEPALIVE.
+    pub on: bool,
+    /// TCP_KEEPIDLE, whole seconds.
+    pub idle: Option<Duration>,
+    /// TCP_KEEPINTVL, whole seconds.
+    pub interval: Option<Duration>,
+    /// TCP_KEEPCNT.
+    pub count: Option<u32>,
+}
+
+/// One `listen` address with its socket options.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenSpec {
+    /// Where.
+    pub address: ListenAddress,
+    /// What.
+    pub kind: SocketKind,
+    /// `backlog`, connections.
+    pub backlog: i32,
+    /// `rcvbuf`, bytes.
+    pub receive_buffer: Option<u32>,
+    /// `sndbuf`, bytes.
+    pub send_buffer: Option<u32>,
+    /// `so_keepalive`.
+    pub keep_alive: Option<KeepAlive>,
+    /// `deferred`: TCP_DEFER_ACCEPT.
+    pub deferred: bool,
+    /// `ipv6only`; nginx's default is on.
+    pub ipv6only: bool,
+    /// `reuseport`: this many sockets with SO_REUSEPORT, one per worker; 0 = one ordinary socket.
+    pub reuseport: usize,
+    /// `fastopen`, pending connections.
+    pub fastopen: Option<u32>,
+}
+
+impl ListenSpec {
+    /// A TCP or Unix stream listener with nginx's defaults.
+    pub fn new(address: ListenAddress) -> ListenSpec {
+        ListenSpec {
+            address,
+            kind: SocketKind::Stream,
+            backlog: BACKLOG_DEFAULT,
+            receive_buffer: None,
+            send_buffer: None,
+            keep_alive: None,
+            deferred: false,
+            ipv6only: true,
+            reuseport: 0,
+            fastopen: None,
+        }
+    }
+
+    /// Number of sockets wanted.
+    pub fn socket_count(&self) -> usize {
+        self.reuseport.max(1)
+    }
+}
+
+/// The open socket or, with `reuseport`, sockets of one address.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// What was asked for.
+    pub spec: ListenSpec,
+    /// At least one, except in a test (`-t`), where an address may be in use. May be more than asked for: a socket of a configured address is never closed, because the kernel would
+    /// reset what waits in its queue. Socket `index` belongs to worker `index % workers`.
+    pub sockets: Vec<Arc<OwnedFd>>,
+    /// Came from a previous binary through `NGINX=`.
+    pub inherited: bool,
+}
+
+impl Listener {
+    /// The address the socket is bound to: differs from the one asked for when that had port 0.
+    ///
+    /// # Errors
+    /// As `getsockname` reports them.
+    pub fn local_address(&self) -> io::Result<ListenAddress> {
+        let first = self.sockets.first().ok_or(io::ErrorKind::NotConnected)?;
+        bound_address(first.as_fd())
+    }
+}
+
+/// Why a socket could not be opened.
+#[derive(Debug)]
+pub(super) struct OpenError {
+    /// EADDRINUSE: worth another try.
+    pub in_use: bool,
+    /// nginx's words.
+    pub message: String,
+}
+
+/// Opens one socket for `spec`: bound, listening, with the options that matter before that. `test` as for `-t`: a Unix
+/// socket's file is removed again.
+pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Result<OwnedFd, OpenError> {
+    let failed = |call: String| {
+        move |error: io::Error| OpenError {
+            in_use: error.raw_os_error() == Some(libc::EADDRINUSE),
+            message: format!("{call} failed{}", errno_text(&error)),
+        }
+    };
+    let address = &spec.address;
+    let (family, kind) = (family(address), socket_type(spec.kind));
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, kind, flags, None)
+        .map_err(|error| failed(format!("socket() {address}"))(error.into()))?;
+
+    if spec.kind == SocketKind::Stream || !test {
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)
+            .map_err(failed(format!("setsockopt(SO_REUSEADDR) {address}")))?;
+    }
+    if share_port && !test {
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+            .map_err(failed(format!("setsockopt(SO_REUSEPORT) {address}")))?;
+    }
+    if family == AddressFamily::INET6 {
+        set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, spec.ipv6only.into())
+            .map_err(failed(format!("setsockopt(IPV6_V6ONLY) {address}")))?;
+    }
+
+    bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
+    let finish = || {
+        if let ListenAddress::Unix(path) = address {
+            let mode = rustix::fs::Mode::from_raw_mode(0o666);
+            rustix::fs::chmod(path, mode)
+                .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
+            if test {
+                std::fs::remove_file(path).map_err(failed(format!("unlink() {}", path.display())))?;
+            }
+        }
+        if spec.kind == SocketKind::Stream {
+            rustix::net::listen(&socket, spec.backlog)
+                .map_err(|error| failed(format!("listen() to {address}, backlog {}", spec.backlog))(error.into()))?;
+        }
+        Ok(())
+    };
+    let finished = finish();
+    if let (Err(_), ListenAddress::Unix(path)) = (&finished, address) {
+        // What is worth saying is said by the error that led here.
+        let _ = std::fs::remove_file(path);
+    }
+    finished.map(|()| socket)
+}
+
+/// Whether `path` is the file of a stream socket that nobody listens to any more.
+pub(super) fn refuses_connections(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (Ok(probe), Ok(address), Ok(metadata)) = (probe, SocketAddrUnix::new(path), std::fs::symlink_metadata(path))
+    else {
+        return false;
+    };
+    metadata.file_type().is_socket() && rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
+}
+
+/// Sets the options that may change while the socket lives; what fails is logged and ignored, as in nginx. `previous` is
+/// how the socket was configured before, none for a new one.
+pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log: &dyn ErrorLog) {
+    let spec = &listener.spec;
+    if previous == Some(spec) {
+        return;
+    }
+    for socket in &listener.sockets {
+        for (name, level, option, value) in options(spec) {
+            if let Err(error) = set_option(socket, level, option, value) {
+                log.write(
+                    Level::Alert,
+                    &format!("setsockopt({name}, {value}) {} failed{}, ignored", spec.address, errno_text(&error)),
+                );
+            }
+        }
+        let relisten = spec.kind == SocketKind::Stream && previous.is_some_and(|old| old.backlog != spec.backlog);
+        if relisten && let Err(error) = rustix::net::listen(socket, spec.backlog) {
+            let why = errno_text(&error.into());
+            log.write(
+                Level::Alert,
+                &format!("listen() to {}, backlog {} failed{why}, ignored", spec.address, spec.backlog),
+            );
+        }
+        // Last, as in nginx. One second: how long a connection has waited already cannot be known.
+        let is_inet = matches!(spec.address, ListenAddress::Inet(_));
+        if is_inet && spec.deferred != previous.is_some_and(|old| old.deferred) {
+            let seconds = spec.deferred.into();
+            if let Err(error) = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds) {
+                let why = errno_text(&error);
+                let text = format!("setsockopt(TCP_DEFER_ACCEPT, {seconds}) for {} failed{why}, ignored", spec.address);
+                log.write(Level::Alert, &text);
+            }
+        }
+    }
+}
+
+/// Configures sockets that another binary opened, about whose options we know nothing.
+pub(super) fn configure_inherited(listener: &Listener, log: &dyn ErrorLog) {
+    // Differs in everything that is only set when it changes.
+    let unknown = ListenSpec { backlog: -1, deferred: !listener.spec.deferred, ..listener.spec.clone() };
+    configure(listener, Some(&unknown), log);
+}
+
+/// Allows further sockets on the address of an existing one that was opened without `reuseport`.
+pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+}
+
+/// Has the kernel tell of every connection from now on, whether something was sent or not: of a socket that nobody will listen on
+/// any more. Who has connected before is told of when the kernel has asked again, after a second.
+pub fn stop_deferring(socket: &OwnedFd) {
+    // In vain, who says nothing in time is reset, as by nginx.
+    let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);
+}
+
+/// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null from
+/// now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's table
+/// with nobody accepting. `null` is that file, which was opened while there was room for it.
+///
+/// # Errors
+/// The first that occurs; all sockets are tried.
+pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
+    let mut result = Ok(());
+    for socket in sockets {
+        // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by the
+        // `OwnedFd`, only what it refers to changes, which is the purpose.
+        let code = unsafe { libc::dup3(null.as_raw_fd(), socket.as_raw_fd(), libc::O_CLOEXEC) };
+        if code < 0 && result.is_ok() {
+            result = Err(io::Error::last_os_error());
+        }
+    }
+    result
+}
+
+/// Ends listening on the sockets for all processes that have them. A thread that the kernel holds keeps them open, and who
+/// connects to them would wait for ever, and nobody else could listen on the address.
+pub(super) fn shut_down(listener: &Listener) {
+    for socket in &listener.sockets {
+        // One that does not listen any more has nothing to end. One that takes datagrams keeps its port even so: the kernel
+        // answers ENOTCONN, and frees the port of a socket that was bound to it only when the last who has it closes it.
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
+}
+
+/// What `detach` puts in the place of a socket.
+pub(super) fn open_null() -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The kernel's name of a socket, the same for every descriptor that refers to it.
+pub(super) fn socket_identity(socket: &OwnedFd) -> io::Result<u64> {
+    Ok(rustix::net::sockopt::socket_cookie(socket)?)
+}
+
+/// Describes a socket that came without a configuration, through `NGINX=`.
+///
+/// # Errors
+/// In nginx's words: not a socket, or of a family that we do not know.
+pub(super) fn inherited_spec(socket: &OwnedFd) -> Result<ListenSpec, String> {
+    let number = socket.as_raw_fd();
+    let address = bound_address(socket.as_fd()).map_err(|error| match error.kind() {
+        io::ErrorKind::Unsupported => {
+            format!("the inherited socket #{number} has an unsupported protocol family")
+        }
+        _ => format!("getsockname() of the inherited socket #{number} failed{}", errno_text(&error)),
+    })?;
+    let kind = rustix::net::sockopt::socket_type(socket)
+        .map_err(|error| format!("getsockopt(SO_TYPE) {address} failed{}", errno_text(&error.into())))?;
+    let kind = if kind == SocketType::DGRAM { SocketKind::Datagram } else { SocketKind::Stream };
+    Ok(ListenSpec { kind, ..ListenSpec::new(address) })
+}
+
+fn bound_address(socket: BorrowedFd<'_>) -> io::Result<ListenAddress> {
+    match SocketAddress::bound_to(socket)? {
+        SocketAddress::Inet(address) => Ok(ListenAddress::Inet(address)),
+        SocketAddress::Unix(Some(path)) if !path.as_os_str().as_bytes().starts_with(&[0]) => {
+            Ok(ListenAddress::Unix(path.into_path_buf()))
+        }
+        SocketAddress::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+fn bind(socket: &OwnedFd, address: &ListenAddress) -> io::Result<()> {
+    match address {
+        ListenAddress::Inet(address) => rustix::net::bind(socket, address)?,
+        ListenAddress::Unix(path) => rustix::net::bind(socket, &SocketAddrUnix::new(path)?)?,
+    }
+    Ok(())
+}
+
+fn family(address: &ListenAddress) -> AddressFamily {
+    match address {
+        ListenAddress::Inet(SocketAddr::V4(_)) => AddressFamily::INET,
+        ListenAddress::Inet(SocketAddr::V6(_)) => AddressFamily::INET6,
+        ListenAddress::Unix(_) => AddressFamily::UNIX,
+    }
+}
+
+fn socket_type(kind: SocketKind) -> SocketType {
+    match kind {
+        SocketKind::Stream => SocketType::STREAM,
+        SocketKind::Datagram => SocketType::DGRAM,
+    }
+}
+
+/// The changeable options that `spec` asks for: name in messages, level, option, value.
+fn options(spec: &ListenSpec) -> Vec<(&'static str, i32, i32, i32)> {
+    let integer = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    let seconds = |time: Duration| i32::try_from(time.as_secs()).unwrap_or(i32::MAX);
+    let keep_alive = spec.keep_alive.as_ref();
+    [
+        ("SO_RCVBUF", libc::SOL_SOCKET, libc::SO_RCVBUF, spec.receive_buffer.map(integer)),
+        ("SO_SNDBUF", libc::SOL_SOCKET, libc::SO_SNDBUF, spec.send_buffer.map(integer)),
+        ("SO_KEEPALIVE", libc::SOL_SOCKET, libc::SO_KEEPALIVE, keep_alive.map(|keep| keep.on.into())),
+        ("TCP_KEEPIDLE", libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, keep_alive.and_then(|keep| keep.idle).map(seconds)),
+        (
+            "TCP_KEEPINTVL",
+            libc::IPPROTO_TCP,
+            libc::TCP_KEEPINTVL,
+            keep_alive.and_then(|keep| keep.interval).map(seconds),
+        ),
+        ("TCP_KEEPCNT", libc::IPPROTO_TCP, libc::TCP_KEEPCNT, keep_alive.and_then(|keep| keep.count).map(integer)),
+        ("TCP_FASTOPEN", libc::IPPROTO_TCP, libc::TCP_FASTOPEN, spec.fastopen.map(integer)),
+    ]
+    .into_iter()
+    .filter_map(|(name, level, option, value)| Some((name, level, option, value?)))
+    .collect()
+}
+
+fn set_option(socket: &impl AsFd, level: i32, option: i32, value: i32) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the call, and the value's address and size are those of a live `i32`.
+    let code = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        )
+    };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any_port() -> ListenSpec {
+        ListenSpec::new(ListenAddress::Inet("127.0.0.1:0".parse().expect("an address")))
+    }
+
+    #[test]
+    fn an_address_in_use_is_reported_in_nginx_words() {
+        let first = open_socket(&any_port(), false, false).expect("any port is free");
+        let address = bound_address(first.as_fd()).expect("it is bound");
+        let error = open_socket(&ListenSpec::new(address.clone()), false, false).expect_err("it is taken");
+        assert!(error.in_use);
+        assert_eq!(error.message, format!("bind() to {address} failed (98: Address already in use)"));
+    }
+
+    #[test]
+    fn a_bound_socket_describes_itself() {
+        let socket = open_socket(&any_port(), false, false).expect("any port is free");
+        let spec = inherited_spec(&socket).expect("it is a TCP socket");
+        assert_eq!(spec.kind, SocketKind::Stream);
+        assert_ne!(spec.address, any_port().address);
+    }
+
+    #[test]
+    fn duplicates_of_a_socket_have_one_identity() {
+        let socket = open_socket(&any_port(), false, false).expect("any port is free");
+        let other = open_socket(&any_port(), false, false).expect("any port is free");
+        let copy = socket.try_clone().expect("descriptors are left");
+        assert_eq!(socket_identity(&socket).expect("a cookie"), socket_identity(&copy).expect("a cookie"));
+        assert_ne!(socket_identity(&socket).expect("a cookie"), socket_identity(&other).expect("a cookie"));
+    }
+}

@@ -1,0 +1,77 @@
+//! Log files of the master: opened again on USR1, for itself and, because they may not do that, for worker processes.
+//!
+//! The new file takes the descriptor number of the old one, so whoever writes to it need not know. What cannot be opened
+//! stays as it was.
+
+use gale_base::log_level::Level;
+use std::sync::Arc;
+
+use rustix::process::Pid;
+
+use super::Master;
+use super::reload::Reload;
+use crate::errors::errno_text;
+use crate::log_file::{self, LogHandle};
+use crate::program::Program;
+use crate::user;
+
+impl<P: Program> Master<P> {
+    pub(super) fn reopen_logs(&mut self) {
+        self.log.write(Level::Notice, "reopening logs");
+        if let Some(Reload::Helping { reopened, .. }) = &mut self.reload {
+            *reopened = true;
+        }
+        let reopened = self.reopen(self.open_logs());
+        let mut unreachable = Vec::new();
+        for worker in &mut self.workers {
+            if worker.link.as_mut().is_none_or(|link| link.send_reopened(&reopened).is_err()) {
+                unreachable.push(worker.pid);
+            }
+        }
+        for pid in unreachable {
+            self.kill(pid, rustix::process::Signal::USR1);
+        }
+        self.redirect_standard_error();
+    }
+
+    /// The worker process had no room for the descriptors when the logs were reopened.
+    pub(super) fn send_logs_again(&mut self, pid: Pid) {
+        self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
+        let logs = self.open_logs();
+        if let Some(link) = self.worker_mut(pid).and_then(|worker| worker.link.as_mut()) {
+            // A lost link is found and logged when it is read.
+            let _ = link.send_reopened(&logs);
+        }
+    }
+
+    /// Those of the configuration, and of the one that is under way.
+    fn open_logs(&self) -> Vec<LogHandle> {
+        let mut logs = self.bundle.record.logs.clone();
+        if let Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) = &self.reload {
+            let is_new = |log: &&LogHandle| !self.bundle.record.logs.iter().any(|known| Arc::ptr_eq(known, log));
+            logs.extend(bundle.record.logs.iter().filter(is_new).cloned());
+        }
+        logs
+    }
+
+    /// Opens them again; what fails is logged. Those that could be.
+    pub(super) fn reopen(&self, logs: Vec<LogHandle>) -> Vec<LogHandle> {
+        let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
+        let is_reopened = |log: &LogHandle| {
+            let replaced = log_file::reopen(log.path(), owner).and_then(|descriptor| {
+                log.replace(&descriptor)
+                    .map_err(|error| format!("dup3() \"{}\" failed{}", log.path().display(), errno_text(&error)))
+            });
+            replaced.inspect_err(|message| self.log.write(Level::Emerg, message)).is_ok()
+        };
+        logs.into_iter().filter(is_reopened).collect()
+    }
+
+    pub(super) fn redirect_standard_error(&self) {
+        if let Some(file) = self.bundle.standard_error()
+            && let Err(error) = rustix::stdio::dup2_stderr(&*file)
+        {
+            self.log.write(Level::Alert, &format!("dup2(STDERR) failed{}", errno_text(&error.into())));
+        }
+    }
+}

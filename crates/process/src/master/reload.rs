@@ -1,0 +1,318 @@
+//! A reload as the master conducts it: a helper builds the bundle, the worker process (or a new one) takes it over.
+//!
+//! ```text
+//!   HUP ─► helping (helper builds) ─► preparing (worker builds) ─► committing (worker changes over) ─► done
+//!                  │ refused, died         │ refused                    │ the bundle is the acknowledged one from here
+//!                  └───────────────────────┴──► the old configuration serves on
+//! ```
+//!
+//! One at a time: a signal that comes meanwhile is remembered. Whatever fails before the bundle is acknowledged leaves the
+//! old configuration as it was.
+
+use gale_base::log_level::Level;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Resource, Rlimit};
+
+use super::Master;
+use super::workers::{WorkerPhase, WorkerProcess};
+use crate::bundle::Bundle;
+use crate::errors::{IN_FORCE, OLD_STAYS, Report, errno_text};
+use crate::link::{Link, Message, Received};
+use crate::listen;
+use crate::program::Program;
+use crate::spawn::Role;
+use crate::{pid_file, system};
+
+/// Longest time that the helper of a reload may take: names may have to be resolved by slow servers.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that a worker process may take to build a new configuration: more than it allows itself.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that it may then take to change over: more than it allows itself.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where a reload stands. See the head of the file.
+pub(super) enum Reload {
+    Helping {
+        pid: Pid,
+        /// None after it was lost.
+        link: Option<Link>,
+        until: Instant,
+        /// Logs were reopened since it began: it may have opened those before.
+        reopened: bool,
+    },
+    Preparing {
+        bundle: Box<Bundle>,
+        worker: Pid,
+        until: Instant,
+    },
+    /// As preparing, for what needs a new process: it is started with the bundle while the old one serves.
+    Replacing {
+        bundle: Box<Bundle>,
+        worker: Pid,
+    },
+    Committing {
+        worker: Pid,
+        until: Instant,
+    },
+}
+
+impl<P: Program> Master<P> {
+    pub(super) fn reconfigure(&mut self) {
+        if self.stop.is_some() {
+            return;
+        }
+        // In an upgrade, HUP brings the old binary's worker back.
+        if self.resting && self.new_binary.is_some() {
+            self.resting = false;
+            return self.spawn_worker();
+        }
+        if self.reload.is_some() || !self.serving_since_start {
+            self.log.write(Level::Notice, "still busy with the previous configuration, this one follows");
+            self.reload_wanted = true;
+            return;
+        }
+        self.log.write(Level::Notice, "reconfiguring");
+        self.notifier.reloading();
+        let started = self.executable.start(Role::Helper, &self.bundle.request.program, &self.bundle.settings);
+        let sent = started.and_then(|(pid, mut link)| {
+            link.send_bundle(&self.bundle)?;
+            link.send(&Message::Build { request: self.bundle.request.clone() })?;
+            Ok((pid, link))
+        });
+        match sent {
+            Ok((pid, link)) => {
+                let link = Some(link);
+                self.reload =
+                    Some(Reload::Helping { pid, link, until: Instant::now() + HELPER_TIMEOUT, reopened: false });
+            }
+            Err(error) => {
+                self.reject(Report::new(
+                    Level::Emerg,
+                    format!("could not start the reload helper{}", errno_text(&error)),
+                ));
+            }
+        }
+    }
+
+    pub(super) fn handle_helper(&mut self, received: Received) {
+        match received {
+            Received::Message(Message::Log { level, message }) => self.log.write(level, &message),
+            Received::Message(Message::Refused { report, .. }) => self.reject(report),
+            Received::BundleLost { .. } => {
+                let text = "the master process has too many open files to receive the new configuration";
+                self.reject(Report::new(Level::Emerg, text));
+            }
+            Received::Bundle(bundle) => {
+                if let Some(Reload::Helping { link: Some(link), .. }) = &mut self.reload {
+                    // From here on we remove what it has opened. If the helper does not hear that, it has ended.
+                    let _ = link.send(&Message::Taken);
+                }
+                self.prepare(bundle);
+            }
+            _ => self.log.write(Level::Alert, "unexpected message from the reload helper"),
+        }
+    }
+
+    /// The bundle is complete: whoever is to serve it has to build it now.
+    fn prepare(&mut self, mut bundle: Box<Bundle>) {
+        self.generation += 1;
+        bundle.generation = self.generation;
+        if let Some(Reload::Helping { reopened: true, .. }) = &self.reload {
+            self.reopen(bundle.record.logs.clone());
+        }
+        bundle.adopt(&self.bundle);
+        let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
+        let serving = self.workers.iter().position(is_reachable);
+        let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
+        let Some(position) = in_place else {
+            return self.replace_worker(bundle);
+        };
+        self.raise_descriptor_limit(self.workers[position].pid, &bundle);
+        let worker = &mut self.workers[position];
+        let pid = worker.pid;
+        match worker.link.as_mut().map(|link| link.send_bundle(&bundle)) {
+            Some(Ok(())) => {
+                let until = Instant::now() + PREPARE_TIMEOUT;
+                self.reload = Some(Reload::Preparing { bundle, worker: pid, until });
+            }
+            _ => self.discard(*bundle, "the worker process cannot be reached"),
+        }
+    }
+
+    pub(super) fn replace_worker(&mut self, bundle: Box<Bundle>) {
+        match self.start_worker(&bundle) {
+            Ok(worker) => {
+                let pid = worker.pid;
+                self.workers.push(worker);
+                self.reload = Some(Reload::Replacing { bundle, worker: pid });
+            }
+            Err(error) => {
+                let text = format!("fork() failed while spawning \"worker process\"{}", errno_text(&error));
+                self.discard(*bundle, &text);
+            }
+        }
+    }
+
+    /// The worker may not raise its own limit, we may. If not even we, it says so itself. A lower one it sets when it commits:
+    /// until then the present configuration holds.
+    fn raise_descriptor_limit(&self, pid: Pid, bundle: &Bundle) {
+        if let Some(limit) = bundle.settings.rlimit_nofile
+            && system::descriptors_max_of(pid).is_some_and(|max| limit > max)
+        {
+            let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
+            let _ = rustix::process::prlimit(Some(pid), Resource::Nofile, limits);
+        }
+    }
+
+    pub(super) fn handle_prepared(&mut self, pid: Pid, generation: u64) {
+        match self.reload.take() {
+            Some(Reload::Preparing { bundle, worker, .. }) if worker == pid && bundle.generation == generation => {
+                self.acknowledge(bundle);
+                self.reload = Some(Reload::Committing { worker, until: Instant::now() + COMMIT_TIMEOUT });
+            }
+            other => {
+                self.reload = other;
+                self.handle_prepared_late(pid);
+            }
+        }
+    }
+
+    /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its place.
+    fn handle_prepared_late(&mut self, pid: Pid) {
+        if self.stop.is_some() || self.worker_mut(pid).is_some_and(|worker| worker.phase == WorkerPhase::Leaving) {
+            // What it has been told to end may still be on its way to it.
+            return;
+        }
+        self.log.write(Level::Alert, &format!("worker process {pid} was prepared too late"));
+        if let Some(worker) = self.worker_mut(pid) {
+            worker.link = None;
+            worker.replace_at = Some(Instant::now());
+        }
+    }
+
+    /// From here on this is the configuration, whatever happens to the worker. Our copies of removed sockets are closed with
+    /// the previous bundle; the worker has its own, accepts what they have queued, and is the last to close them. The other
+    /// way round, what is queued between its last look and our closing would be reset.
+    ///
+    /// A removed Unix socket can be connected to as long as its file is there, so that goes first.
+    pub(super) fn acknowledge(&mut self, bundle: Box<Bundle>) {
+        let previous = std::mem::replace(&mut self.bundle, bundle);
+        system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
+        self.log = self.program.error_log(&self.bundle.error_log_targets());
+        for listener in &self.bundle.record.listeners {
+            if let Some(old) = previous.spec_of(listener) {
+                listen::configure(listener, Some(old), &*self.log);
+            }
+        }
+        self.move_pid_file();
+        self.redirect_standard_error();
+    }
+
+    /// To where the configuration wants it; not while the file of a new binary is in that place.
+    pub(super) fn move_pid_file(&mut self) {
+        let wanted = &self.bundle.settings.pid_path;
+        if self.new_binary.is_none() && pid_file::change(&self.pid_path, wanted, &*self.log) {
+            self.pid_path = wanted.clone();
+        }
+    }
+
+    pub(super) fn handle_committed(&mut self, pid: Pid) {
+        match self.reload.take() {
+            Some(Reload::Committing { worker, .. }) if worker == pid => {
+                self.log.write(Level::Notice, IN_FORCE);
+                self.finish_commit();
+            }
+            other => self.reload = other,
+        }
+    }
+
+    pub(super) fn finish_commit(&mut self) {
+        self.notifier.ready();
+        self.take_up_wanted_reload();
+    }
+
+    pub(super) fn take_up_wanted_reload(&mut self) {
+        if self.reload.is_none() && std::mem::take(&mut self.reload_wanted) {
+            self.reconfigure();
+        }
+    }
+
+    /// Gives up what takes too long.
+    pub(super) fn check_reload(&mut self, now: Instant) {
+        match self.reload.take() {
+            Some(Reload::Helping { pid, until, .. }) if until <= now => {
+                self.kill(pid, rustix::process::Signal::KILL);
+                let text = format!("the configuration was not built within {} seconds", HELPER_TIMEOUT.as_secs());
+                self.reject(Report::new(Level::Emerg, text));
+            }
+            Some(Reload::Preparing { bundle, until, .. }) if until <= now => {
+                let seconds = PREPARE_TIMEOUT.as_secs();
+                self.discard(*bundle, &format!("the worker process was not prepared within {seconds} seconds"));
+            }
+            Some(Reload::Committing { worker, until }) if until <= now => {
+                let text = format!("worker process {worker} has not changed over completely");
+                self.log.write(Level::Alert, &text);
+                self.finish_commit();
+            }
+            other => self.reload = other,
+        }
+    }
+
+    pub(super) fn handle_refused(&mut self, pid: Pid, report: Report) {
+        let ours = matches!(&self.reload,
+            Some(Reload::Preparing { worker, .. } | Reload::Replacing { worker, .. }) if *worker == pid);
+        if ours {
+            self.reject(report);
+        } else if self.serving_since_start {
+            // A worker process that was started again and cannot: it exits, and is started later once more.
+            report.log_to(&*self.log);
+        } else {
+            self.fail(&report);
+        }
+    }
+
+    /// A worker process will say no more about the reload that it was part of.
+    pub(super) fn end_reload_of(&mut self, pid: Pid, why: &str) {
+        match self.reload.take() {
+            Some(Reload::Preparing { bundle, worker, .. } | Reload::Replacing { bundle, worker }) if worker == pid => {
+                self.discard(*bundle, why);
+            }
+            // Acknowledged: the next process is started with the new configuration.
+            Some(Reload::Committing { worker, .. }) if worker == pid => self.finish_commit(),
+            other => self.reload = other,
+        }
+    }
+
+    /// The new configuration is no good: says why, and the old one serves on.
+    pub(super) fn reject(&mut self, report: Report) {
+        match self.reload.take() {
+            Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {
+                system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
+            }
+            Some(Reload::Helping { .. } | Reload::Committing { .. }) | None => {}
+        }
+        report.log_to(&*self.log);
+        self.log.write(Level::Error, OLD_STAYS);
+        self.notifier.ready();
+        self.take_up_wanted_reload();
+    }
+
+    fn discard(&mut self, bundle: Bundle, why: &str) {
+        self.reload = None;
+        system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
+        drop(bundle);
+        self.reject(Report::new(Level::Emerg, why));
+    }
+
+    pub(super) fn drop_reload(&mut self) {
+        self.reload_wanted = false;
+        match self.reload.take() {
+            Some(Reload::Helping { pid, .. }) => self.kill(pid, rustix::process::Signal::KILL),
+            Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {
+                system::remove_rejected_socket_files(&bundle, &self.bundle, &*self.log);
+            }
+            Some(Reload::Committing { .. }) | None => {}
+        }
+    }
+}

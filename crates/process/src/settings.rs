@@ -1,0 +1,133 @@
+//! What the process layer itself needs of a configuration: main-context directives, already resolved.
+//! <https://nginx.org/en/docs/ngx_core_module.html>
+
+use gale_base::log_level::Level;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::log_file::LogHandle;
+use super::text;
+use super::user::Account;
+
+/// More event loops than this are refused: a slip of the pen, not a machine. The runtime has room for twice as many, so that
+/// a reload can start new ones while old ones still drain.
+pub const WORKERS_MAX: usize = 512;
+
+/// Settings of the processes. Plain values: they cross the link inside a bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessSettings {
+    /// `daemon`: the starting process returns to the shell when the worker is ready.
+    pub daemon: bool,
+    /// `master_process`: off = everything in one process, without changing the user.
+    pub master_process: bool,
+    /// `pid`, absolute.
+    #[serde(with = "text::path")]
+    pub pid_path: PathBuf,
+    /// `user`, looked up through `Resources::account`; none = stay who we are.
+    pub account: Option<Account>,
+    /// `worker_processes`, with `auto` resolved: event-loop threads of the worker process, at least 1.
+    pub workers: usize,
+    /// `use`: how the event loops wait, by its name.
+    pub event_method: String,
+    /// `worker_rlimit_nofile`, descriptors.
+    pub rlimit_nofile: Option<u64>,
+    /// `worker_rlimit_core`, bytes.
+    pub rlimit_core: Option<u64>,
+    /// `worker_priority`, the nice value.
+    pub priority: i32,
+    /// `env`; `TZ` is kept even when not listed.
+    pub environment: Vec<EnvironmentEntry>,
+    /// `working_directory`.
+    #[serde(with = "text::optional_path")]
+    pub working_directory: Option<PathBuf>,
+    /// `worker_shutdown_timeout`; none = as long as it takes.
+    pub shutdown_timeout: Option<Duration>,
+    /// Keep CAP_NET_RAW after the change of user (`proxy_bind … transparent`).
+    pub keep_net_raw: bool,
+    /// Somebody logs to standard error: it stays what it is, and does not become the first log file.
+    pub keeps_standard_error: bool,
+    /// `error_log` of the main context. Files must have been opened with `Resources::log_file`.
+    pub error_log: Vec<ErrorLogSetting>,
+}
+
+impl Default for ProcessSettings {
+    /// nginx's defaults, apart from `pid`, which depends on the program's name.
+    fn default() -> ProcessSettings {
+        ProcessSettings {
+            daemon: true,
+            master_process: true,
+            pid_path: PathBuf::new(),
+            account: None,
+            workers: 1,
+            event_method: String::new(),
+            rlimit_nofile: None,
+            rlimit_core: None,
+            priority: 0,
+            environment: Vec::new(),
+            working_directory: None,
+            shutdown_timeout: None,
+            keep_net_raw: false,
+            keeps_standard_error: false,
+            error_log: Vec::new(),
+        }
+    }
+}
+
+impl ProcessSettings {
+    /// Whether a running worker process can take over `next`, or a new process is needed. Limits on descriptors and the number
+    /// of event loops change in a live process; who it is, its environment, its directory and how its loops wait do not.
+    pub fn needs_new_process(&self, next: &ProcessSettings) -> bool {
+        self.account != next.account
+            || self.event_method != next.event_method
+            || self.environment != next.environment
+            || self.working_directory != next.working_directory
+            || self.priority != next.priority
+            || self.rlimit_core != next.rlimit_core
+            || self.keep_net_raw != next.keep_net_raw
+    }
+}
+
+/// One `env` directive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentEntry {
+    /// The variable.
+    #[serde(with = "text::os_string")]
+    pub name: OsString,
+    /// Its value; none = inherited from the environment of the master.
+    #[serde(with = "text::optional_os_string")]
+    pub value: Option<OsString>,
+}
+
+/// One `error_log` directive of the main context.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorLogSetting {
+    /// Less severe messages are not written.
+    pub level: Level,
+    /// Where to.
+    pub destination: ErrorLogDestination,
+}
+
+/// The destination of an error log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ErrorLogDestination {
+    /// `stderr`
+    Stderr,
+    /// A file, absolute.
+    File(#[serde(with = "text::path")] PathBuf),
+    /// What stands behind `syslog:`, with an address in place of a name.
+    Syslog(String),
+}
+
+/// An error log whose file has been found among the opened ones.
+#[derive(Clone)]
+pub enum ErrorLogTarget {
+    /// Standard error.
+    Stderr(Level),
+    /// An open file.
+    File(Level, LogHandle),
+    /// What stands behind `syslog:`, with an address in place of a name.
+    Syslog(Level, String),
+}

@@ -1,0 +1,420 @@
+//! `Resources` from the system itself: opens, reads, looks up, and records what it did. The record becomes the bundle.
+//!
+//! Used where waiting is allowed: at the start, in the helper of a reload, for `-t` and with `master_process off`. Sockets
+//! that are open already are adopted by address, never opened twice and never changed before the configuration is good.
+
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_config::Files;
+use rustix::process::Pid;
+
+use super::bundle::{AccountEntry, Bundle, Record};
+use super::errors::{ErrorLog, errno_text};
+use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
+use super::log_file::{LogFile, LogHandle};
+use super::program::BuildRequest;
+use super::resources::{ResourceError, Resources};
+use super::settings::ProcessSettings;
+use super::user::{self, Account};
+
+/// nginx tries to bind five times.
+const BIND_TRIES: usize = 5;
+/// And waits so long after each.
+const BIND_PAUSE: Duration = Duration::from_millis(500);
+/// Largest file that a configuration may include or name as a key, in bytes.
+const FILE_SIZE_MAX: u64 = 128 << 20;
+
+/// See the head of the file.
+pub struct SystemResources {
+    record: Record,
+    existing: Vec<ListenerHandle>,
+    log: Arc<dyn ErrorLog>,
+    test: bool,
+    bind_pause: Duration,
+}
+
+impl SystemResources {
+    /// Resources of a first start: nothing is open yet.
+    pub fn new(log: Arc<dyn ErrorLog>) -> SystemResources {
+        SystemResources { record: Record::default(), existing: Vec::new(), log, test: false, bind_pause: BIND_PAUSE }
+    }
+
+    /// For `-t`: an address in use is no error, and nothing stays behind.
+    pub fn for_test(mut self) -> SystemResources {
+        self.test = true;
+        self
+    }
+
+    /// Sockets that are open already and are to be used for the same addresses.
+    pub fn with_existing(mut self, listeners: Vec<ListenerHandle>) -> SystemResources {
+        self.existing = listeners;
+        self
+    }
+
+    /// Waits so long between two tries to bind, in place of nginx's 500 ms.
+    pub fn with_bind_pause(mut self, pause: Duration) -> SystemResources {
+        self.bind_pause = pause;
+        self
+    }
+
+    /// What was asked for, as a bundle.
+    pub fn into_bundle(self, request: BuildRequest, settings: ProcessSettings) -> Bundle {
+        Bundle { generation: 1, request, settings, record: self.record }
+    }
+
+    /// Takes back what would stay behind when the configuration is not used: files of Unix sockets opened for it.
+    pub(super) fn abandon(self) {
+        self.new_socket_files().remove(&*self.log);
+    }
+
+    /// The files of Unix sockets that were opened, not adopted. Nobody removes them if the configuration is not used.
+    pub(super) fn new_socket_files(&self) -> NewSocketFiles {
+        let listeners = self.record.listeners.iter().map(|listener| &**listener);
+        self.new_among(listeners)
+    }
+
+    fn new_among<'l>(&self, listeners: impl Iterator<Item = &'l Listener>) -> NewSocketFiles {
+        let is_new = |listener: &&Listener| !self.test && !listener.sockets.is_empty() && !self.was_open(listener);
+        NewSocketFiles { addresses: listeners.filter(is_new).map(|listener| listener.spec.address.clone()).collect() }
+    }
+
+    /// Opens what `listener` still lacks; true when an address was in use.
+    fn complete(&self, listener: &mut Listener) -> Result<bool, ResourceError> {
+        let wanted = if self.test { 1 } else { listener.spec.socket_count() };
+        while listener.sockets.len() < wanted {
+            let mut spec = listener.spec.clone();
+            // The further sockets of a port that the kernel chose go to that port.
+            if !listener.sockets.is_empty()
+                && let Ok(address) = listener.local_address()
+            {
+                spec.address = address;
+            }
+            let open = || listen::open_socket(&spec, spec.reuseport > 0, self.test);
+            let opened = match open() {
+                Err(error) if error.in_use && !self.test && self.remove_stale(&spec.address) => open(),
+                opened => opened,
+            };
+            match opened {
+                Ok(socket) => listener.sockets.push(Arc::new(socket)),
+                Err(error) if error.in_use && self.test => return Ok(false),
+                Err(error) if error.in_use => {
+                    self.log.write(Level::Emerg, &error.message);
+                    return Ok(true);
+                }
+                Err(error) => return Err(ResourceError::new(error.message)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// A socket file that a killed process has left would be in the way for ever: it is removed when connections to it are
+    /// refused. True when it was.
+    fn remove_stale(&self, address: &ListenAddress) -> bool {
+        let ListenAddress::Unix(path) = address else {
+            return false;
+        };
+        let is_stale = listen::refuses_connections(path);
+        if is_stale {
+            self.log.write(Level::Notice, &format!("deleting socket {}, to which nobody listens", path.display()));
+            remove_file_of(address, &*self.log);
+        }
+        is_stale
+    }
+
+    /// Opens all that is lacking, five times if need be.
+    fn complete_all(&self, listeners: &mut [Listener]) -> Result<(), ResourceError> {
+        for _ in 0..BIND_TRIES {
+            let mut in_use = false;
+            for listener in &mut *listeners {
+                in_use |= self.complete(listener)?;
+            }
+            if !in_use {
+                return Ok(());
+            }
+            let milliseconds = self.bind_pause.as_millis();
+            self.log.write(Level::Notice, &format!("try again to bind() after {milliseconds}ms"));
+            std::thread::sleep(self.bind_pause);
+        }
+        Err(ResourceError::new("still could not bind()"))
+    }
+
+    /// The sockets of this address that are open already.
+    fn adopt(&self, spec: &ListenSpec) -> Listener {
+        // An inherited socket, or one whose port the kernel chose, is known by the address that it is bound to.
+        let is_there = |old: &&ListenerHandle| {
+            let bound = || old.local_address().is_ok_and(|address| address == spec.address);
+            old.spec.kind == spec.kind && (old.spec.address == spec.address || bound())
+        };
+        let known = self.existing.iter().find(is_there);
+        let Some(old) = known else {
+            return Listener { spec: spec.clone(), sockets: Vec::new(), inherited: false };
+        };
+        if spec.reuseport > 0 && (old.spec.reuseport == 0 || old.inherited) {
+            for socket in &old.sockets {
+                if let Err(error) = listen::share_port(socket) {
+                    let why = errno_text(&error);
+                    let text = format!("setsockopt(SO_REUSEPORT) {} failed{why}, ignored", spec.address);
+                    self.log.write(Level::Alert, &text);
+                }
+            }
+        }
+        Listener { spec: spec.clone(), sockets: old.sockets.clone(), inherited: old.inherited }
+    }
+
+    fn was_open(&self, listener: &Listener) -> bool {
+        let first = listener.sockets.first();
+        let holds = |old: &ListenerHandle| {
+            old.sockets.iter().any(|socket| first.is_some_and(|first| Arc::ptr_eq(first, socket)))
+        };
+        self.existing.iter().any(holds)
+    }
+}
+
+impl Files for SystemResources {
+    fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        let result = read_bounded(path);
+        self.record.texts.insert(path.to_owned(), recorded(&result));
+        result
+    }
+
+    fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>> {
+        let result = gale_config::DiskFiles.glob(pattern);
+        self.record.globs.insert(pattern.to_owned(), recorded(&result));
+        result
+    }
+}
+
+impl Resources for SystemResources {
+    fn listeners(&mut self, specs: &[ListenSpec]) -> Result<Vec<ListenerHandle>, ResourceError> {
+        let mut listeners: Vec<Listener> = specs.iter().map(|spec| self.adopt(spec)).collect();
+        if let Err(error) = self.complete_all(&mut listeners) {
+            self.new_among(listeners.iter()).remove(&*self.log);
+            return Err(error);
+        }
+        // Sockets in service are configured when the new configuration is; see the master.
+        for listener in listeners.iter().filter(|listener| !self.test && !self.was_open(listener)) {
+            listen::configure(listener, None, &*self.log);
+        }
+        let handles: Vec<ListenerHandle> = listeners.into_iter().map(Arc::new).collect();
+        self.record.listeners.extend(handles.iter().cloned());
+        Ok(handles)
+    }
+
+    fn log_file(&mut self, path: &Path) -> Result<LogHandle, ResourceError> {
+        if let Some(open) = self.record.log(path) {
+            return Ok(Arc::clone(open));
+        }
+        let file = LogFile::open(path).map_err(|error| {
+            ResourceError::new(format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
+        })?;
+        let handle = Arc::new(file);
+        self.record.logs.push(Arc::clone(&handle));
+        Ok(handle)
+    }
+
+    fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        let result = read_bounded(path);
+        self.record.secrets.insert(path.to_owned(), recorded(&result));
+        result
+    }
+
+    fn resolve(&mut self, host: &str) -> io::Result<Vec<IpAddr>> {
+        let result = (host, 0).to_socket_addrs().map(|found| {
+            let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+            addresses.dedup();
+            addresses
+        });
+        let recorded = result.as_ref().map(Clone::clone).map_err(ToString::to_string);
+        self.record.names.insert(host.to_owned(), recorded);
+        result
+    }
+
+    fn account(&mut self, user: &str, group: Option<&str>) -> Result<Option<Account>, ResourceError> {
+        let found = if user::is_super_user() { Some(Account::look_up(user, group)?) } else { None };
+        let entry = AccountEntry { user: user.to_owned(), group: group.map(str::to_owned), found: found.clone() };
+        self.record.accounts.push(entry);
+        Ok(found)
+    }
+
+    fn directory(&mut self, path: &Path, owner: Option<&Account>) -> Result<(), ResourceError> {
+        let name = path.display();
+        let failed =
+            |call: String| move |error: io::Error| ResourceError::new(format!("{call} failed{}", errno_text(&error)));
+        // Without an owner it is a place that others pass through on the way to theirs.
+        let mode = if owner.is_some() { 0o700 } else { 0o755 };
+        match std::fs::DirBuilder::new().mode(mode).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed(format!("mkdir() \"{name}\""))(error));
+            }
+            _ => {}
+        }
+        let Some(owner) = owner.filter(|_| user::is_super_user()) else {
+            return Ok(());
+        };
+        let metadata = std::fs::metadata(path).map_err(failed(format!("stat() \"{name}\"")))?;
+        if metadata.uid() != owner.user {
+            std::os::unix::fs::chown(path, Some(owner.user), None)
+                .map_err(failed(format!("chown(\"{name}\", {})", owner.user)))?;
+        }
+        if metadata.mode() & 0o700 != 0o700 {
+            let mode = std::fs::Permissions::from_mode((metadata.mode() | 0o700) & 0o7777);
+            std::fs::set_permissions(path, mode).map_err(failed(format!("chmod() \"{name}\"")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Files of Unix sockets that were opened for a configuration which may yet not be used.
+#[must_use]
+pub(super) struct NewSocketFiles {
+    addresses: Vec<ListenAddress>,
+}
+
+impl NewSocketFiles {
+    /// The configuration is not used.
+    pub fn remove(&self, log: &dyn ErrorLog) {
+        self.addresses.iter().for_each(|address| remove_file_of(address, log));
+    }
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(FILE_SIZE_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_SIZE_MAX {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    Ok(bytes)
+}
+
+fn recorded<T: Clone>(result: &io::Result<T>) -> Result<T, i32> {
+    match result {
+        Ok(value) => Ok(value.clone()),
+        Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
+    }
+}
+
+/// Removes the socket file of a listener that is no longer served.
+pub(super) fn remove_socket_file(listener: &Listener, log: &dyn ErrorLog) {
+    remove_file_of(&listener.spec.address, log);
+}
+
+fn remove_file_of(address: &ListenAddress, log: &dyn ErrorLog) {
+    let ListenAddress::Unix(path) = address else {
+        return;
+    };
+    if let Err(error) = std::fs::remove_file(path) {
+        log.write(Level::Emerg, &format!("unlink() {} failed{}", path.display(), errno_text(&error)));
+    }
+}
+
+/// How many descriptors that process may let itself have; `None` when that cannot be asked.
+pub(super) fn descriptors_max_of(pid: Pid) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: without a new limit the call only writes the present one to where the pointer says, which is alive.
+    let code =
+        unsafe { libc::prlimit(pid.as_raw_nonzero().get(), libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit) };
+    (code == 0).then_some(limit.rlim_max)
+}
+
+/// Removes the socket files of addresses that `current` does not have any more.
+pub(super) fn remove_old_socket_files(addresses: &[ListenAddress], current: &Bundle, log: &dyn ErrorLog) {
+    let served =
+        |address: &ListenAddress| current.record.listeners.iter().any(|listener| listener.spec.address == *address);
+    for address in addresses.iter().filter(|address| !served(address)) {
+        if let ListenAddress::Unix(path) = address {
+            log.write(Level::Warn, &format!("deleting socket {}", path.display()));
+        }
+        remove_file_of(address, log);
+    }
+}
+
+/// Removes the socket files that `rejected` opened and `current` does not serve.
+pub(super) fn remove_rejected_socket_files(rejected: &Bundle, current: &Bundle, log: &dyn ErrorLog) {
+    for listener in &rejected.record.listeners {
+        if !current.record.listeners.iter().any(|mine| mine.spec.address == listener.spec.address) {
+            remove_socket_file(listener, log);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[derive(Default)]
+    struct Lines(Mutex<Vec<String>>);
+
+    impl ErrorLog for Lines {
+        fn write(&self, level: Level, message: &str) {
+            self.0.lock().expect("no panic").push(format!("[{}] {message}", level.name()));
+        }
+    }
+
+    fn any_port() -> ListenSpec {
+        ListenSpec::new(ListenAddress::Inet("127.0.0.1:0".parse().expect("an address")))
+    }
+
+    #[test]
+    fn an_address_in_use_is_tried_five_times() {
+        let lines = Arc::new(Lines::default());
+        let mut first = SystemResources::new(lines.clone());
+        let address = first.listeners(&[any_port()]).expect("free")[0].local_address().expect("bound");
+        let mut second = SystemResources::new(lines.clone()).with_bind_pause(Duration::ZERO);
+        let error = second.listeners(&[ListenSpec::new(address.clone())]).expect_err("taken");
+        assert_eq!(error.to_string(), "still could not bind()");
+        let lines = lines.0.lock().expect("no panic");
+        let expected = format!("[emerg] bind() to {address} failed (98: Address already in use)");
+        assert_eq!(lines.iter().filter(|line| **line == expected).count(), BIND_TRIES);
+    }
+
+    #[test]
+    fn socket_files_do_not_outlive_a_failure_and_stale_ones_are_no_obstacle() {
+        let lines = Arc::new(Lines::default());
+        let resources = || SystemResources::new(lines.clone()).with_bind_pause(Duration::ZERO);
+        let mut first = resources();
+        let taken = first.listeners(&[any_port()]).expect("free")[0].local_address().expect("bound");
+        let path = std::env::temp_dir().join(format!("gale-stale-{}.sock", std::process::id()));
+        let unix = [ListenSpec::new(ListenAddress::Unix(path.clone()))];
+        resources().listeners(&[unix[0].clone(), ListenSpec::new(taken)]).expect_err("one is taken");
+        assert!(!path.exists());
+        let served = resources().listeners(&unix).expect("opened");
+        resources().listeners(&unix).expect_err("somebody listens there");
+        drop(served);
+        assert!(path.exists(), "as a killed process leaves it");
+        let mut last = resources();
+        last.listeners(&unix).expect("the stale one is replaced");
+        last.abandon();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_test_ignores_an_address_in_use() {
+        let lines = Arc::new(Lines::default());
+        let mut first = SystemResources::new(lines.clone());
+        let address = first.listeners(&[any_port()]).expect("free")[0].local_address().expect("bound");
+        let mut test = SystemResources::new(lines.clone()).for_test();
+        test.listeners(&[ListenSpec::new(address)]).expect("not an error");
+        assert!(lines.0.lock().expect("no panic").is_empty());
+    }
+
+    #[test]
+    fn open_sockets_are_adopted_by_address_and_joined_for_reuseport() {
+        let lines = Arc::new(Lines::default());
+        let open = SystemResources::new(lines.clone()).listeners(&[any_port()]).expect("free");
+        let more = ListenSpec { reuseport: 3, ..any_port() };
+        let mut next = SystemResources::new(lines.clone()).with_existing(open.clone());
+        let joined = next.listeners(&[more]).expect("shared");
+        assert!(Arc::ptr_eq(&joined[0].sockets[0], &open[0].sockets[0]));
+        assert_eq!(joined[0].sockets.len(), 3);
+        let fewer = SystemResources::new(lines).with_existing(joined).listeners(&[any_port()]).expect("adopted");
+        assert_eq!(fewer[0].sockets.len(), 3, "sockets of a configured address are kept");
+    }
+}

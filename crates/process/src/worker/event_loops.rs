@@ -1,0 +1,203 @@
+//! The event loops of the worker process: what phase each is in, and what their events mean.
+//!
+//! ```text
+//!   SettingUp ──► Idle ──► Serving ──► Draining ──► Stopping ──► gone
+//!       └───────────┴─────────────────────────────────┘ not needed, or the process stops
+//! ```
+//!
+//! None is ever waited for: orders are left for it, and what it does with them comes as an event (`process/loops.rs`).
+
+use gale_base::log_level::Level;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::reload::Reload;
+use super::stop::{LOOPS_STOP_TIMEOUT, Stop};
+use super::{Control, EXIT_FATAL, Event, Origin};
+use crate::errors::errno_text;
+use crate::link::Message;
+use crate::listen;
+use crate::loops::{self, Change, LoopEvent, LoopHandle, Order};
+use crate::program::{Program, Seat};
+
+/// One event loop.
+pub(super) struct Loop<C> {
+    pub id: u64,
+    pub worker: usize,
+    pub handle: LoopHandle<C>,
+    pub phase: LoopPhase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoopPhase {
+    /// Its thread sets it up.
+    SettingUp,
+    /// Set up, not yet part of the service.
+    Idle,
+    /// Part of the service, or told to become that.
+    Serving,
+    /// Accepts no more from some moment on; `until` bounds it.
+    Draining {
+        until: Option<Instant>,
+        stopped_accepting: bool,
+        /// Its connections have been told to close.
+        expired: bool,
+    },
+    /// Told to end.
+    Stopping,
+}
+
+impl<P: Program> Control<P> {
+    pub(super) fn spawn_loop(&mut self, worker: usize, configuration: &Arc<P::Configuration>) -> io::Result<u64> {
+        let id = self.next_loop;
+        self.next_loop += 1;
+        let events = Arc::clone(&self.events);
+        let report = move |event| events.push(Event::Loop(id, event));
+        let handle = loops::spawn(Arc::clone(&self.program), worker, Arc::clone(configuration), report)?;
+        self.loops.push(Loop { id, worker, handle, phase: LoopPhase::SettingUp });
+        Ok(id)
+    }
+
+    pub(super) fn handle_loop_event(&mut self, id: u64, event: LoopEvent) {
+        let Some(index) = self.loops.iter().position(|each| each.id == id) else {
+            return;
+        };
+        match event {
+            LoopEvent::Ready if self.loops[index].phase == LoopPhase::SettingUp => {
+                self.loops[index].phase = LoopPhase::Idle;
+                if self.started {
+                    self.continue_growing(Some(id));
+                } else if self.loops.iter().all(|each| each.phase == LoopPhase::Idle) {
+                    self.start_loops();
+                }
+            }
+            LoopEvent::Ready => {}
+            LoopEvent::Started { number, result: Ok(()) } if self.started => {
+                self.continue_committing(Some((number, id)));
+            }
+            LoopEvent::Started { result: Ok(()), .. } => self.handle_started(),
+            LoopEvent::Started { number, result: Err(message) } if self.started => {
+                self.log.write(Level::Alert, &message);
+                self.loops[index].handle.order(Order::Stop);
+                self.loops[index].phase = LoopPhase::Stopping;
+                self.continue_committing(Some((number, id)));
+            }
+            LoopEvent::Started { result: Err(message), .. } => self.fail_to_start(message),
+            LoopEvent::Committed { number } => self.continue_committing(Some((number, id))),
+            LoopEvent::Reopened => self.check_reopening(Some(id)),
+            LoopEvent::Draining => self.handle_draining(index),
+            LoopEvent::Drained => {
+                self.loops[index].handle.order(Order::Stop);
+                self.loops[index].phase = LoopPhase::Stopping;
+            }
+            LoopEvent::Exited(result) => self.handle_exited(index, result),
+        }
+    }
+
+    fn start_loops(&mut self) {
+        let workers = self.loops.len();
+        let number = self.next_change;
+        self.next_change += 1;
+        for each in &mut self.loops {
+            let seat = Seat { worker: each.worker, workers };
+            each.handle.order(Order::Start(Change { number, seat, configuration: Arc::clone(&self.configuration) }));
+            each.phase = LoopPhase::Serving;
+        }
+        self.starting = workers;
+    }
+
+    /// At the start.
+    fn handle_started(&mut self) {
+        self.starting -= 1;
+        if self.stop.is_none() && self.starting == 0 {
+            self.started = true;
+            self.redirect_standard_error();
+            let generation = self.bundle.generation;
+            self.tell_master(&Message::Ready { generation });
+            if let Origin::Single(single) = &mut self.origin {
+                if let Some(waiting) = single.waiting.take() {
+                    waiting.release();
+                }
+                single.notifier.ready();
+            }
+            self.finish_reload();
+        }
+    }
+
+    fn handle_draining(&mut self, index: usize) {
+        if let LoopPhase::Draining { stopped_accepting, .. } = &mut self.loops[index].phase {
+            *stopped_accepting = true;
+        }
+        self.check_accepting();
+    }
+
+    /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting. The
+    /// master is told, each time that it asks: it may have copies.
+    pub(super) fn check_accepting(&mut self) {
+        let accepts = |each: &Loop<_>| match each.phase {
+            LoopPhase::Draining { stopped_accepting, .. } => !stopped_accepting,
+            LoopPhase::Stopping => false,
+            _ => true,
+        };
+        if matches!(self.stop, Some(Stop::Graceful { .. })) && !self.loops.iter().any(accepts) {
+            self.detach_all();
+            self.tell_master(&Message::AcceptingEnded);
+        }
+    }
+
+    /// Closes all listening sockets, whoever still has them.
+    pub(super) fn detach_all(&self) {
+        let sockets = self.bundle.record.listeners.iter().flat_map(|listener| listener.sockets.iter().cloned());
+        if let Err(error) = listen::detach(&self.null, sockets) {
+            self.log.write(Level::Alert, &format!("closing listening sockets failed{}", errno_text(&error)));
+        }
+    }
+
+    /// Bounds the draining of each loop: first its connections are closed in order, a little later the loop ends with
+    /// whatever is left.
+    pub(super) fn check_draining(&mut self) {
+        let now = Instant::now();
+        for each in &mut self.loops {
+            let LoopPhase::Draining { until, expired, .. } = &mut each.phase else {
+                continue;
+            };
+            if until.is_none_or(|until| until > now) {
+                continue;
+            }
+            if !std::mem::replace(expired, true) && each.handle.order(Order::Expire { configuration: None }) {
+                *until = Some(now + LOOPS_STOP_TIMEOUT);
+            } else {
+                each.handle.order(Order::Stop);
+                each.phase = LoopPhase::Stopping;
+            }
+        }
+    }
+
+    fn handle_exited(&mut self, index: usize, result: Result<(), String>) {
+        let ended = self.loops.remove(index);
+        self.check_reopening(Some(ended.id));
+        let message = match result {
+            Err(message) => message,
+            Ok(()) if ended.phase == LoopPhase::Stopping || self.stop.is_some() => return,
+            Ok(()) => format!("event loop of worker {} ended unasked", ended.worker),
+        };
+        match self.reload.take() {
+            reload if self.stop.is_some() || ended.phase == LoopPhase::Stopping => {
+                self.reload = reload;
+                self.log.write(Level::Alert, &message);
+                self.check_accepting();
+            }
+            Some(Reload::Growing { bundle, .. }) if ended.phase == LoopPhase::SettingUp => {
+                self.give_up_growing(&bundle, message);
+            }
+            _ if !self.started => self.fail_to_start(message),
+            // The connections of that loop are lost, and its share of the sockets with it: only a new process helps.
+            _ => {
+                self.log.write(Level::Alert, &message);
+                self.exit_code = EXIT_FATAL;
+                self.begin_fast_stop();
+            }
+        }
+    }
+}

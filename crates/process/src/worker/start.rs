@@ -1,0 +1,158 @@
+//! How a worker process begins: takes its bundle, becomes the worker (limits, user, directory), builds, then runs the control.
+//!
+//! What cannot be done is refused with the reason, over the link, and ends the process. The user changes before the first
+//! thread is started.
+
+use gale_base::log_level::Level;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+
+use super::link::NO_ROOM;
+use super::{Control, EXIT_FATAL, Origin, Single};
+use crate::bundle::Bundle;
+use crate::errors::{ErrorLog, KeptLog, Report, errno_text, say};
+use crate::helper;
+use crate::link::{Link, Message, Received};
+use crate::program::Program;
+use crate::settings::ProcessSettings;
+use crate::signals::Signals;
+
+/// Longest wait for the first bundle.
+const BUNDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs the worker process on the link to its master.
+pub(crate) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> ExitCode {
+    // Only cosmetic: the name in `ps -L` and `top`.
+    let _ = rustix::thread::set_name(c"gale worker");
+    let mut bundle = match link.wait(Instant::now() + BUNDLE_TIMEOUT) {
+        Ok(Received::Bundle(bundle)) => bundle,
+        other => {
+            let why = match other {
+                Ok(Received::BundleLost { .. }) => NO_ROOM.to_owned(),
+                Ok(_) => "unexpected message from the master process".to_owned(),
+                Err(error) => format!("no configuration came from the master process: {error}"),
+            };
+            let refused = Message::Refused { generation: 0, report: Report::new(Level::Emerg, &why).bounded() };
+            if link.send(&refused).is_err() {
+                say(&format!("worker process: [emerg] {why}\n"));
+            }
+            return ExitCode::from(EXIT_FATAL);
+        }
+    };
+    let generation = bundle.generation;
+    let log = program.error_log(&bundle.error_log_targets());
+    let prepared = prepare(&program, &mut bundle, &*log);
+    match prepared {
+        Ok(configuration) => {
+            match Control::new(program, signals, Arc::clone(&log), *bundle, configuration, Origin::Master(Some(link))) {
+                Ok(control) => control.run(),
+                Err(error) => {
+                    log.write(Level::Emerg, &format!("the worker process could not be set up{}", errno_text(&error)));
+                    ExitCode::from(EXIT_FATAL)
+                }
+            }
+        }
+        Err(report) => {
+            report.log_to(&*log);
+            let _ = link.send(&Message::Refused { generation, report: report.bounded() });
+            let _ = link.drain(Instant::now() + BUNDLE_TIMEOUT);
+            program.finish();
+            ExitCode::from(EXIT_FATAL)
+        }
+    }
+}
+
+/// Runs everything in this process: `master_process off`.
+pub(crate) fn run_single<P: Program>(
+    program: P,
+    signals: Signals,
+    bundle: Bundle,
+    configuration: P::Configuration,
+    single: Single,
+) -> ExitCode {
+    let log = program.error_log(&bundle.error_log_targets());
+    match Control::new(program, signals, Arc::clone(&log), bundle, configuration, Origin::Single(single)) {
+        Ok(control) => control.run(),
+        Err(error) => {
+            log.write(Level::Emerg, &format!("the process could not be set up{}", errno_text(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The kernel takes 8 bytes for each: half a megabyte.
+const DESCRIPTORS_RESERVED_MAX: u64 = 65_536;
+
+/// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
+fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
+    let emerg = |message: String| Report::new(Level::Emerg, message);
+    let kept = KeptLog::default();
+    let became = become_worker(&bundle.settings, &kept);
+    kept.pass_on(log);
+    became.map_err(emerg)?;
+    // On a thread of its own, as in a reload: the allocator then finds the memory of
+    // this build again for the next one.
+    let built = thread::scope(|scope| {
+        let build = || helper::guarded(|| program.build(&bundle.request, &mut bundle.resources()));
+        let builder = thread::Builder::new().name("builder".into()).spawn_scoped(scope, build);
+        let builder = builder.map_err(|error| emerg(format!("pthread_create() failed{}", errno_text(&error))))?;
+        builder.join().map_err(|_| emerg("the builder thread panicked".to_owned()))?
+    })?;
+    Ok(built.configuration)
+}
+
+fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), String> {
+    if settings.priority != 0
+        && let Err(error) = rustix::process::setpriority_process(None, settings.priority)
+    {
+        let why = errno_text(&error.into());
+        log.write(Level::Alert, &format!("setpriority({}) failed{why}", settings.priority));
+    }
+    if let Some(limit) = settings.rlimit_nofile {
+        limit_descriptors(limit, log);
+    }
+    reserve_descriptors();
+    if let Some(limit) = settings.rlimit_core {
+        let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
+        if let Err(error) = rustix::process::setrlimit(Resource::Core, limits) {
+            log.write(Level::Alert, &format!("setrlimit(RLIMIT_CORE, {limit}) failed{}", errno_text(&error.into())));
+        }
+    }
+    if let Some(account) = &settings.account {
+        account.assume(settings.keep_net_raw)?;
+    }
+    // A change of user forbids core dumps until they are allowed again.
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable) {
+        log.write(Level::Alert, &format!("prctl(PR_SET_DUMPABLE) failed{}", errno_text(&error.into())));
+    }
+    if let Some(directory) = &settings.working_directory {
+        std::env::set_current_dir(directory)
+            .map_err(|error| format!("chdir(\"{}\") failed{}", directory.display(), errno_text(&error)))?;
+    }
+    Ok(())
+}
+
+pub(super) fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
+    let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
+    if rustix::process::getrlimit(Resource::Nofile) == limits {
+        return; // the master may have set it for us, which we might not be allowed to
+    }
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limits) {
+        log.write(Level::Alert, &format!("setrlimit(RLIMIT_NOFILE, {limit}) failed{}", errno_text(&error.into())));
+    }
+    reserve_descriptors();
+}
+
+/// Has the kernel make its table of descriptors as large as it may become. It doubles it when it is full, and once threads
+/// share it whoever asked for a descriptor (an accept, an open on an event loop) waits for all processors meanwhile, some
+/// 20 ms (`synchronize_rcu` in `expand_files`).
+fn reserve_descriptors() {
+    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(DESCRIPTORS_RESERVED_MAX);
+    let last = i32::try_from(limit).map_or(0, |limit| limit - 1);
+    // It is closed at once, and the table never shrinks. Where it fails, the table grows as it is needed.
+    let _ = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), last);
+}
