@@ -15,12 +15,12 @@ fn build(http: &str) -> Arc<Configuration> {
     Site::new(&Simulation::new(1, Faults::NONE), &text).build()
 }
 
-fn http(configuration: &Configuration) -> &HttpConfiguration {
-    configuration.http.as_ref().expect("an http block")
+fn http(configuration: &Configuration) -> Arc<HttpConfiguration> {
+    configuration.protocol().expect("an http block")
 }
 
-fn locations(configuration: &Configuration) -> Vec<&Scope> {
-    http(configuration).scopes.iter().filter(|scope| scope.kind == ScopeKind::Location).collect()
+fn locations(http: &HttpConfiguration) -> Vec<&Scope> {
+    http.scopes.iter().filter(|scope| scope.kind == ScopeKind::Location).collect()
 }
 
 /// Of how many modules both have the very same settings, and of how many they have their own.
@@ -35,7 +35,8 @@ fn locations_share_what_they_do_not_mention() {
     let plain: String = (0..1000).map(|number| format!("location /p{number} {{ return 200 p{number}; }}")).collect();
     let configuration =
         build(&format!("server {{ listen %ADDRESS%; {plain} location /f {{ root /f; expires 1h; }} }}"));
-    let locations = locations(&configuration);
+    let http = http(&configuration);
+    let locations = locations(&http);
     let (first, files) = (locations[0], locations[1000]);
     for other in &locations[1..1000] {
         assert!(Arc::ptr_eq(&first.core, &other.core), "{:?}", other.name);
@@ -55,7 +56,8 @@ fn what_is_shared_comes_from_the_block_around_it() {
          server { listen %ADDRESS%; location /a { location /a/b { } client_max_body_size 2; } location /c { } }
          server { listen %ADDRESS%; server_name x; client_max_body_size 3; location /a { } location /c { gzip on; } }",
     );
-    let sizes = locations(&configuration)
+    let http = http(&configuration);
+    let sizes = locations(&http)
         .into_iter()
         .map(|scope| (scope.name.as_ref().to_vec(), *scope.core.client_max_body_size.get()));
     let expected = [("/a", 2), ("/a/b", 2), ("/c", 1), ("/a", 3), ("/c", 3)];

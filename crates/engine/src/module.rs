@@ -1,8 +1,8 @@
-//! What a module is to the engine: tables of directives, variables, phase
-//! handlers and filters, with the type of its settings.
+//! What a module is to the engine: a table of directives, the type of
+//! its settings, and what it is to each protocol.
 //!
 //! The engine knows no module by name. A module keeps its state for one request
-//! in the request's notes, never in the request itself, and its settings in a
+//! in that request's notes, never in the request itself, and its settings in a
 //! type of its own of which every scope (http, server, location) has one value.
 
 use std::any::Any;
@@ -11,9 +11,6 @@ use std::sync::Arc;
 use gale_config::Diagnostic;
 
 use crate::configuration::Builder;
-use crate::http::filters::Filter;
-use crate::http::phases::{Handler, Phase};
-use crate::http::variables::Variable;
 
 /// A row of a directive table, as the engine's builder understands it.
 pub type Directive = gale_config::Directive<Builder>;
@@ -33,19 +30,18 @@ pub struct Module {
     pub directives: &'static [Directive],
     /// How its settings come to be; `None` for a module without any.
     pub conf: Option<ConfType>,
-    /// The variables that it defines.
-    pub variables: &'static [Variable],
-    /// What it does to a request, by phase. The order among modules stands in
-    /// [`Order`], not here.
-    pub handlers: &'static [(Phase, &'static dyn Handler)],
-    /// What it does to a response. Same remark.
-    pub filters: &'static [&'static dyn Filter],
+    /// What it is to protocols: of each, a part of the protocol's own type.
+    pub parts: &'static [&'static (dyn Any + Send + Sync)],
 }
 
 impl Module {
     /// A module that does nothing: the base for struct update syntax.
-    pub const EMPTY: Module =
-        Module { name: "", directives: &[], conf: None, variables: &[], handlers: &[], filters: &[] };
+    pub const EMPTY: Module = Module { name: "", directives: &[], conf: None, parts: &[] };
+
+    /// What the module is to the protocol whose parts have this type.
+    pub fn part<P: 'static>(&self) -> Option<&'static P> {
+        self.parts.iter().find_map(|part| part.downcast_ref())
+    }
 }
 
 /// Completes the settings of a scope from those of its parent, if it has one.
@@ -77,8 +73,13 @@ impl ConfType {
 pub struct Order {
     /// Every module; directives and variables are looked up in this order.
     pub modules: &'static [&'static Module],
-    /// Within each phase, the modules in the order in which they are asked.
-    pub phases: &'static [(Phase, &'static [&'static Module])],
-    /// The response filters, the first to act first.
-    pub filters: &'static [&'static Module],
+    /// What else has an order, by protocol: of each, a list of the protocol's own type.
+    pub protocols: &'static [&'static (dyn Any + Send + Sync)],
+}
+
+impl Order {
+    /// The lists of the protocol whose lists have this type.
+    pub fn of<O: 'static>(&self) -> Option<&'static O> {
+        self.protocols.iter().find_map(|order| order.downcast_ref())
+    }
 }

@@ -2,8 +2,9 @@
 //! reloads and stops.
 //!
 //! It ties the parts together and decides nothing itself: building belongs to
-//! `configuration`, connections to `http`, lines to `log`.
+//! `configuration`, connections to the protocols, lines to `log`.
 
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -16,14 +17,17 @@ use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affin
 use parking_lot::Mutex;
 
 use crate::configuration::{self, Configuration, Texts};
-use crate::http::accepting::{LeftSocket, QUEUED_WAIT_MAX, accept_options, leave_accept_mutex};
-use crate::http::worker::{Configured, HttpWorker};
+use crate::connections::{
+    Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
+};
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
+use crate::protocol::ProtocolWorker;
+use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
-    BuildRequest, Built, ErrorLogTarget, ListenAddress, LogFile, LoopMain, ProcessSettings, Program, Quiet, Report,
-    Resources, Seat,
+    BuildRequest, Built, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings, Program,
+    Quiet, Report, Resources, Seat,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
@@ -71,9 +75,8 @@ impl Program for Server {
         let (built, texts) = configuration::build(self.order, request, resources);
         *self.texts.lock() = Some(texts);
         if let (Ok(built), Some(announce)) = (&built, &self.announce) {
-            let addresses = built.configuration.http.iter().flat_map(|http| &http.addresses);
-            addresses
-                .filter_map(|address| address.listener.local_address().ok())
+            listeners(&built.configuration)
+                .filter_map(|listener| listener.local_address().ok())
                 .for_each(|local| announce(local.to_string()));
         }
         built
@@ -132,7 +135,15 @@ impl Program for Server {
         configuration.thread_pools.apply();
         configuration.zones.serve_first();
         place_on_processors(seat, &configuration);
-        let mut serving = Serving { worker: None, retired: Vec::new(), accepting: Vec::new() };
+        let connections_max = *configuration.events.worker_connections.get();
+        let worker = Worker::new(connections_max, Arc::clone(&configuration.error_log));
+        let mut serving = Serving {
+            worker,
+            configuration: Arc::clone(&configuration),
+            protocols: Vec::new(),
+            retired: Vec::new(),
+            accepting: Vec::new(),
+        };
         serving
             .take_over(seat, &configuration)
             .map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
@@ -197,11 +208,19 @@ fn stall_text(stall: &Stall) -> String {
     format!("worker {} stalled for {milliseconds} ms{so_far}: {}{place}{}{untold}", stall.worker, stall.kind, stall.at)
 }
 
+/// The listening sockets of all protocols; several addresses may have the same.
+fn listeners(configuration: &Configuration) -> impl Iterator<Item = ListenerHandle> {
+    configuration.protocols.iter().flat_map(|protocol| protocol.listeners())
+}
+
 /// One event loop's share of the server.
 pub struct Serving {
-    worker: Option<Rc<HttpWorker>>,
-    /// Workers of configurations that had an http block, until their last connection ends.
-    retired: Vec<Rc<HttpWorker>>,
+    worker: Rc<Worker>,
+    configuration: Arc<Configuration>,
+    /// The protocols of the configuration, by name.
+    protocols: Vec<(&'static str, Rc<dyn ProtocolWorker>)>,
+    /// Protocols of earlier configurations, until their last connection ends.
+    retired: Vec<Rc<dyn ProtocolWorker>>,
     accepting: Vec<Accepting>,
 }
 
@@ -209,7 +228,7 @@ pub struct Serving {
 struct Accepting {
     socket: Arc<OwnedFd>,
     /// What is needed of it when it is left.
-    left: LeftSocket,
+    left: DrainingListener,
     /// The workers take turns.
     accept_mutex_delay: Option<Duration>,
     task: TaskId,
@@ -222,7 +241,7 @@ impl Accepting {
     }
 
     /// Nobody will listen on it any more.
-    fn leave_for_good(self) -> LeftSocket {
+    fn leave_for_good(self) -> DrainingListener {
         if self.left.is_deferred {
             gale_process::stop_deferring(&self.socket);
         }
@@ -234,84 +253,110 @@ impl Accepting {
 struct Wanted {
     socket: Arc<OwnedFd>,
     address: ListenAddress,
+    /// The name of the protocol that serves there.
+    protocol: &'static str,
     /// Other loops accept from it, too.
     is_shared: bool,
     is_deferred: bool,
 }
 
 impl Serving {
-    fn workers(&self) -> impl Iterator<Item = &Rc<HttpWorker>> {
-        self.worker.iter().chain(&self.retired)
+    fn workers(&self) -> impl Iterator<Item = &Rc<dyn ProtocolWorker>> {
+        self.protocols.iter().map(|(_, protocol)| protocol).chain(&self.retired)
+    }
+
+    fn protocol(&self, name: &str) -> Option<&Rc<dyn ProtocolWorker>> {
+        self.protocols.iter().find(|(known, _)| *known == name).map(|(_, protocol)| protocol)
     }
 
     /// Uses `configuration` from now on. Sockets that this loop no longer accepts from
     /// are given back, and nothing is accepted from them any more.
     fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> io::Result<Vec<Accepting>> {
+        self.configuration = Arc::clone(configuration);
         let wanted = sockets_of(seat, configuration);
-        let (kept, removed) = std::mem::take(&mut self.accepting)
-            .into_iter()
-            .partition(|accepting: &Accepting| wanted.iter().any(|each| Arc::ptr_eq(&each.socket, &accepting.socket)));
+        let is_kept = |accepting: &Accepting| wanted.iter().any(|each| Arc::ptr_eq(&each.socket, &accepting.socket));
+        let (kept, removed) = std::mem::take(&mut self.accepting).into_iter().partition(is_kept);
         self.accepting = kept;
         removed.iter().for_each(Accepting::stop);
         if self.accepting.is_empty() {
             leave_accept_mutex();
         }
-        if configuration.http.is_none() {
-            // Nothing is served any more: connections end with their current answer.
-            if let Some(worker) = self.worker.take() {
-                worker.drain();
-                self.retired.push(worker);
-            }
-            return Ok(removed);
-        }
         let connections_max = *configuration.events.worker_connections.get();
-        let configured = Configured::new(Arc::clone(configuration));
-        let worker = match &self.worker {
-            Some(worker) => {
-                worker.commit(configured, connections_max);
-                Rc::clone(worker)
-            }
-            None => Rc::clone(self.worker.insert(HttpWorker::new(configured, connections_max))),
-        };
-        let events = &configuration.events;
-        for Wanted { socket, address, is_shared, is_deferred } in wanted {
-            let address = Rc::new(address);
-            let options = accept_options(is_shared, *events.multi_accept.get());
-            let takes_turns = is_shared && *events.accept_mutex.get();
-            let accept_mutex_delay = takes_turns.then(|| *events.accept_mutex_delay.get());
-            let accept = |listener: &Rc<Listener>| {
-                let accepting =
-                    Rc::clone(&worker).accept_from(Rc::clone(listener), Rc::clone(&address), accept_mutex_delay);
-                gale_runtime::spawn(accepting)
-            };
-            if let Some(kept) = self.accepting.iter_mut().find(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
-                kept.left.listener.set_options(options);
-                kept.left.is_deferred = is_deferred;
-                if kept.accept_mutex_delay != accept_mutex_delay {
-                    kept.stop();
-                    (kept.task, kept.accept_mutex_delay) = (accept(&kept.left.listener), accept_mutex_delay);
-                }
-                continue;
-            }
-            let listener = Rc::new(Listener::from_fd(Arc::clone(&socket), options)?);
-            let task = accept(&listener);
-            let left = LeftSocket { listener, address, is_deferred };
-            self.accepting.push(Accepting { socket, left, accept_mutex_delay, task });
+        self.worker.commit(connections_max, Arc::clone(&configuration.error_log));
+        self.commit_protocols(configuration);
+        for wanted in wanted {
+            self.accept_from(wanted, configuration)?;
         }
         Ok(removed)
+    }
+
+    /// Protocols that are still there go on, new ones begin, and the connections of those that are gone end with their
+    /// current exchange.
+    fn commit_protocols(&mut self, configuration: &Arc<Configuration>) {
+        let mut earlier = std::mem::take(&mut self.protocols);
+        for protocol in &configuration.protocols {
+            let name = protocol.name();
+            let known = earlier.iter().position(|(known, _)| *known == name).map(|place| earlier.swap_remove(place).1);
+            let worker = match known {
+                Some(known) => {
+                    known.commit(configuration);
+                    known
+                }
+                None => protocol.start(&self.worker, configuration),
+            };
+            self.protocols.push((name, worker));
+        }
+        for (_, gone) in earlier {
+            Rc::clone(&gone).drain();
+            self.retired.push(gone);
+        }
+    }
+
+    fn accept_from(&mut self, wanted: Wanted, configuration: &Configuration) -> io::Result<()> {
+        let events = &configuration.events;
+        let Wanted { socket, address, protocol, is_shared, is_deferred } = wanted;
+        let protocol = Rc::clone(self.protocol(protocol).expect("the configuration has the protocol of its address"));
+        let address = Rc::new(address);
+        let options = accept_options(is_shared, *events.multi_accept.get());
+        let takes_turns = is_shared && *events.accept_mutex.get();
+        let accept_mutex_delay = takes_turns.then(|| *events.accept_mutex_delay.get());
+        let accept = |listener: &Rc<Listener>| {
+            let acceptor = Acceptor {
+                worker: Rc::clone(&self.worker),
+                protocol: Rc::clone(&protocol),
+                listener: Rc::clone(listener),
+                address: Rc::clone(&address),
+                accept_mutex_delay,
+            };
+            gale_runtime::spawn(acceptor.run())
+        };
+        if let Some(kept) = self.accepting.iter_mut().find(|accepting| Arc::ptr_eq(&accepting.socket, &socket)) {
+            kept.left.listener.set_options(options);
+            kept.left.is_deferred = is_deferred;
+            if kept.accept_mutex_delay != accept_mutex_delay || !Rc::ptr_eq(&kept.left.protocol, &protocol) {
+                kept.stop();
+                (kept.task, kept.accept_mutex_delay) = (accept(&kept.left.listener), accept_mutex_delay);
+                kept.left.protocol = protocol;
+            }
+            return Ok(());
+        }
+        let listener = Rc::new(Listener::from_fd(Arc::clone(&socket), options)?);
+        let task = accept(&listener);
+        let left = DrainingListener { listener, address, is_deferred, protocol };
+        self.accepting.push(Accepting { socket, left, accept_mutex_delay, task });
+        Ok(())
     }
 }
 
 /// Whether some loop accepts from this socket under this configuration.
 fn has_socket(configuration: &Configuration, socket: &Arc<OwnedFd>) -> bool {
-    let addresses = configuration.http.iter().flat_map(|http| &http.addresses);
-    addresses.flat_map(|address| &address.listener.sockets).any(|known| Arc::ptr_eq(known, socket))
+    listeners(configuration).any(|listener| listener.sockets.iter().any(|known| Arc::ptr_eq(known, socket)))
 }
 
 impl Drop for Serving {
     /// What was logged is handed on, however the loop ends.
     fn drop(&mut self) {
-        self.workers().for_each(|worker| worker.access.flush());
+        self.worker.access.flush();
     }
 }
 
@@ -322,19 +367,21 @@ fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
     if seat.worker >= seat.workers {
         return sockets;
     }
-    for address in configuration.http.iter().flat_map(|http| &http.addresses) {
-        let listener = &address.listener;
-        let is_single = listener.sockets.len() == 1;
-        let is_own = |index: usize| is_single || index % seat.workers == seat.worker;
-        for (_, socket) in listener.sockets.iter().enumerate().filter(|(index, _)| is_own(*index)) {
-            // Several addresses may share one socket.
-            if !sockets.iter().any(|known| Arc::ptr_eq(&known.socket, socket)) {
-                sockets.push(Wanted {
-                    socket: Arc::clone(socket),
-                    address: listener.spec.address.clone(),
-                    is_shared: is_single && seat.workers > 1,
-                    is_deferred: listener.spec.deferred,
-                });
+    for protocol in &configuration.protocols {
+        for listener in protocol.listeners() {
+            let is_single = listener.sockets.len() == 1;
+            let is_own = |index: usize| is_single || index % seat.workers == seat.worker;
+            for (_, socket) in listener.sockets.iter().enumerate().filter(|(index, _)| is_own(*index)) {
+                // Several addresses may share one socket.
+                if !sockets.iter().any(|known| Arc::ptr_eq(&known.socket, socket)) {
+                    sockets.push(Wanted {
+                        socket: Arc::clone(socket),
+                        address: listener.spec.address.clone(),
+                        protocol: protocol.name(),
+                        is_shared: is_single && seat.workers > 1,
+                        is_deferred: listener.spec.deferred,
+                    });
+                }
             }
         }
     }
@@ -350,28 +397,27 @@ impl gale_process::Worker for Serving {
         place_on_processors(seat, &configuration);
         configuration.thread_pools.apply();
         configuration.zones.serve();
-        self.retired.retain(|worker| worker.connection_count() > 0);
-        let old = self.worker.as_ref().map(|worker| worker.configuration());
-        let worker = self.worker.clone();
+        self.retired.retain(|protocol| protocol.connection_count() > 0);
+        let old = Arc::clone(&self.configuration);
         let removed = match self.take_over(seat, &configuration) {
             Ok(removed) => removed,
             Err(error) => {
                 configuration.error_log.write(
                     Level::Alert,
                     None,
-                    &format!("a new socket cannot be accepted from: {error}"),
+                    &format_args!("a new socket cannot be accepted from: {error}"),
                 );
                 Vec::new()
             }
         };
         // A socket that another loop takes over is not drained: its queue lives on.
         let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
-        let removed: Vec<LeftSocket> = removed.map(Accepting::leave_for_good).collect();
+        let removed: Vec<DrainingListener> = removed.map(Accepting::leave_for_good).collect();
+        let worker = Rc::clone(&self.worker);
         Box::pin(async move {
-            let (Some(worker), Some(old)) = (worker, old) else { return };
-            worker.accept_late(&removed, Some(&old)).await;
+            accept_late(&worker, &removed, Some(&old)).await;
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
-            worker.accept_what_is_queued(&removed, Some(&old), until).await;
+            accept_queued(&worker, &removed, Some(&old), until).await;
         })
     }
 
@@ -379,54 +425,50 @@ impl gale_process::Worker for Serving {
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
         leave_accept_mutex();
-        let worker = self.worker.clone();
+        let worker = Rc::clone(&self.worker);
+        let protocols: Vec<Rc<dyn ProtocolWorker>> =
+            self.protocols.iter().map(|(_, protocol)| Rc::clone(protocol)).collect();
         Box::pin(async move {
-            let Some(worker) = worker else { return };
             let leave = |accepting: Accepting| if is_last { accepting.leave_for_good() } else { accepting.left };
-            let left: Vec<LeftSocket> = accepting.into_iter().map(leave).collect();
+            let left: Vec<DrainingListener> = accepting.into_iter().map(leave).collect();
             if is_last {
                 // Everybody else need not wait for them.
-                worker.drain();
-                worker.accept_late(&left, None).await;
+                protocols.into_iter().for_each(|protocol| protocol.drain());
+                accept_late(&worker, &left, None).await;
             }
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
-            worker.accept_what_is_queued(&left, None, until).await;
+            accept_queued(&worker, &left, None, until).await;
             // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which is at
             // the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade, would
             // hear of it with the next connection only.
             gale_runtime::yield_now().await;
-            worker.accept_what_is_queued(&left, None, until).await;
+            accept_queued(&worker, &left, None, until).await;
         })
     }
 
     fn drain(&mut self) -> Quiet {
-        let workers: Vec<Rc<HttpWorker>> = self.workers().cloned().collect();
-        workers.iter().for_each(HttpWorker::drain);
+        let protocols: Vec<Rc<dyn ProtocolWorker>> = self.workers().cloned().collect();
+        protocols.iter().for_each(|protocol| Rc::clone(protocol).drain());
+        let worker = Rc::clone(&self.worker);
         Box::pin(async move {
-            for worker in workers {
-                worker.all_closed().await;
-                worker.access.flush();
+            for protocol in protocols {
+                poll_fn(|context| protocol.poll_closed(context)).await;
             }
+            worker.access.flush();
             // In vain for peers that take nothing; `worker_shutdown_timeout` may be shorter, and ends the loop then.
             let _ = gale_runtime::timeout(LAST_ANSWERS_WAIT_MAX, gale_runtime::all_sent()).await;
         })
     }
 
     fn expire(&mut self, configuration: Option<&Arc<Configuration>>) {
-        let newest = match configuration.map(|configuration| configuration.http.as_ref()) {
-            None => None,
-            Some(Some(http)) => Some(http),
-            // Nobody began anything with it.
-            Some(None) => return,
-        };
-        self.workers().for_each(|worker| worker.expire(newest));
+        self.workers().for_each(|protocol| protocol.expire(configuration.map(Arc::as_ref)));
     }
 
     fn reopen(&mut self) {
-        self.workers().for_each(|worker| worker.access.flush());
+        self.worker.access.flush();
     }
 
     fn connections(&self) -> usize {
-        self.workers().map(|worker| worker.connection_count()).sum()
+        self.workers().map(|protocol| protocol.connection_count()).sum()
     }
 }

@@ -19,7 +19,7 @@ use gale_process::EnvironmentEntry;
 use gale_runtime::affinity::PROCESSORS_MAX;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "core",
     directives: DIRECTIVES,
     conf: Some(ConfType { complete_main, ..ConfType::of::<MainSettings>() }),

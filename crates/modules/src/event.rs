@@ -5,7 +5,7 @@
 
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Inert, One, Place, Statement, Takes, slot, values};
-use gale_engine::configuration::{Builder, EventsSettings, Level};
+use gale_engine::configuration::{Builder, EventsSettings, ScopeRef};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
 
@@ -89,7 +89,7 @@ fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<()
     if std::mem::replace(&mut builder.has_events, true) {
         return Err(statement.directive_error("is duplicate"));
     }
-    builder.walk(statement.body(), Place::EVENTS, Level::Main);
+    builder.walk(statement.body(), Place::EVENTS, ScopeRef::Main);
     Ok(())
 }
 

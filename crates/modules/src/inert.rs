@@ -9,7 +9,7 @@ use gale_config::{Body, Inert, Place, Takes};
 use gale_engine::module::{Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module { name: "inert", directives: DIRECTIVES, ..Module::EMPTY };
+pub static MODULE: Module = Module { name: "inert", directives: DIRECTIVES, ..Module::EMPTY };
 
 const HTTP_AND_SERVER: Place = Place::HTTP.or(Place::SERVER);
 

@@ -1,5 +1,6 @@
 //! The order in which modules act: every list that decides one, in one place.
 
+use gale_engine::http::module::HttpOrder;
 use gale_engine::http::phases::Phase;
 use gale_engine::module::{Module, Order};
 
@@ -13,7 +14,7 @@ use crate::http::{
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
-pub static ORDER: Order = Order { modules: MODULES, phases: PHASES, filters: FILTERS };
+pub static ORDER: Order = Order { modules: MODULES, protocols: &[&HttpOrder { phases: PHASES, filters: FILTERS }] };
 
 /// Directives and variables are looked up in this order.
 const MODULES: &[&Module] = &[

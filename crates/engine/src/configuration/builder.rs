@@ -4,7 +4,7 @@
 //! It goes on after an error, so that one run tells all that is wrong. Nothing
 //! is opened before the whole text has been understood.
 
-use std::any::TypeId;
+use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -14,24 +14,24 @@ use std::time::Duration;
 use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables, Word};
 use gale_runtime::DriverChoice;
 
+use super::blocks::{BlockBuilder, BlockDraft, Complete, OpenBlock};
 use super::hosts::{HostAddresses, Hosts};
+use super::scopes::ScopeId;
 use super::zones::{ZoneRef, ZoneSize, Zones};
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
-use crate::http;
-use crate::http::builder::HttpBuilder;
-use crate::http::configuration::ScopeId;
 use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
-use gale_process::{Account, BuildRequest, ProcessSettings, ResourceError, Resources};
+use crate::protocol::Protocol;
+use gale_process::{Account, BuildRequest, ListenSpec, ProcessSettings, ResourceError, Resources};
 
 /// Where the settings that are being written belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum ScopeRef {
     /// Outside of all blocks, or in `events`.
     Main,
-    /// A scope of the http block.
-    Scope(ScopeId),
+    /// A scope of the block that is being read.
+    Block(ScopeId),
 }
 
 /// The `events` block.
@@ -57,10 +57,8 @@ pub struct Builder {
     pub diagnostics: Diagnostics,
     /// Whether there is an `events` block.
     pub has_events: bool,
-    /// The `http` block, if there is one.
-    pub http: Option<HttpBuilder>,
-    /// The level whose settings are being written.
-    pub level: Level,
+    /// The scope whose settings are being written.
+    pub scope: ScopeRef,
     /// The kind of block that is being read.
     pub place: Place,
     /// The parent of relative paths (`-p`).
@@ -81,6 +79,8 @@ pub struct Builder {
     pub order: &'static Order,
 
     tables: Rc<Tables<Builder>>,
+    /// The blocks of protocols, in the order of the text: what is being read is the last.
+    blocks: Vec<OpenBlock>,
     main_confs: Vec<Option<Conf>>,
     /// In the order in which they are opened.
     logs: Vec<LogRequest>,
@@ -109,8 +109,7 @@ impl Builder {
         Builder {
             diagnostics: Diagnostics::new(),
             has_events: false,
-            http: None,
-            level: Level::Main,
+            scope: ScopeRef::Main,
             place: Place::MAIN,
             prefix: request.prefix.clone(),
             configuration_directory: request.configuration_path.parent().unwrap_or(Path::new("/")).to_owned(),
@@ -121,6 +120,7 @@ impl Builder {
             logs_to_stderr: false,
             order,
             tables: Rc::new(tables(order)),
+            blocks: Vec::new(),
             main_confs: make_confs(order.modules),
             logs: Vec::new(),
             logs_by_path: HashMap::new(),
@@ -153,8 +153,8 @@ impl Builder {
 
     /// Applies every statement of a block; what is wrong is noted, and the next
     /// one tried.
-    pub fn walk(&mut self, statements: &[Statement], place: Place, level: Level) {
-        let outer = std::mem::replace(&mut self.level, level);
+    pub fn walk(&mut self, statements: &[Statement], place: Place, scope: ScopeRef) {
+        let outer = std::mem::replace(&mut self.scope, scope);
         let outer_place = std::mem::replace(&mut self.place, place);
         let tables = self.tables();
         for statement in statements {
@@ -165,17 +165,17 @@ impl Builder {
                 }
                 // The settings leave the builder while they are written, so that
                 // the row may use the builder, too.
-                let conf = self.confs(level)[found.owner].take();
+                let conf = self.confs(scope)[found.owner].take();
                 let mut conf = conf.unwrap_or_else(|| self.make_conf(found.owner));
                 let applied = store.apply(conf.as_mut(), self, statement);
-                self.confs(level)[found.owner] = Some(conf);
+                self.confs(scope)[found.owner] = Some(conf);
                 applied
             });
             if let Err(error) = applied {
                 self.diagnostics.report(error);
             }
         }
-        self.level = outer;
+        self.scope = outer;
         self.place = outer_place;
     }
 
@@ -183,16 +183,27 @@ impl Builder {
         (self.order.modules[owner].conf.expect("a module with such rows has settings").make)()
     }
 
-    fn confs(&mut self, level: Level) -> &mut Vec<Option<Conf>> {
-        match level {
-            Level::Main => &mut self.main_confs,
-            Level::Scope(scope) => self.http_mut().confs(scope),
+    fn confs(&mut self, scope: ScopeRef) -> &mut Vec<Option<Conf>> {
+        match scope {
+            ScopeRef::Main => &mut self.main_confs,
+            ScopeRef::Block(scope) => {
+                let block = self.blocks.last_mut().expect("a scope is in a block");
+                block.builder.scopes().confs(scope)
+            }
         }
     }
 
-    /// The http block, which a directive of one of its scopes may take for granted.
-    pub fn http_mut(&mut self) -> &mut HttpBuilder {
-        self.http.as_mut().expect("inside of the http block")
+    /// A protocol's block begins. `complete` is called when all of the text was read.
+    pub fn open_block(&mut self, block: impl BlockBuilder, complete: Complete) {
+        self.blocks.push(OpenBlock { builder: Box::new(block), complete });
+    }
+
+    /// What the block of this type has gathered, if there is such a block.
+    pub fn block<B: BlockBuilder>(&mut self) -> Option<&mut B> {
+        self.blocks.iter_mut().find_map(|block| {
+            let builder: &mut dyn Any = block.builder.as_mut();
+            builder.downcast_mut()
+        })
     }
 
     /// The settings of the main level of the module that has this type.
@@ -316,7 +327,7 @@ impl Builder {
 
     /// Applies every statement and completes the main level.
     fn understand(&mut self, statements: &[Statement], syntax_errors: Vec<Diagnostic>) -> Option<()> {
-        self.walk(statements, Place::MAIN, Level::Main);
+        self.walk(statements, Place::MAIN, ScopeRef::Main);
         if !self.diagnostics.has_errors() {
             self.note(syntax_errors);
         }
@@ -341,8 +352,9 @@ impl Builder {
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
         let unknown_hosts = self.hosts.resolve(resources);
         self.note(unknown_hosts);
-        let http = self.http.is_some().then(|| http::builder::finish(self, resources)).transpose();
-        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
+        let completes: Vec<Complete> = self.blocks.iter().map(|block| block.complete).collect();
+        let drafts = completes.into_iter().map(|complete| complete(self, resources)).collect::<Result<Vec<_>, _>>();
+        let drafts = drafts.map_err(|error| self.diagnostics.report(error)).ok()?;
         if self.diagnostics.has_errors() {
             return None;
         }
@@ -350,14 +362,14 @@ impl Builder {
         if self.diagnostics.has_errors() {
             return None;
         }
-        let http = http.map(|draft| draft.open(resources, process.account.as_ref())).transpose();
-        let http = http.map_err(|error| self.diagnostics.report(error)).ok()?;
+        let protocols = open_blocks(drafts, resources, process.account.as_ref());
+        let protocols = protocols.map_err(|error| self.diagnostics.report(error)).ok()?;
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
         let thread_pools = ThreadPools::new(main.thread_pool.get(), process.workers);
         let cpu_affinity = main.worker_cpu_affinity.get_opt().cloned();
         let zones = Arc::new(std::mem::take(&mut self.zones.named));
-        Some(Configuration { process, events, cpu_affinity, thread_pools, error_log, zones, http })
+        Some(Configuration { process, events, cpu_affinity, thread_pools, error_log, zones, protocols })
     }
 
     fn complete_main(&mut self) {
@@ -444,6 +456,23 @@ impl Builder {
             }
         }
     }
+}
+
+/// Opens what the blocks need: their directories, then the sockets of all of them together.
+fn open_blocks(
+    drafts: Vec<Box<dyn BlockDraft>>,
+    resources: &mut dyn Resources,
+    owner: Option<&Account>,
+) -> Result<Vec<Arc<dyn Protocol>>, Diagnostic> {
+    drafts.iter().try_for_each(|draft| draft.prepare(resources, owner))?;
+    let listens: Vec<Vec<ListenSpec>> = drafts.iter().map(|draft| draft.listens()).collect();
+    if listens.is_empty() {
+        return Ok(Vec::new());
+    }
+    let listeners = resources.listeners(&listens.concat()).map_err(|error| Diagnostic::emerg(error.to_string()))?;
+    let mut listeners = listeners.into_iter();
+    let drafts = drafts.into_iter().zip(listens);
+    Ok(drafts.map(|(draft, listens)| draft.finish(listeners.by_ref().take(listens.len()).collect())).collect())
 }
 
 /// Who the worker process of root is when the configuration does not say: nobody, whose group has one of two names, as

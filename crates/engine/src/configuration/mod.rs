@@ -6,10 +6,12 @@
 //! that starts, the helper and the worker process run the same code and come to
 //! the same result.
 
+mod blocks;
 mod builder;
 mod cpu_affinity;
 mod hosts;
 mod main_settings;
+mod scopes;
 mod thread_pools;
 mod zones;
 
@@ -20,16 +22,18 @@ use gale_config::{
     Diagnostic, Diagnostics, DiskFiles, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text,
 };
 
-pub use builder::{Builder, EventsSettings, Level, tables};
+pub use blocks::{BlockBuilder, BlockDraft, Complete};
+pub use builder::{Builder, EventsSettings, ScopeRef, tables};
 pub use cpu_affinity::CpuAffinity;
 pub use hosts::HostAddresses;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
+pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;
 pub use zones::{ZoneRef, ZoneSize};
 
-use crate::http::configuration::HttpConfiguration;
 use crate::log::ErrorLog;
 use crate::module::Order;
+use crate::protocol::Protocol;
 use crate::zone::NamedZones;
 use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 
@@ -47,8 +51,15 @@ pub struct Configuration {
     pub error_log: Arc<ErrorLog>,
     /// The zones that are declared.
     pub zones: Arc<NamedZones>,
-    /// The `http` block; without one there is nothing to serve.
-    pub http: Option<HttpConfiguration>,
+    /// What is served, one for each block such as `http`.
+    pub protocols: Vec<Arc<dyn Protocol>>,
+}
+
+impl Configuration {
+    /// The protocol of this type, if the configuration has its block.
+    pub fn protocol<P: Protocol>(&self) -> Option<Arc<P>> {
+        self.protocols.iter().find_map(|protocol| Arc::clone(protocol).downcast())
+    }
 }
 
 /// The texts that a configuration was read from, in order: what `-T` prints.

@@ -13,29 +13,42 @@ use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
 use gale_protocol::http1::Method;
 
-use super::addresses::{self, Address, AddressDraft, Listen, ListenPlace, PORT_DEFAULT, PORT_UNPRIVILEGED, Protocols};
 use super::configuration::{
-    BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeId, ScopeKind, Server, ServerId,
-    VirtualServers,
+    Address, BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeKind, Server, VirtualServers,
 };
 use super::filters::Filter;
 use super::location::{Locations, Pattern};
+use super::module::{HttpOrder, HttpPart};
 use super::phases::{Handler, Phase};
 use super::regex::Regex;
 use super::server_name::{ServerName, ServerNames};
 use super::settings::{Alias, CoreSettings};
 use super::template::Template;
 use super::variables::{VariableId, VariableTable};
-use crate::configuration::{Builder, Level};
+use crate::configuration::{BlockBuilder, BlockDraft, Builder, Confs, ScopeId, ScopeRef, ScopeTree, ServerId};
+use crate::listen::{AddressDraft, Listen, ListenDefaults, ListenPlan};
 use crate::log::ErrorLog;
-use crate::module::{Conf, ConfType, Directive, Module, SharedConf};
-use gale_process::{Account, ListenAddress, ListenSpec, Resources};
+use crate::module::{Conf, Module};
+use crate::protocol::Protocol;
+use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
+
+/// The port when `listen` names none.
+const PORT_DEFAULT: u16 = 80;
+
+/// The port of a server without `listen` when the program does not run as root.
+const PORT_UNPRIVILEGED: u16 = 8000;
+
+/// HTTP clients speak first, so the kernel tells of a connection when its request is there: what would be an accept, a wait
+/// and a receive becomes one step.
+const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: true };
 
 /// The http block while it is being read.
 #[derive(Default)]
 pub struct HttpBuilder {
     /// The variables mentioned so far.
     pub variables: VariableTable,
+    tree: ScopeTree,
+    /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
     /// The regular expressions so far, by text and whether case matters not: many servers have the same ones.
@@ -44,13 +57,10 @@ pub struct HttpBuilder {
 
 struct ScopeDraft {
     kind: ScopeKind,
-    parent: Option<ScopeId>,
     server: Option<ServerId>,
     /// The location as written, for messages; empty for the others.
     name: BString,
     shape: LocationShape,
-    /// The settings of the modules that are mentioned, until all are complete.
-    confs: Vec<Option<Conf>>,
     /// Locations nested here, in order.
     locations: Vec<(Pattern, ScopeId)>,
     /// Their patterns, but for regular expressions: each may be there once.
@@ -75,20 +85,61 @@ struct ServerDraft {
     listens: Vec<Listen>,
 }
 
+impl BlockBuilder for HttpBuilder {
+    fn scopes(&mut self) -> &mut ScopeTree {
+        &mut self.tree
+    }
+}
+
+/// What a directive of the http block, or inside of it, may take for granted.
+pub trait InHttp {
+    /// The http block.
+    fn http_mut(&mut self) -> &mut HttpBuilder;
+
+    /// The scope that the directive stands in.
+    fn http_scope(&self) -> ScopeId;
+}
+
+impl InHttp for Builder {
+    fn http_mut(&mut self) -> &mut HttpBuilder {
+        self.block().expect("inside of the http block")
+    }
+
+    fn http_scope(&self) -> ScopeId {
+        match self.scope {
+            ScopeRef::Block(scope) => scope,
+            ScopeRef::Main => unreachable!("a directive of the http block outside of it"),
+        }
+    }
+}
+
+impl ScopeDraft {
+    /// A scope that is no location.
+    fn new(kind: ScopeKind, server: Option<ServerId>) -> ScopeDraft {
+        ScopeDraft {
+            kind,
+            server,
+            name: BString::default(),
+            shape: LocationShape::None,
+            locations: Vec::new(),
+            patterns: HashSet::new(),
+            limit_except: None,
+        }
+    }
+}
+
 impl HttpBuilder {
     /// The settings of a scope, by module.
     pub fn confs(&mut self, scope: ScopeId) -> &mut Vec<Option<Conf>> {
-        &mut self.scopes[scope.0 as usize].confs
-    }
-
-    fn add_scope(&mut self, draft: ScopeDraft) -> ScopeId {
-        let id = ScopeId(u32::try_from(self.scopes.len()).expect("fewer scopes than 2^32"));
-        self.scopes.push(draft);
-        id
+        self.tree.confs(scope)
     }
 
     fn scope(&self, id: ScopeId) -> &ScopeDraft {
         &self.scopes[id.0 as usize]
+    }
+
+    fn scope_mut(&mut self, id: ScopeId) -> &mut ScopeDraft {
+        &mut self.scopes[id.0 as usize]
     }
 
     /// What an `alias` in this scope replaces; `None` outside of a location.
@@ -134,83 +185,61 @@ impl HttpBuilder {
 
 /// `http { }`
 pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    if builder.http.is_some() {
+    if builder.block::<HttpBuilder>().is_some() {
         return Err(statement.directive_error("is duplicate"));
     }
     let mut http = HttpBuilder::default();
-    let scope = http.add_scope(ScopeDraft {
-        kind: ScopeKind::Http,
-        parent: None,
-        server: None,
-        name: BString::default(),
-        shape: LocationShape::None,
-        confs: builder.fresh_confs(),
-        locations: Vec::new(),
-        patterns: HashSet::new(),
-        limit_except: None,
-    });
-    builder.http = Some(http);
-    builder.walk(statement.body(), Place::HTTP, Level::Scope(scope));
+    let scope = http.tree.add_root(builder);
+    http.scopes.push(ScopeDraft::new(ScopeKind::Http, None));
+    builder.open_block(http, complete);
+    builder.walk(statement.body(), Place::HTTP, ScopeRef::Block(scope));
     Ok(())
+}
+
+/// Adds a scope inside of the one that is being read.
+fn add_scope(builder: &mut Builder, draft: ScopeDraft) -> ScopeId {
+    let parent = builder.http_scope();
+    let confs = builder.no_confs();
+    let http = builder.http_mut();
+    http.scopes.push(draft);
+    http.tree.add(parent, confs)
 }
 
 /// `server { }`
 pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let confs = builder.no_confs();
-    let parent = current_scope(builder);
-    let http = builder.http_mut();
-    let server = ServerId(u32::try_from(http.servers.len()).expect("fewer servers than 2^32"));
-    let scope = http.add_scope(ScopeDraft {
-        kind: ScopeKind::Server,
-        parent: Some(parent),
-        server: Some(server),
-        name: BString::default(),
-        shape: LocationShape::None,
-        confs,
-        locations: Vec::new(),
-        patterns: HashSet::new(),
-        limit_except: None,
-    });
-    http.servers.push(ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() });
-    builder.walk(statement.body(), Place::SERVER, Level::Scope(scope));
+    let server = ServerId(u32::try_from(builder.http_mut().servers.len()).expect("fewer servers than 2^32"));
+    let scope = add_scope(builder, ScopeDraft::new(ScopeKind::Server, Some(server)));
+    let draft = ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() };
+    builder.http_mut().servers.push(draft);
+    builder.walk(statement.body(), Place::SERVER, ScopeRef::Block(scope));
     Ok(())
 }
 
 /// `location [=|~|~*|^~] URI { }` and `location @NAME { }`
 pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let confs = builder.no_confs();
-    let parent = current_scope(builder);
+    let parent = builder.http_scope();
     let http = builder.http_mut();
     let (pattern, shape) = location_pattern(http, statement)?;
     let name = statement.args.last().map(|word| word.text.clone()).unwrap_or_default();
     check_nesting(http.scope(parent), &name, shape).map_err(|message| statement.error(message))?;
-    let server = http.scope(parent).server;
-    let scope = http.add_scope(ScopeDraft {
-        kind: ScopeKind::Location,
-        parent: Some(parent),
-        server,
-        name: stored_name(&pattern, &name),
-        shape,
-        confs,
-        locations: Vec::new(),
-        patterns: HashSet::new(),
-        limit_except: None,
-    });
-    let parent = &mut http.scopes[parent.0 as usize];
+    let stored_name = stored_name(&pattern, &name);
+    let parent = http.scope_mut(parent);
     if let Pattern::Exact(text) | Pattern::Prefix { prefix: text, .. } | Pattern::Named(text) = &pattern
         && !parent.patterns.insert((shape, text.clone()))
     {
-        let message = format!("duplicate location \"{}\"", stored_name(&pattern, &name));
-        return Err(statement.error(message));
+        return Err(statement.error(format!("duplicate location \"{stored_name}\"")));
     }
-    parent.locations.push((pattern, scope));
-    builder.walk(statement.body(), Place::LOCATION, Level::Scope(scope));
+    let draft = ScopeDraft { name: stored_name, shape, ..ScopeDraft::new(ScopeKind::Location, parent.server) };
+    let outer = builder.http_scope();
+    let scope = add_scope(builder, draft);
+    builder.http_mut().scope_mut(outer).locations.push((pattern, scope));
+    builder.walk(statement.body(), Place::LOCATION, ScopeRef::Block(scope));
     Ok(())
 }
 
 /// `limit_except METHOD … { }`: the block for every other method.
 pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let location = current_scope(builder);
+    let location = builder.http_scope();
     if builder.http_mut().scope(location).limit_except.is_some() {
         return Err(statement.directive_error("is duplicate"));
     }
@@ -220,7 +249,7 @@ pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), 
     }
     let scope = nameless_block(builder, statement, Place::LIMIT_EXCEPT);
     let block = LimitExcept { methods: methods.into(), scope };
-    builder.http_mut().scopes[location.0 as usize].limit_except = Some(block);
+    builder.http_mut().scope_mut(location).limit_except = Some(block);
     Ok(())
 }
 
@@ -239,23 +268,12 @@ fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
 /// It has all settings of the block around it but those that are for a location alone, and the content of the
 /// location stays what it is unless the block has content of its own.
 pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Place) -> ScopeId {
-    let confs = builder.no_confs();
-    let parent = current_scope(builder);
-    let http = builder.http_mut();
-    let outer = http.scope(parent);
-    let draft = ScopeDraft {
-        kind: ScopeKind::Nameless,
-        parent: Some(parent),
-        server: outer.server,
-        name: outer.name.clone(),
-        shape: outer.shape,
-        confs,
-        locations: Vec::new(),
-        patterns: HashSet::new(),
-        limit_except: None,
-    };
-    let scope = http.add_scope(draft);
-    builder.walk(statement.body(), place, Level::Scope(scope));
+    let outer = builder.http_scope();
+    let outer = builder.http_mut().scope(outer);
+    let (name, shape) = (outer.name.clone(), outer.shape);
+    let draft = ScopeDraft { name, shape, ..ScopeDraft::new(ScopeKind::Nameless, outer.server) };
+    let scope = add_scope(builder, draft);
+    builder.walk(statement.body(), place, ScopeRef::Block(scope));
     scope
 }
 
@@ -270,7 +288,7 @@ fn stored_name(pattern: &Pattern, written: &BString) -> BString {
 
 /// `listen …`
 pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let (listen, warnings) = Listen::parse(statement)?;
+    let (listen, warnings) = Listen::parse(statement, DEFAULTS)?;
     builder.note(warnings);
     let server = current_server(builder);
     if let Some(address) = server.listens.iter().find_map(|other| listen.shared_with(other)) {
@@ -290,7 +308,7 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
         }
         let mut word = word.clone();
         if word.text == "$hostname" {
-            word.text = super::worker::hostname().into();
+            word.text = crate::hostname::hostname().into();
         }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         if let ServerName::Regex(regex) = &mut name {
@@ -301,15 +319,8 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
     Ok(())
 }
 
-fn current_scope(builder: &Builder) -> ScopeId {
-    match builder.level {
-        Level::Scope(scope) => scope,
-        Level::Main => unreachable!("a directive of the http block outside of it"),
-    }
-}
-
 fn current_server(builder: &mut Builder) -> &mut ServerDraft {
-    let scope = current_scope(builder);
+    let scope = builder.http_scope();
     let http = builder.http_mut();
     let server = http.scope(scope).server.expect("inside of a server block");
     &mut http.servers[server.0 as usize]
@@ -373,68 +384,51 @@ fn check_nesting(parent: &ScopeDraft, name: &BString, shape: LocationShape) -> R
 }
 
 /// The http block, complete but for its sockets.
-pub struct HttpDraft {
+struct HttpDraft {
     configuration: HttpConfiguration,
-    addresses: Vec<(AddressDraft, VirtualServers)>,
+    /// By address.
+    servers: Vec<VirtualServers>,
+    plan: ListenPlan,
 }
 
 /// Completes every scope and puts the configuration together.
-pub fn finish(builder: &mut Builder, resources: &mut dyn Resources) -> Result<HttpDraft, Diagnostic> {
+fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<dyn BlockDraft>, Diagnostic> {
     // The variables stay with the builder: defaults may mention some.
+    let mut tree = std::mem::take(&mut builder.http_mut().tree);
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
-    let mut servers = std::mem::take(&mut builder.http_mut().servers);
-    let confs = complete_scopes(&mut scopes, builder)?;
-    let addresses = gather_addresses(&mut servers, builder, resources)?;
+    let servers = std::mem::take(&mut builder.http_mut().servers);
+    let confs = tree.complete(builder, Place::ANYWHERE.or(Place::IF_IN_LOCATION))?;
+    let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
     let mut variables = std::mem::take(&mut builder.http_mut().variables);
-    let definitions = builder.order.modules.iter().flat_map(|module| module.variables);
-    variables.resolve(definitions).map_err(|error| {
+    let modules = builder.order.modules.iter();
+    let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
+    variables.resolve(definitions.clone()).map_err(|error| {
         let diagnostic = Diagnostic::emerg(error.message).at_opt(error.span);
         error.hint.into_iter().fold(diagnostic, Diagnostic::hint)
     })?;
-    variables.keep_definitions(builder.order.modules.iter().flat_map(|module| module.variables));
+    variables.keep_definitions(definitions);
     let servers = finish_servers(&mut scopes, servers);
-    let scopes = finish_scopes(scopes, confs, builder);
+    let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, generation };
-    Ok(HttpDraft { configuration, addresses })
+    Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan: ListenPlan::new(addresses) }))
 }
 
-impl HttpDraft {
-    /// Makes sure of the directories and opens the sockets. `owner` is the user that
-    /// the worker process runs as.
-    pub fn open(self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<HttpConfiguration, Diagnostic> {
-        let HttpDraft { mut configuration, addresses } = self;
-        prepare_temp_paths(&configuration, resources, owner)?;
-        let has_own_socket = |index: usize| {
-            let (draft, _) = &addresses[index];
-            draft.has_options
-                || !addresses.iter().any(|(other, _)| addresses::covers(&other.spec.address, &draft.spec.address))
-        };
-        let own: Vec<usize> = (0..addresses.len()).filter(|&index| has_own_socket(index)).collect();
-        let specs: Vec<ListenSpec> = own.iter().map(|&index| addresses[index].0.spec.clone()).collect();
-        let listeners = resources.listeners(&specs).map_err(|error| Diagnostic::emerg(error.to_string()))?;
-        let holder_of = |index: usize| match own.iter().position(|&candidate| candidate == index) {
-            Some(place) => place,
-            None => own
-                .iter()
-                .position(|&candidate| {
-                    addresses::covers(&addresses[candidate].0.spec.address, &addresses[index].0.spec.address)
-                })
-                .expect("an address without a socket is covered by one that has"),
-        };
-        let holders: Vec<usize> = (0..addresses.len()).map(holder_of).collect();
-        for (index, (draft, servers)) in addresses.into_iter().enumerate() {
-            let holder = holders[index];
-            configuration.addresses.push(Address {
-                address: draft.spec.address,
-                listener: Arc::clone(&listeners[holder]),
-                servers,
-                proxy_protocol: draft.proxy_protocol,
-                shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
-            });
-        }
-        Ok(configuration)
+impl BlockDraft for HttpDraft {
+    fn listens(&self) -> Vec<ListenSpec> {
+        self.plan.specs()
+    }
+
+    fn prepare(&self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<(), Diagnostic> {
+        prepare_temp_paths(&self.configuration, resources, owner)
+    }
+
+    fn finish(self: Box<Self>, listeners: Vec<ListenerHandle>) -> Arc<dyn Protocol> {
+        let HttpDraft { mut configuration, servers, plan } = *self;
+        let addresses = plan.addresses(&listeners).into_iter().zip(servers);
+        configuration.addresses = addresses.map(|(listening, servers)| Address { listening, servers }).collect();
+        Arc::new(configuration)
     }
 }
 
@@ -467,185 +461,40 @@ fn prepare_temp_paths(
     Ok(())
 }
 
-/// The settings of every module in one scope.
-type Confs = Vec<Option<SharedConf>>;
-
-/// Parents first: what a scope did not say it takes from its parent, and the
-/// http block from the defaults.
-fn complete_scopes(drafts: &mut [ScopeDraft], builder: &mut Builder) -> Result<Vec<Confs>, Diagnostic> {
-    let mut rows: Vec<Vec<&'static Directive>> = vec![Vec::new(); builder.order.modules.len()];
-    for row in builder.tables().iter() {
-        if row.directive.place.overlaps(Place::ANYWHERE.or(Place::IF_IN_LOCATION)) {
-            rows[row.owner].push(row.directive);
-        }
-    }
-    let scopes = Vec::with_capacity(drafts.len());
-    let mut completion = Completion { builder, rows, scopes, of_silent: vec![Confs::new(); drafts.len()] };
-    for draft in drafts {
-        completion.complete_scope(std::mem::take(&mut draft.confs), draft.parent)?;
-    }
-    Ok(completion.scopes)
-}
-
-/// Completes scope after scope.
-struct Completion<'b> {
-    builder: &'b mut Builder,
-    /// Of each module, the directives that a scope may say.
-    rows: Vec<Vec<&'static Directive>>,
-    /// The scopes that are complete.
-    scopes: Vec<Confs>,
-    /// By parent, what those of its children share that say nothing of a module: it follows from the parent alone.
-    of_silent: Vec<Confs>,
-}
-
-impl Completion<'_> {
-    fn complete_scope(&mut self, own: Vec<Option<Conf>>, parent: Option<ScopeId>) -> Result<(), Diagnostic> {
-        let modules = self.builder.order.modules;
-        let mut confs = Confs::with_capacity(modules.len());
-        for ((owner, own), module) in own.into_iter().enumerate().zip(modules) {
-            let conf = module.conf.as_ref().map(|conf_type| match (own, parent) {
-                (None, Some(parent)) => self.conf_of_silent(owner, conf_type, parent),
-                (own, parent) => self.complete_conf(own.unwrap_or_else(conf_type.make), owner, conf_type, parent),
-            });
-            confs.push(conf.transpose()?);
-        }
-        self.scopes.push(confs);
-        Ok(())
-    }
-
-    /// The settings of a module in a child of `parent` that says nothing of it.
-    fn conf_of_silent(
-        &mut self,
-        owner: usize,
-        conf_type: &ConfType,
-        parent: ScopeId,
-    ) -> Result<SharedConf, Diagnostic> {
-        let place = parent.0 as usize;
-        if let Some(Some(known)) = self.of_silent[place].get(owner) {
-            return Ok(Arc::clone(known));
-        }
-        let conf = self.complete_conf((conf_type.make)(), owner, conf_type, Some(parent))?;
-        self.of_silent[place].resize(self.rows.len(), None);
-        self.of_silent[place][owner] = Some(Arc::clone(&conf));
-        Ok(conf)
-    }
-
-    fn complete_conf(
-        &mut self,
-        mut conf: Conf,
-        owner: usize,
-        conf_type: &ConfType,
-        parent: Option<ScopeId>,
-    ) -> Result<SharedConf, Diagnostic> {
-        let outer = parent.and_then(|parent| self.scopes[parent.0 as usize][owner].as_deref());
-        let outer = outer.map(|conf| conf as &dyn std::any::Any);
-        for row in &self.rows[owner] {
-            if let Some(outer) = outer {
-                row.store.inherit(conf.as_mut(), outer);
-            }
-            row.store.finish(conf.as_mut(), self.builder, row.name, row.default);
-        }
-        (conf_type.merge)(conf.as_mut(), outer, self.builder)?;
-        Ok(conf.into())
-    }
-}
-
+/// The addresses of all servers, and the servers of each.
 fn gather_addresses(
-    servers: &mut [ServerDraft],
+    servers: &[ServerDraft],
     builder: &mut Builder,
     resources: &mut dyn Resources,
-) -> Result<Vec<(AddressDraft, VirtualServers)>, Diagnostic> {
-    let mut drafts: Vec<AddressDraft> = Vec::new();
-    for (index, server) in servers.iter_mut().enumerate() {
+) -> Result<(Vec<AddressDraft>, Vec<VirtualServers>), Diagnostic> {
+    let mut addresses = Vec::new();
+    for (index, server) in servers.iter().enumerate() {
         let id = ServerId(u32::try_from(index).expect("fewer servers than 2^32"));
-        if server.listens.is_empty() {
+        let implicit;
+        let listens = if server.listens.is_empty() {
             let port = if builder.is_privileged { PORT_DEFAULT } else { PORT_UNPRIVILEGED };
-            server.listens.push(Listen::implicit(port, server.span));
-        }
-        for listen in &server.listens {
-            for address in resolve(listen, resources)? {
-                add_listen(&mut drafts, id, listen, address, builder)?;
-            }
-        }
-    }
-    let mut addresses = Vec::with_capacity(drafts.len());
-    for mut draft in drafts {
-        draft.spec.reuseport = draft.spec.reuseport.min(builder.workers());
-        let names = names_of(&draft, servers, builder);
-        let default = draft.default.map_or(draft.servers[0], |(server, _)| server);
-        addresses.push((draft, VirtualServers { default, names }));
-    }
-    Ok(addresses)
-}
-
-fn resolve(listen: &Listen, resources: &mut dyn Resources) -> Result<Vec<ListenAddress>, Diagnostic> {
-    let ips = match &listen.place {
-        ListenPlace::Address(ListenAddress::Inet(address)) => vec![address.ip()],
-        ListenPlace::Address(unix) => return Ok(vec![unix.clone()]),
-        ListenPlace::Host(host, _) => {
-            resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
-                let message = format!("host not found in \"{}\" of the \"listen\" directive", listen.text);
-                Diagnostic::emerg(message).at(listen.span)
-            })?
-        }
-    };
-    let ports = listen.place.port()..=listen.last_port;
-    Ok(ports.flat_map(|port| ips.iter().map(move |ip| ListenAddress::Inet((*ip, port).into()))).collect())
-}
-
-fn add_listen(
-    drafts: &mut Vec<AddressDraft>,
-    server: ServerId,
-    listen: &Listen,
-    address: ListenAddress,
-    builder: &mut Builder,
-) -> Result<(), Diagnostic> {
-    let spec = ListenSpec { address, ..listen.spec.clone() };
-    let Some(draft) = drafts.iter_mut().find(|draft| draft.spec.address == spec.address) else {
-        drafts.push(AddressDraft {
-            spec,
-            has_options: listen.has_options,
-            proxy_protocol: listen.proxy_protocol,
-            protocols: Protocols::default(),
-            options_span: listen.has_options.then_some(listen.span),
-            default: listen.is_default.then_some((server, listen.span)),
-            servers: vec![server],
-        });
-        return Ok(());
-    };
-    let (wanted, before) = (listen.proxy_protocol, draft.proxy_protocol);
-    let is_redefined = draft.protocols.add(wanted, before, listen.has_options, draft.has_options);
-    draft.proxy_protocol |= wanted;
-    if listen.has_options {
-        if let Some(first) = draft.options_span {
-            if draft.spec != spec {
-                let message = format!("duplicate listen options for {}", spec.address);
-                return Err(Diagnostic::emerg(message).at(listen.span).related("first given", first));
-            }
+            implicit = [Listen::implicit(port, server.span, DEFAULTS)];
+            &implicit[..]
         } else {
-            draft.spec = spec.clone();
-            draft.has_options = true;
-            draft.options_span = Some(listen.span);
+            &server.listens
+        };
+        for listen in listens {
+            listen.add_to(&mut addresses, id, builder, resources)?;
         }
     }
-    if listen.is_default {
-        if let Some((_, first)) = draft.default {
-            let message = format!("a duplicate default server for {}", spec.address);
-            return Err(Diagnostic::emerg(message).at(listen.span).related("first named", first));
-        }
-        draft.default = Some((server, listen.span));
+    let mut virtual_servers = Vec::with_capacity(addresses.len());
+    for draft in &mut addresses {
+        draft.spec.reuseport = draft.spec.reuseport.min(builder.workers());
+        let names = names_of(draft, servers, builder);
+        let default = draft.default.map_or(draft.servers[0], |(server, _)| server);
+        virtual_servers.push(VirtualServers { default, names });
     }
-    if is_redefined {
-        let message = format!("protocol options redefined for {}", draft.spec.address);
-        builder.note([Diagnostic::warn(message).at(listen.span)]);
-    }
-    draft.servers.push(server);
-    Ok(())
+    Ok((addresses, virtual_servers))
 }
 
 /// The names of all servers of one address. A name that two of them claim goes
 /// to the first, with nginx's warning.
-fn names_of(draft: &AddressDraft, servers: &mut [ServerDraft], builder: &mut Builder) -> ServerNames {
+fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder) -> ServerNames {
     let mut names = ServerNames::default();
     for &id in &draft.servers {
         let is_unnamed = servers[id.0 as usize].names.is_empty();
@@ -690,11 +539,11 @@ fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap
     locations
 }
 
-fn finish_scopes(drafts: Vec<ScopeDraft>, confs: Vec<Confs>, builder: &Builder) -> Vec<Scope> {
+fn finish_scopes(drafts: Vec<ScopeDraft>, confs: Vec<Confs>, tree: &ScopeTree, builder: &Builder) -> Vec<Scope> {
     let parts = parts_in_order(builder);
     let mut scopes: Vec<Scope> = Vec::with_capacity(drafts.len());
-    for (draft, confs) in drafts.into_iter().zip(confs) {
-        let location = draft.parent.filter(|_| draft.kind == ScopeKind::Nameless);
+    for (index, (draft, confs)) in (0..).zip(drafts.into_iter().zip(confs)) {
+        let location = tree.parent(ScopeId(index)).filter(|_| draft.kind == ScopeKind::Nameless);
         let mut scope = finish_scope(draft, confs, &parts);
         if let Some(location) = location {
             keep_content(&mut scope, &scopes[location.0 as usize], location);
@@ -732,9 +581,11 @@ fn parts_in_order(builder: &Builder) -> Parts {
         found.expect("the order names only modules of its list")
     };
     let mut parts = Parts { handlers: Vec::new(), filters: Vec::new() };
-    for (phase, order) in builder.order.phases {
-        for module in *order {
-            let of_phase = module.handlers.iter().filter(|(own, _)| own == phase);
+    let order: &HttpOrder = builder.order.of().expect("whoever has the http block has its order");
+    let part_of = |module: &Module| module.part::<HttpPart>().unwrap_or(&HttpPart::EMPTY);
+    for (phase, of_phase) in order.phases {
+        for module in *of_phase {
+            let of_phase = part_of(module).handlers.iter().filter(|(own, _)| own == phase);
             let bind = |(_, handler): &(Phase, &'static dyn Handler)| BoundHandler {
                 handler: *handler,
                 module: index_of(module),
@@ -743,9 +594,9 @@ fn parts_in_order(builder: &Builder) -> Parts {
             parts.handlers.extend(of_phase.map(|row| (*phase, bind(row))));
         }
     }
-    for module in builder.order.filters {
+    for module in order.filters {
         let bind = |filter: &&'static dyn Filter| BoundFilter { filter: *filter, module: index_of(module) };
-        parts.filters.extend(module.filters.iter().map(bind));
+        parts.filters.extend(part_of(module).filters.iter().map(bind));
     }
     parts
 }

@@ -9,27 +9,25 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_protocol::http1::Method;
 
-use super::addresses::Address;
 use super::filters::Filter;
 use super::location::Locations;
 use super::phases::{Handler, PHASES};
 use super::server_name::ServerNames;
 use super::settings::CoreSettings;
 use super::variables::VariableTable;
+use super::worker::{Configured, HttpWorker};
+use crate::configuration::{Configuration, ScopeId, ServerId};
+use crate::listen;
 use crate::log::ErrorLog;
 use crate::module::SharedConf;
-
-/// A scope, as an index into [`HttpConfiguration::scopes`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ScopeId(pub u32);
-
-/// A server, as an index into [`HttpConfiguration::servers`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ServerId(pub u32);
+use crate::protocol::{Protocol, ProtocolWorker};
+use crate::worker::Worker;
+use gale_process::ListenerHandle;
 
 /// Everything under `http { }`.
 pub struct HttpConfiguration {
@@ -67,6 +65,28 @@ impl HttpConfiguration {
     /// The server with this index.
     pub fn server(&self, id: ServerId) -> &Server {
         &self.servers[id.0 as usize]
+    }
+}
+
+/// An address that the configuration listens on, with its servers.
+pub struct Address {
+    /// The address.
+    pub listening: listen::Address,
+    /// The servers to choose from.
+    pub servers: VirtualServers,
+}
+
+impl Protocol for HttpConfiguration {
+    fn name(&self) -> &'static str {
+        "http"
+    }
+
+    fn listeners(&self) -> Vec<ListenerHandle> {
+        self.addresses.iter().map(|address| Arc::clone(&address.listening.listener)).collect()
+    }
+
+    fn start(&self, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<dyn ProtocolWorker> {
+        HttpWorker::new(Rc::clone(worker), Configured::new(Arc::clone(configuration)))
     }
 }
 

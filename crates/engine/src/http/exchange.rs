@@ -18,10 +18,10 @@ use std::time::Duration;
 use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
 use super::body::BodyItem;
-use super::connection::ConnectionInfo;
 use super::delivery::FileOptions;
 use super::response::ResponseHead;
 use super::settings::{LingeringClose, MinRate};
+use crate::connections::ConnectionInfo;
 
 /// Why an exchange cannot go on. The connection is lost for it in every case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@
 use gale_base::radix::PrefixTree;
 use hashbrown::HashMap;
 
-use super::configuration::ScopeId;
 use super::regex::{Match, Regex};
+use crate::configuration::ScopeId;
 
 /// The locations of one level: those of a server, or nested in a location.
 #[derive(Debug, Default)]

@@ -2,14 +2,10 @@
 //! response. Nothing in here but `http1` knows how a version is spoken; which
 //! one it is, a request says to whom it matters (`Request::version`).
 
-pub mod accepting;
-pub mod addresses;
 pub mod body;
 pub mod browser;
 pub mod builder;
 pub mod configuration;
-pub mod connection;
-pub mod counters;
 pub mod delivery;
 pub mod error_page;
 pub mod exchange;
@@ -21,7 +17,7 @@ pub mod http1;
 pub mod limit_rate;
 pub mod location;
 pub mod media_types;
-pub mod notes;
+pub mod module;
 pub mod open_files;
 pub mod phases;
 pub mod pipeline;
@@ -29,7 +25,6 @@ pub mod regex;
 pub mod request;
 pub mod request_body;
 pub mod response;
-mod reuse;
 pub mod room;
 pub mod server_name;
 pub mod settings;

@@ -16,7 +16,7 @@ use gale_protocol::http1::{Version, response};
 use gale_runtime::{Bytes, SocketAddress, Timer};
 
 use super::body::{Body, BodyItem};
-use super::configuration::{BoundHandler, HttpConfiguration, ScopeId};
+use super::configuration::{BoundHandler, HttpConfiguration};
 use super::delivery::FileOptions;
 use super::error_page;
 use super::exchange::{BodyLength, ResponseOptions};
@@ -27,6 +27,7 @@ use super::phases::{CLIENT_LEFT, Decision, Flow, Phase};
 use super::request::Request;
 use super::request_body;
 use super::settings::{CoreSettings, Satisfy, ServerTokens};
+use crate::configuration::ScopeId;
 use gale_base::log_level::Level;
 
 /// Where a request stands when it cannot go on by itself.

@@ -14,10 +14,8 @@ use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHea
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
 use super::browser::Browser;
-use super::configuration::{HttpConfiguration, Scope, ScopeId, Server, ServerId};
-use super::connection::{self, ConnectionInfo};
+use super::configuration::{HttpConfiguration, Scope, Server};
 use super::exchange::{BodyLimits, Exchange, Sent};
-use super::notes::Notes;
 use super::phases::Phase;
 use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::request_body::StoredBody;
@@ -27,6 +25,9 @@ use super::subrequest::{Fallback, NESTED_MAX, Target};
 use super::template::any_is_true;
 use super::variables::{Found, Source, VariableId};
 use super::worker::{Configured, HttpWorker};
+use crate::configuration::{ScopeId, ServerId};
+use crate::connections::{ConnectionInfo, address_text};
+use crate::notes::Notes;
 use crate::resolver::Resolver;
 use gale_base::log_level::Level;
 
@@ -393,7 +394,7 @@ impl Request {
     /// From now on, and in its log lines, the client's request and all of its subrequests come from this address. It is
     /// found out once: another one later changes nothing.
     pub fn set_remote(&self, address: SocketAddress) {
-        self.shared.client.get_or_init(|| Client { text: connection::text_of(&address), address });
+        self.shared.client.get_or_init(|| Client { text: address_text(&address), address });
     }
 
     /// Whether somebody knows better than the connection where it comes from.
@@ -767,7 +768,7 @@ impl Request {
     pub fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
         let core = &self.scope().core;
         let settings = core.resolver.get_opt()?;
-        Some((self.worker().resolver(settings), *core.resolver_timeout.get()))
+        Some((self.worker().common.resolver(settings), *core.resolver_timeout.get()))
     }
 
     /// Writes a line to the error log that is in force for this request, if it

@@ -7,8 +7,8 @@
 
 use hashbrown::HashMap;
 
-use super::configuration::ServerId;
 use super::regex::{Match, Regex};
+use crate::configuration::ServerId;
 
 /// A name as written in `server_name`, parsed.
 #[derive(Clone, Debug)]

@@ -28,13 +28,13 @@ use gale_protocol::uri;
 use gale_runtime::{Bytes, SocketAddress};
 
 use super::body::{Body, BodyItem, BodyStream};
-use super::connection::ConnectionInfo;
 use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
 use super::request::Request;
 use super::response::{ResponseHead, ShortText};
 use super::transform::InMemory;
+use crate::connections::ConnectionInfo;
 use gale_base::log_level::Level;
 
 /// How deep subrequests may be nested: nginx's bound.

@@ -14,6 +14,7 @@ use bstr::BStr;
 use gale_config::{Diagnostic, Word};
 use gale_runtime::{ThreadPool, timeout};
 
+use super::builder::InHttp;
 use super::request::Request;
 use super::template::Template;
 use crate::configuration::Builder;

@@ -100,7 +100,7 @@ impl SyslogSettings {
         let _ = write!(header, "<{}>{time} ", u32::from(self.facility) * 8 + u32::from(severity));
         out.extend_from_slice(header.as_bytes());
         if self.has_hostname {
-            out.extend_from_slice(crate::http::worker::hostname());
+            out.extend_from_slice(crate::hostname::hostname());
             out.push(b' ');
         }
         out.extend_from_slice(self.tag.as_bytes());

@@ -11,6 +11,7 @@ use gale_base::cidr::Cidr;
 use gale_base::log_level::Level;
 use gale_config::{Body, Diagnostic, ManyWith, Place, Reporter, Setting, Statement, Takes, slot};
 use gale_engine::configuration::Builder;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::settings::Satisfy;
@@ -18,7 +19,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::SocketAddress;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_access",
     directives: &[
         Directive {
@@ -35,7 +36,10 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(Phase::Access, &Decide { applies: |conf: &Conf| !conf.rules.get().is_empty(), run })],
+    parts: &[&HttpPart {
+        handlers: &[(Phase::Access, &Decide { applies: |conf: &Conf| !conf.rules.get().is_empty(), run })],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -14,12 +14,13 @@ use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, 
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::subrequest::{Subrequest, Target};
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_addition_filter",
     directives: &[
         Directive {
@@ -51,7 +52,10 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    filters: &[&Change { applies: |conf: &Conf| conf.before().is_some() || conf.after().is_some(), run: add }],
+    parts: &[&HttpPart {
+        filters: &[&Change { applies: |conf: &Conf| conf.before().is_some() || conf.after().is_some(), run: add }],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Flow, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::response::Field;
@@ -20,7 +22,7 @@ use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_auth_request",
     directives: &[
         Directive {
@@ -43,14 +45,17 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    handlers: &[(
-        Phase::Access,
-        &Wait {
-            applies: |conf: &Conf| conf.uri().is_some(),
-            first: |_, _| None,
-            then: |request, conf| Box::pin(decide(request, conf)),
-        },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Access,
+            &Wait {
+                applies: |conf: &Conf| conf.uri().is_some(),
+                first: |_, _| None,
+                then: |request, conf| Box::pin(decide(request, conf)),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -23,6 +23,7 @@ use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::body::Body;
 use gale_engine::http::files::find_path;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::room::Room;
@@ -35,7 +36,7 @@ use gale_runtime::files::likely_device;
 use gale_runtime::{Bytes, PoolError, default_pool};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_autoindex",
     directives: &[
         Directive {
@@ -76,14 +77,17 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(
-        Phase::Content,
-        &Wait {
-            applies: |conf: &Conf| *conf.is_on.get(),
-            first: only_directories,
-            then: |request, conf| list(request, conf),
-        },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &Wait {
+                applies: |conf: &Conf| *conf.is_on.get(),
+                first: only_directories,
+                then: |request, conf| list(request, conf),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

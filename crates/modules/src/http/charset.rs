@@ -24,8 +24,10 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_engine::http::variables::VariableId;
@@ -33,7 +35,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::Effort;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_charset_filter",
     directives: &[
         Directive {
@@ -83,7 +85,7 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    filters: &[&Change { applies, run: convert }],
+    parts: &[&HttpPart { filters: &[&Change { applies, run: convert }], ..HttpPart::EMPTY }],
     ..Module::EMPTY
 };
 

@@ -7,6 +7,8 @@
 
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::request_body::{is_refused, read_body};
@@ -15,7 +17,7 @@ use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_client_body",
     directives: &[Directive {
         name: "client_body_early_read",
@@ -27,18 +29,23 @@ pub const MODULE: Module = Module {
         store: &Custom(early_read),
     }],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    variables: &[
-        Variable::named("request_body", |request, _, out| append_body(request, out)),
-        Variable::named("request_body_file", |request, _, out| append_path(request, out)),
-    ],
-    handlers: &[(
-        Phase::PostRead,
-        &Wait {
-            applies: |conf: &Conf| conf.early_read.is_set(),
-            first: |request, conf| if any_is_true(conf.early_read.get(), request) { None } else { Some(Flow::Next) },
-            then: |request, _| read(request),
-        },
-    )],
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("request_body", |request, _, out| append_body(request, out)),
+            Variable::named("request_body_file", |request, _, out| append_path(request, out)),
+        ],
+        handlers: &[(
+            Phase::PostRead,
+            &Wait {
+                applies: |conf: &Conf| conf.early_read.is_set(),
+                first: |request, conf| {
+                    if any_is_true(conf.early_read.get(), request) { None } else { Some(Flow::Next) }
+                },
+                then: |request, _| read(request),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -10,8 +10,10 @@ use std::time::Duration;
 use bstr::ByteSlice;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
-use gale_engine::configuration::{Builder, Level, MainSettings};
+use gale_engine::configuration::{Builder, MainSettings, ScopeRef};
 use gale_engine::http::builder;
+use gale_engine::http::builder::InHttp;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::open_files::{OpenFileCache, Store};
 use gale_engine::http::settings::{
     Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
@@ -24,11 +26,11 @@ use gale_engine::resolver::ResolverSettings;
 use gale_runtime::files::RefusedLinks;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_core",
     directives: DIRECTIVES,
     conf: Some(ConfType { merge, ..ConfType::of::<CoreSettings>() }),
-    variables: super::variables::VARIABLES,
+    parts: &[&HttpPart { variables: super::variables::VARIABLES, ..HttpPart::EMPTY }],
     ..Module::EMPTY
 };
 
@@ -928,9 +930,9 @@ fn alias(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) 
             None => duplicate,
         });
     }
-    let alias = match builder.level {
-        Level::Scope(scope) => builder.http_mut().alias_of(scope),
-        Level::Main => None,
+    let alias = match builder.scope {
+        ScopeRef::Block(scope) => builder.http_mut().alias_of(scope),
+        ScopeRef::Main => None,
     };
     let alias =
         alias.ok_or_else(|| statement.error("the \"alias\" directive cannot be used inside the named location"))?;

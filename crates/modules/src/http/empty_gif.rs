@@ -5,6 +5,7 @@
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::Body;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -12,7 +13,7 @@ use gale_protocol::http1::Method;
 use gale_runtime::Bytes;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_empty_gif",
     directives: &[Directive {
         name: "empty_gif",
@@ -24,7 +25,10 @@ pub const MODULE: Module = Module {
         store: &Custom(empty_gif),
     }],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+    parts: &[&HttpPart {
+        handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

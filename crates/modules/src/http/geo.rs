@@ -20,13 +20,14 @@ use bstr::BStr;
 use gale_base::cidr::Cidr;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::forwarded;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_geo",
     directives: &[Directive {
         name: "geo",

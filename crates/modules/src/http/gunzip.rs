@@ -11,6 +11,7 @@ use flate2::{Decompress, FlushDecompress, Status};
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::body::Body;
 use gale_engine::http::filters::Change;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::transform::{Step, Transform, Transformed, Until};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -19,7 +20,7 @@ use gale_runtime::Effort;
 use super::gzip;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_gunzip_filter",
     directives: &[
         Directive {
@@ -42,7 +43,10 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    filters: &[&Change { applies: |conf: &Conf| *conf.gunzip.get(), run: inflate }],
+    parts: &[&HttpPart {
+        filters: &[&Change { applies: |conf: &Conf| *conf.gunzip.get(), run: inflate }],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

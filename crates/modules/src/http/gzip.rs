@@ -25,8 +25,10 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::Body;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::regex::Regex;
 use gale_engine::http::request::Request;
 use gale_engine::http::response::{Field, ResponseHead};
@@ -38,12 +40,15 @@ use gale_runtime::{Buffer, Effort};
 use libdeflater::{CompressionLvl, Compressor};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_gzip_filter",
     directives: DIRECTIVES,
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    variables: &[Variable::named("gzip_ratio", |request, _, out| ratio(request, out))],
-    filters: &[&Change { applies: |conf: &Conf| *conf.gzip.get(), run: compress }],
+    parts: &[&HttpPart {
+        variables: &[Variable::named("gzip_ratio", |request, _, out| ratio(request, out))],
+        filters: &[&Change { applies: |conf: &Conf| *conf.gzip.get(), run: compress }],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -8,6 +8,7 @@ use std::io;
 
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::http::files::find_path;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::open_files::{self, Opened};
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -18,7 +19,7 @@ use gale_protocol::http1::Method;
 use super::{gzip, static_files};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_gzip_static",
     directives: &[Directive {
         name: "gzip_static",
@@ -30,10 +31,13 @@ pub const MODULE: Module = Module {
         store: &One { parse: which, slot: slot!(Conf, gzip_static) },
     }],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(
-        Phase::Content,
-        &Wait { applies: |conf: &Conf| *conf.gzip_static.get() != For::Nobody, first: at_once, then: serve },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &Wait { applies: |conf: &Conf| *conf.gzip_static.get() != For::Nobody, first: at_once, then: serve },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -17,7 +17,9 @@ use gale_config::{
     Body as BlockBody, Custom, Diagnostic, One, OneWith, Place, Setting, Statement, Takes, slot, values,
 };
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::filters::Fields;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::response::ShortText;
 use gale_engine::http::template::Template;
@@ -25,11 +27,14 @@ use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_headers_filter",
     directives: DIRECTIVES,
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    filters: &[&Fields { applies: has_something, run: add_fields, trailers: add_trailers }],
+    parts: &[&HttpPart {
+        filters: &[&Fields { applies: has_something, run: add_fields, trailers: add_trailers }],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -9,7 +9,9 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::files::find_path;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::open_files;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -19,7 +21,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::http1::Method;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_index",
     directives: &[Directive {
         name: "index",
@@ -31,10 +33,13 @@ pub const MODULE: Module = Module {
         store: &Custom(index),
     }],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    handlers: &[(
-        Phase::Content,
-        &Wait { applies: |_: &Conf| true, first: only_directories, then: |request, conf| look(request, conf) },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &Wait { applies: |_: &Conf| true, first: only_directories, then: |request, conf| look(request, conf) },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

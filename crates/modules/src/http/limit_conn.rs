@@ -18,6 +18,8 @@ use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
+use gale_engine::http::builder::InHttp;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
@@ -28,7 +30,7 @@ use gale_engine::zone::{Full, Ticket, Zone};
 use super::limits::{invalid_parameter, log_level, needs_zone, rejection_status};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_limit_conn",
     directives: &[
         Directive {
@@ -78,12 +80,15 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    variables: &[Variable::named("limit_conn_status", |request, _, out| {
-        let Some(verdict) = request.shared_note::<Judged>().0.get() else { return false };
-        out.extend_from_slice(verdict.name());
-        true
-    })],
-    handlers: &[(Phase::PreAccess, &Decide { applies: |conf: &Conf| !conf.limits.get().is_empty(), run: limit })],
+    parts: &[&HttpPart {
+        variables: &[Variable::named("limit_conn_status", |request, _, out| {
+            let Some(verdict) = request.shared_note::<Judged>().0.get() else { return false };
+            out.extend_from_slice(verdict.name());
+            true
+        })],
+        handlers: &[(Phase::PreAccess, &Decide { applies: |conf: &Conf| !conf.limits.get().is_empty(), run: limit })],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -23,9 +23,10 @@ use std::time::Duration;
 use bstr::{BStr, BString, ByteSlice};
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Span, Statement, Takes, Word, slot};
-use gale_engine::configuration::{Builder, Level};
-use gale_engine::http::configuration::ScopeId;
+use gale_engine::configuration::{Builder, ScopeId, ScopeRef};
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::files::directory_of;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
@@ -35,7 +36,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::uri::escape::escape_json;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_log",
     directives: &[
         Directive {
@@ -67,7 +68,10 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.logs().is_empty(), run: log })],
+    parts: &[&HttpPart {
+        handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.logs().is_empty(), run: log })],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 
@@ -146,7 +150,7 @@ fn log(request: &mut Request, conf: &Conf) -> Flow {
         if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(request))) {
             continue;
         }
-        let access = &request.worker().access;
+        let access = &request.worker().common.access;
         match &log.place {
             LogPlace::File(file, hold) => access.append(file.writer(), *hold, |out| {
                 log.format.append(request, out);
@@ -468,7 +472,7 @@ fn invalid(word: &Word, what: &str, text: &[u8]) -> Diagnostic {
 /// What all logs share, from wherever in the http block.
 fn shared<'c>(conf: &'c mut Conf, builder: &'c mut Builder) -> &'c mut Shared {
     // While a directive is applied, the settings of its own block are not with the builder.
-    if builder.level == Level::Scope(HTTP_BLOCK) {
+    if builder.scope == ScopeRef::Block(HTTP_BLOCK) {
         return &mut conf.shared;
     }
     let confs = builder.http_mut().confs(HTTP_BLOCK);
@@ -563,7 +567,7 @@ mod tests {
         };
         let mut builder = Builder::new(&ORDER, &request);
         let parsed = parse_text(&mut Sources::new(), &mut NoFiles, "test", text.into(), Path::new("/"));
-        builder.walk(&parsed.statements, Place::MAIN, Level::Main);
+        builder.walk(&parsed.statements, Place::MAIN, ScopeRef::Main);
         let errors: Vec<String> = builder.diagnostics.iter().map(|error| error.message.clone()).collect();
         if errors.is_empty() { Ok(builder) } else { Err(errors) }
     }
@@ -595,7 +599,7 @@ mod tests {
         }
     }
 
-    static ORDER: Order = Order { modules: &[&crate::http::core::MODULE, &MODULE], phases: &[], filters: &[] };
+    static ORDER: Order = Order { modules: &[&crate::http::core::MODULE, &MODULE], protocols: &[] };
 
     struct NoFiles;
 

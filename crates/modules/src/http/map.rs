@@ -14,6 +14,7 @@ use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::http::builder::HttpBuilder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::request::Request;
 use gale_engine::http::server_name::{ServerName, ServerNames};
 use gale_engine::http::template::Template;
@@ -21,7 +22,7 @@ use gale_engine::http::variables::Definition;
 use gale_engine::module::{Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_map",
     directives: &[Directive {
         name: "map",

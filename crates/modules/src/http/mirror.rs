@@ -8,6 +8,7 @@
 
 use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::request_body::read_body;
@@ -15,7 +16,7 @@ use gale_engine::http::subrequest::{Target, run_in_background};
 use gale_engine::module::{ConfType, Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_mirror",
     directives: &[
         Directive {
@@ -38,10 +39,13 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    handlers: &[(
-        Phase::PreContent,
-        &Wait { applies: |conf: &Conf| !conf.uris().is_empty(), first: at_once, then: read_and_copy },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::PreContent,
+            &Wait { applies: |conf: &Conf| !conf.uris().is_empty(), first: at_once, then: read_and_copy },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -14,6 +14,7 @@
 use gale_base::http_date;
 use gale_engine::http::body::Body;
 use gale_engine::http::filters::{Filtered, Judge};
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::response::ResponseHead;
 use gale_engine::http::settings::IfModifiedSince;
@@ -21,9 +22,9 @@ use gale_engine::module::Module;
 use gale_protocol::http1::{KnownHeader, KnownHeaders};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_not_modified_filter",
-    filters: &[&Judge { applies: |_: &()| true, run: check }],
+    parts: &[&HttpPart { filters: &[&Judge { applies: |_: &()| true, run: check }], ..HttpPart::EMPTY }],
     ..Module::EMPTY
 };
 

@@ -12,13 +12,14 @@ use std::task::{Context, Poll, ready};
 
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
 use gale_engine::http::filters::Change;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::module::Module;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_postpone_filter",
-    filters: &[&Change { applies: |_: &()| true, run: put_in_place }],
+    parts: &[&HttpPart { filters: &[&Change { applies: |_: &()| true, run: put_in_place }], ..HttpPart::EMPTY }],
     ..Module::EMPTY
 };
 

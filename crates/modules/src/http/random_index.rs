@@ -13,6 +13,7 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, One, Place, Setting, Takes, slot, values};
 use gale_engine::http::files::find_path;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::thread_pool::while_client_stays;
@@ -22,7 +23,7 @@ use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_random_index",
     directives: &[Directive {
         name: "random_index",
@@ -34,10 +35,17 @@ pub const MODULE: Module = Module {
         store: &One { parse: values::flag, slot: slot!(Conf, is_on) },
     }],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(
-        Phase::Content,
-        &Wait { applies: |conf: &Conf| *conf.is_on.get(), first: only_directories, then: |request, _| choose(request) },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &Wait {
+                applies: |conf: &Conf| *conf.is_on.get(),
+                first: only_directories,
+                then: |request, _| choose(request),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

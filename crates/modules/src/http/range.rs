@@ -18,6 +18,7 @@ use std::vec;
 use gale_base::http_date;
 use gale_engine::http::body::{Body, BodyItem, BodyStream, FilePiece};
 use gale_engine::http::filters::{Filtered, Judge};
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::response::ResponseHead;
 use gale_engine::module::Module;
@@ -26,8 +27,11 @@ use gale_protocol::http1::{KnownHeader, Version};
 use gale_runtime::Bytes;
 
 /// See the file's head.
-pub const MODULE: Module =
-    Module { name: "http_range_filter", filters: &[&Judge { applies: |_: &()| true, run: cut }], ..Module::EMPTY };
+pub const MODULE: Module = Module {
+    name: "http_range_filter",
+    parts: &[&HttpPart { filters: &[&Judge { applies: |_: &()| true, run: cut }], ..HttpPart::EMPTY }],
+    ..Module::EMPTY
+};
 
 fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     if !request.response.allows_ranges || !request.is_main() {

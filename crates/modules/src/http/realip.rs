@@ -14,6 +14,7 @@ use gale_base::cidr::Cidr;
 use gale_config::{Body, Diagnostic, ManyWith, One, Place, Reporter, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, HostAddresses};
 use gale_engine::http::forwarded;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Decide, Flow, Handler, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
@@ -23,7 +24,7 @@ use gale_runtime::SocketAddress;
 use super::variables::{append_address, append_port};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_realip",
     directives: &[
         Directive {
@@ -55,13 +56,16 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    variables: &[
-        Variable::named("realip_remote_addr", |request, _, out| append_address(out, &request.connection().remote)),
-        Variable::named("realip_remote_port", |request, _, out| {
-            append_port(out, super::variables::port(&request.connection().remote))
-        }),
-    ],
-    handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("realip_remote_addr", |request, _, out| append_address(out, &request.connection().remote)),
+            Variable::named("realip_remote_port", |request, _, out| {
+                append_port(out, super::variables::port(&request.connection().remote))
+            }),
+        ],
+        handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

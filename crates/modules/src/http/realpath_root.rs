@@ -14,7 +14,9 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::Diagnostic;
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::files::directory_of;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
@@ -22,14 +24,17 @@ use gale_engine::module::{ConfType, Module};
 use gale_runtime::files;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_realpath_root",
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    variables: &[Variable::named("realpath_root", |request, _, out| append(request, out))],
-    handlers: &[(
-        Phase::PreAccess,
-        &Wait { applies: |conf: &Conf| conf.is_mentioned, first: at_once, then: |request, _| find(request) },
-    )],
+    parts: &[&HttpPart {
+        variables: &[Variable::named("realpath_root", |request, _, out| append(request, out))],
+        handlers: &[(
+            Phase::PreAccess,
+            &Wait { applies: |conf: &Conf| conf.is_mentioned, first: at_once, then: |request, _| find(request) },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

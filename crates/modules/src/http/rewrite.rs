@@ -27,10 +27,13 @@ use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::Builder;
+use gale_engine::configuration::ScopeId;
 use gale_engine::http::body::Body;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::builder::nameless_block;
-use gale_engine::http::configuration::{ScopeId, ScopeKind};
+use gale_engine::http::configuration::ScopeKind;
 use gale_engine::http::files::set_content_type;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::open_files;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::regex::Regex;
@@ -47,7 +50,7 @@ const IF: Place = Place::IF_IN_SERVER.or(Place::IF_IN_LOCATION);
 const SCRIPT: Place = Place::SERVER.or(Place::LOCATION).or(IF);
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_rewrite",
     directives: &[
         Directive {
@@ -115,13 +118,19 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[
-        (Phase::ServerRewrite, &Wait { applies: has_script, first: begin, then: |request, conf| go_on(request, conf) }),
-        (
-            Phase::Rewrite,
-            &Wait { applies: has_script, first: begin_in_location, then: |request, conf| go_on(request, conf) },
-        ),
-    ],
+    parts: &[&HttpPart {
+        handlers: &[
+            (
+                Phase::ServerRewrite,
+                &Wait { applies: has_script, first: begin, then: |request, conf| go_on(request, conf) },
+            ),
+            (
+                Phase::Rewrite,
+                &Wait { applies: has_script, first: begin_in_location, then: |request, conf| go_on(request, conf) },
+            ),
+        ],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::variables::Definition;
 use gale_engine::module::{Directive, Module};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_split_clients",
     directives: &[Directive {
         name: "split_clients",

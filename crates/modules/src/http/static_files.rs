@@ -9,6 +9,7 @@ use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::http::files::{find_path, set_content_type};
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::open_files::{self, Opened};
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -18,9 +19,15 @@ use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_static",
-    handlers: &[(Phase::Content, &Wait { applies: |_: &()| true, first: at_once, then: |request, _| serve(request) })],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &Wait { applies: |_: &()| true, first: at_once, then: |request, _| serve(request) },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

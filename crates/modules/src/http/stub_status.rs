@@ -7,8 +7,9 @@
 
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
+use gale_engine::connections::{Totals, totals};
 use gale_engine::http::body::Body;
-use gale_engine::http::counters::{Totals, totals};
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{Decide, Flow, Phase};
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
@@ -16,7 +17,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_protocol::http1::Method;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_stub_status",
     directives: &[Directive {
         name: "stub_status",
@@ -29,13 +30,16 @@ pub const MODULE: Module = Module {
         store: &Custom(stub_status),
     }],
     conf: Some(ConfType::of::<Conf>()),
-    variables: &[
-        Variable::named("connections_active", |_, _, out| append(out, totals().active)),
-        Variable::named("connections_reading", |_, _, out| append(out, totals().reading)),
-        Variable::named("connections_writing", |_, _, out| append(out, totals().writing)),
-        Variable::named("connections_waiting", |_, _, out| append(out, totals().waiting())),
-    ],
-    handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("connections_active", |_, _, out| append(out, totals().active)),
+            Variable::named("connections_reading", |_, _, out| append(out, totals().reading)),
+            Variable::named("connections_writing", |_, _, out| append(out, totals().writing)),
+            Variable::named("connections_waiting", |_, _, out| append(out, totals().waiting())),
+        ],
+        handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -18,8 +18,10 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::Body;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
 use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
@@ -27,11 +29,14 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::{Bytes, Effort};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_sub_filter",
     directives: DIRECTIVES,
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    filters: &[&Change { applies: |conf: &Conf| !conf.pairs.is_empty(), run: substitute }],
+    parts: &[&HttpPart {
+        filters: &[&Change { applies: |conf: &Conf| !conf.pairs.is_empty(), run: substitute }],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -35,7 +35,9 @@ use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::http::body::{Body, BodyItem, BodyStream};
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::exchange::{BodyLimits, Exchange};
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::request_body::{StoredBody, log_error, read_body};
@@ -45,7 +47,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_test_hooks",
     directives: &[
         Directive {
@@ -143,11 +145,20 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[
-        (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.sends_early_hints, run: |request, _| hint(request) }),
-        (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.stalls_by.is_some(), run: |_, conf| stall(conf) }),
-        (Phase::Content, &Wait { applies: |conf: &Conf| conf.answer.is_some(), first: answer_at_once, then: answer }),
-    ],
+    parts: &[&HttpPart {
+        handlers: &[
+            (
+                Phase::PreAccess,
+                &Decide { applies: |conf: &Conf| conf.sends_early_hints, run: |request, _| hint(request) },
+            ),
+            (Phase::PreAccess, &Decide { applies: |conf: &Conf| conf.stalls_by.is_some(), run: |_, conf| stall(conf) }),
+            (
+                Phase::Content,
+                &Wait { applies: |conf: &Conf| conf.answer.is_some(), first: answer_at_once, then: answer },
+            ),
+        ],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -13,7 +13,9 @@ use gale_base::os_error::OsErrorText;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
 use gale_engine::http::files::{append_path, may_lead_out};
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::open_files;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
@@ -24,7 +26,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::FileMetadata;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_try_files",
     directives: &[Directive {
         name: "try_files",
@@ -36,14 +38,17 @@ pub const MODULE: Module = Module {
         store: &Custom(try_files),
     }],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(
-        Phase::PreContent,
-        &Wait {
-            applies: |conf: &Conf| conf.fallback.is_some(),
-            first: look_at_once,
-            then: |request, conf| look(request, conf),
-        },
-    )],
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::PreContent,
+            &Wait {
+                applies: |conf: &Conf| conf.fallback.is_some(),
+                first: look_at_once,
+                then: |request, conf| look(request, conf),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -20,9 +20,10 @@ use gale_runtime::{Bytes, Moment, SocketAddress};
 
 use super::{BodyError, BodyLength, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use crate::configuration::{Configuration, EventsSettings};
+use crate::configuration::{ScopeId, ServerId};
+use crate::connections::ConnectionInfo;
 use crate::http::body::BodyItem;
-use crate::http::configuration::{HttpConfiguration, Scope, ScopeId, ScopeKind, Server, ServerId};
-use crate::http::connection::ConnectionInfo;
+use crate::http::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
 use crate::http::location::Locations;
 use crate::http::open_files::OpenFileCache;
 use crate::http::request::Request;
@@ -33,6 +34,7 @@ use crate::http::settings::{
 use crate::http::template::SizeTemplate;
 use crate::http::worker::{Configured, HttpWorker};
 use crate::log::ErrorLog;
+use crate::worker::Worker;
 use gale_process::{ListenAddress, ProcessSettings};
 
 /// `client_max_body_size` of [`settings`].
@@ -337,10 +339,11 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
         thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         zones: Default::default(),
-        http: Some(http),
+        protocols: vec![Arc::new(http)],
     }));
     let mut request = Request::new();
-    request.worker = Some(HttpWorker::new(Rc::clone(&configuration), 1));
+    let common = Worker::new(1, Arc::clone(configuration.error_log()));
+    request.worker = Some(HttpWorker::new(common, Rc::clone(&configuration)));
     request.parsed_mut().framing = Framing::Chunked;
     let exchange: Rc<MockExchange> = Rc::clone(exchange);
     request.begin(configuration, exchange, ServerId(0));

@@ -14,8 +14,8 @@ use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
+use crate::connections::OwnCounters;
 use crate::http::configuration::HttpConfiguration;
-use crate::http::counters::OwnCounters;
 use crate::http::exchange::Exchange;
 use crate::http::pipeline::{self, Step};
 use crate::http::request::Request;
@@ -104,7 +104,7 @@ impl Http1 {
                 };
                 match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
-                        head.begin_waiting(&self.worker.counters);
+                        head.begin_waiting(&self.worker.common.counters);
                         if let Some(timeout) = head.timeout.take() {
                             timer.set_after(timeout);
                         }
@@ -112,7 +112,7 @@ impl Http1 {
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        head.end_waiting(&self.worker.counters);
+                        head.end_waiting(&self.worker.common.counters);
                         let Some(head) = split_off(input, consumed) else {
                             // No memory within the worker's bound: it cannot even be refused.
                             self.worker.give_back(request);
@@ -122,7 +122,7 @@ impl Http1 {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
-                        head.end_waiting(&self.worker.counters);
+                        head.end_waiting(&self.worker.common.counters);
                         request.set_head(std::mem::take(input));
                         *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
@@ -183,7 +183,7 @@ impl Http1 {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let Some(place) = self.place(http) else { return false };
-        if !http.addresses[place.index()].proxy_protocol {
+        if !http.addresses[place.index()].listening.proxy_protocol {
             self.had_proxy_header.set(Some(false));
             return true;
         }
@@ -255,8 +255,8 @@ impl Http1 {
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
-        self.worker.counters.begin_request();
-        self.worker.counters.end_request();
+        self.worker.common.counters.begin_request();
+        self.worker.common.counters.end_request();
         keep_first_line(&mut request);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;

@@ -25,8 +25,7 @@ use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
 use self::send::{After, Sender};
 use super::body::BodyItem;
-use super::configuration::{HttpConfiguration, ServerId};
-use super::connection::ConnectionInfo;
+use super::configuration::HttpConfiguration;
 use super::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use super::phases::LocalBoxFuture;
 use super::pipeline::{self, Step};
@@ -35,6 +34,8 @@ use super::request_body;
 use super::response::ResponseHead;
 use super::settings::{CoreSettings, LingeringClose};
 use super::worker::{Configured, HttpWorker};
+use crate::configuration::ServerId;
+use crate::connections::{Connection, ConnectionInfo};
 use gale_base::log_level::Level;
 use gale_process::ListenAddress;
 
@@ -120,6 +121,24 @@ impl Lingering {
     }
 }
 
+impl Connection for Http1 {
+    /// When an idle connection may be closed to make room or to let the worker end:
+    /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
+    fn may_close_at(&self) -> Option<Moment> {
+        if !self.is_idle() {
+            return None;
+        }
+        let idle_since = self.idle_since.get();
+        if self.info.requests.get() == 0 {
+            return Some(idle_since + FIRST_REQUEST_GRACE);
+        }
+        let configuration = self.worker.configuration();
+        let http = configuration.http();
+        let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
+        Some(idle_since + min)
+    }
+}
+
 impl Http1 {
     /// A connection that was just accepted.
     ///
@@ -154,22 +173,6 @@ impl Http1 {
         first.unwrap_or_else(|| self.worker.configuration())
     }
 
-    /// When an idle connection may be closed to make room or to let the worker end:
-    /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
-    pub fn may_close_at(&self) -> Option<Moment> {
-        if !self.is_idle() {
-            return None;
-        }
-        let idle_since = self.idle_since.get();
-        if self.info.requests.get() == 0 {
-            return Some(idle_since + FIRST_REQUEST_GRACE);
-        }
-        let configuration = self.worker.configuration();
-        let http = configuration.http();
-        let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
-        Some(idle_since + min)
-    }
-
     /// Its next exchange will use `configuration`, if it begins by what has come already or comes first of all.
     pub fn begin_with(&self, configuration: &Rc<Configured>) {
         let next = self.first_configuration.take();
@@ -200,7 +203,7 @@ impl Http1 {
     /// It was awake, and nothing had come.
     fn note_still_idle(&self) {
         if let Some(number) = self.number_in_list() {
-            self.worker.note_idle(number);
+            self.worker.connections.note_idle(number);
         }
     }
 
@@ -270,7 +273,7 @@ impl Http1 {
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
     /// become.
     fn exchange(&self, request: Box<Request>) -> impl Future<Output = Afterwards> {
-        self.worker.counters.begin_request();
+        self.worker.common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
             if !in_flight.connection.answer(in_flight.request()).await {
@@ -355,7 +358,7 @@ impl Http1 {
         self.worker.give_back(request);
         let state = &mut *self.state.borrow_mut();
         let Some(mut transfer) = state.transfer.take() else { return };
-        transfer.head.end_waiting(&self.worker.counters);
+        transfer.head.end_waiting(&self.worker.common.counters);
         if !transfer.sender.is_at_rest() {
             return;
         }
@@ -506,7 +509,7 @@ impl Http1 {
         }
         // A connection that began otherwise than the address now wants it has no place there any more.
         let is_as_wanted = |place: &Place| match self.had_proxy_header.get() {
-            Some(did) => did == http.addresses[place.index()].proxy_protocol,
+            Some(did) => did == http.addresses[place.index()].listening.proxy_protocol,
             None => true,
         };
         let place = self.find_place(http).filter(is_as_wanted);
@@ -516,8 +519,8 @@ impl Http1 {
     }
 
     fn find_place(&self, http: &HttpConfiguration) -> Option<Place> {
-        let listening = http.addresses.iter().position(|address| address.address == *self.info.listening);
-        let shares_socket = listening.is_none_or(|index| http.addresses[index].shares_socket);
+        let listening = http.addresses.iter().position(|address| address.listening.address == *self.info.listening);
+        let shares_socket = listening.is_none_or(|index| http.addresses[index].listening.shares_socket);
         if !shares_socket {
             return listening.map(Place::new);
         }
@@ -525,17 +528,17 @@ impl Http1 {
             SocketAddress::Inet(address) => ListenAddress::Inet(*address),
             SocketAddress::Unix(_) => return listening.map(Place::new),
         };
-        http.addresses.iter().position(|address| address.address == local).or(listening).map(Place::new)
+        http.addresses.iter().position(|address| address.listening.address == local).or(listening).map(Place::new)
     }
 }
 
 impl Drop for Http1 {
     fn drop(&mut self) {
         if let Some(transfer) = &mut self.state.get_mut().transfer {
-            transfer.head.end_waiting(&self.worker.counters);
+            transfer.head.end_waiting(&self.worker.common.counters);
         }
         if let Some(number) = self.number_in_list() {
-            self.worker.forget_connection(number);
+            self.worker.connections.remove(number);
         }
     }
 }
@@ -556,7 +559,7 @@ impl InFlight<'_> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let Some(mut request) = self.request.take() else { return };
-        self.connection.worker.counters.end_request();
+        self.connection.worker.common.counters.end_request();
         // After a panic nothing in the request is relied on; the panic itself is logged.
         if std::thread::panicking() {
             return;

@@ -26,6 +26,8 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::Builder;
+use gale_engine::http::builder::InHttp;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_engine::http::request::Request;
 use gale_engine::http::template::Template;
@@ -41,7 +43,7 @@ use recent::Proof;
 use user_file::Found;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_auth_basic",
     directives: &[
         Directive {
@@ -64,7 +66,7 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    handlers: &[(Phase::Access, &Wait { applies, first, then })],
+    parts: &[&HttpPart { handlers: &[(Phase::Access, &Wait { applies, first, then })], ..HttpPart::EMPTY }],
     ..Module::EMPTY
 };
 

@@ -60,13 +60,13 @@ impl Proof {
 
 /// Whether the credentials were right a short time ago.
 pub(super) fn knows(worker: &HttpWorker, proof: &Proof) -> bool {
-    worker.with_note(|recent: &mut Recent| recent.knows(&proof.digest, gale_runtime::now()))
+    worker.common.with_note(|recent: &mut Recent| recent.knows(&proof.digest, gale_runtime::now()))
 }
 
 /// The credentials were right now.
 pub(super) fn remember(worker: &HttpWorker, proof: Proof) {
     if proof.is_settled {
-        worker.with_note(|recent: &mut Recent| recent.remember(proof.digest, gale_runtime::now()));
+        worker.common.with_note(|recent: &mut Recent| recent.remember(proof.digest, gale_runtime::now()));
     }
 }
 

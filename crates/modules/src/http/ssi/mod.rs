@@ -23,6 +23,7 @@ use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, 
 use gale_engine::http::body::Body;
 use gale_engine::http::filters::Change;
 use gale_engine::http::media_types::MediaTypes;
+use gale_engine::http::module::HttpPart;
 use gale_engine::http::request::Request;
 use gale_engine::http::variables::Variable;
 use gale_engine::log::{Zone, format_time};
@@ -31,7 +32,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use self::document::Document;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_ssi_filter",
     directives: &[
         Directive {
@@ -90,11 +91,14 @@ pub const MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    variables: &[
-        Variable::named("date_local", |request, _, out| append_date(request, Zone::Local, out)),
-        Variable::named("date_gmt", |request, _, out| append_date(request, Zone::Gmt, out)),
-    ],
-    filters: &[&Change { applies: |conf: &Conf| *conf.ssi.get(), run: include }],
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("date_local", |request, _, out| append_date(request, Zone::Local, out)),
+            Variable::named("date_gmt", |request, _, out| append_date(request, Zone::Gmt, out)),
+        ],
+        filters: &[&Change { applies: |conf: &Conf| *conf.ssi.get(), run: include }],
+        ..HttpPart::EMPTY
+    }],
     ..Module::EMPTY
 };
 

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::{Moment, SocketAddress};
@@ -37,8 +38,15 @@ impl ConnectionInfo {
         ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
+    /// A connection that was accepted at this moment, numbered after all others of the process.
+    pub fn accepted(remote: SocketAddress, listening: Rc<ListenAddress>) -> ConnectionInfo {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        ConnectionInfo::new(number, remote, listening, gale_runtime::now())
+    }
+
     /// The same connection, for what may outlive it.
-    pub(super) fn copy(&self) -> ConnectionInfo {
+    pub fn copy(&self) -> ConnectionInfo {
         let ConnectionInfo { number, remote, listening, accepted, requests, asked: _ } = self;
         let copy = ConnectionInfo::new(*number, remote.clone(), Rc::clone(listening), *accepted);
         copy.requests.set(requests.get());
@@ -54,18 +62,18 @@ impl ConnectionInfo {
     }
 
     /// A proxy has told this.
-    pub(crate) fn set_proxied(&self, header: Box<ProxyHeader>) {
+    pub fn set_proxied(&self, header: Box<ProxyHeader>) {
         // It is told once.
         let _ = self.asked().proxied.set(header);
     }
 
     /// The client's address without its port, as `$remote_addr` has it.
     pub fn remote_text(&self) -> &str {
-        self.asked().remote_text.get_or_init(|| text_of(&self.remote))
+        self.asked().remote_text.get_or_init(|| address_text(&self.remote))
     }
 
     /// Our address, which `find` looks up when it is asked for the first time.
-    pub(crate) fn local(&self, find: impl FnOnce() -> Option<SocketAddress>) -> Option<&SocketAddress> {
+    pub fn local(&self, find: impl FnOnce() -> Option<SocketAddress>) -> Option<&SocketAddress> {
         let local = &self.asked().local;
         if local.get().is_none() {
             let _ = local.set(find()?);
@@ -79,7 +87,7 @@ impl ConnectionInfo {
 }
 
 /// An address without its port.
-pub(super) fn text_of(address: &SocketAddress) -> Box<str> {
+pub fn address_text(address: &SocketAddress) -> Box<str> {
     match address {
         SocketAddress::Inet(address) => address.ip().to_string().into(),
         SocketAddress::Unix(_) => "unix:".into(),

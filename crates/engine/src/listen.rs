@@ -7,20 +7,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::{BStr, ByteSlice};
 use gale_base::units;
 use gale_config::{Diagnostic, Span, Statement, Word};
 
-use super::configuration::{ServerId, VirtualServers};
-use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle};
-
-/// The port when `listen` names none.
-pub const PORT_DEFAULT: u16 = 80;
-
-/// The port of a server without `listen` when the program does not run as root.
-pub const PORT_UNPRIVILEGED: u16 = 8000;
+use crate::configuration::{Builder, ServerId};
+use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle, Resources};
 
 /// How many clients may wait at a TCP socket for being accepted if `backlog` does not say, most of them for their own first
 /// words: the kernel's own bound by default (net.core.somaxconn). nginx, whose sockets are not deferred, has 511.
@@ -29,14 +24,22 @@ const TCP_BACKLOG: i32 = 4096;
 /// `reuseport` until the number of workers is known.
 pub const REUSEPORT_PER_WORKER: usize = usize::MAX;
 
-/// An address that the configuration listens on, with its servers.
+/// What a protocol has where a `listen` does not say.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenDefaults {
+    /// The port when none is named.
+    pub port: u16,
+    /// Whether the kernel tells of a connection only when its client has sent something. A protocol in which the server
+    /// speaks first would wait for a second.
+    pub deferred: bool,
+}
+
+/// An address that the configuration listens on.
 pub struct Address {
     /// The address itself.
     pub address: ListenAddress,
     /// The listening socket; of a wildcard when this address has none of its own.
     pub listener: ListenerHandle,
-    /// The servers to choose from.
-    pub servers: VirtualServers,
     /// Other addresses share the socket: look at the connection's local address.
     pub shares_socket: bool,
     /// Connections begin with a header of the PROXY protocol.
@@ -97,12 +100,12 @@ impl ListenPlace {
 
 impl Listen {
     /// The `listen *:PORT` of a server that has none.
-    pub fn implicit(port: u16, span: Span) -> Listen {
+    pub fn implicit(port: u16, span: Span, defaults: ListenDefaults) -> Listen {
         let address = ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
         Listen {
             place: ListenPlace::Address(address.clone()),
             last_port: port,
-            spec: spec(address),
+            spec: spec(address, defaults),
             has_options: false,
             is_default: false,
             proxy_protocol: false,
@@ -112,9 +115,9 @@ impl Listen {
     }
 
     /// Parses a `listen` statement.
-    pub fn parse(statement: &Statement) -> Result<(Listen, Vec<Diagnostic>), Diagnostic> {
+    pub fn parse(statement: &Statement, defaults: ListenDefaults) -> Result<(Listen, Vec<Diagnostic>), Diagnostic> {
         let word = &statement.args[0];
-        let (place, last_port) = parse_place(word)?;
+        let (place, last_port) = parse_place(word, defaults.port)?;
         let address = match &place {
             ListenPlace::Address(address) => address.clone(),
             ListenPlace::Host(..) => ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
@@ -122,7 +125,7 @@ impl Listen {
         let mut listen = Listen {
             place,
             last_port,
-            spec: spec(address),
+            spec: spec(address, defaults),
             has_options: false,
             is_default: false,
             proxy_protocol: false,
@@ -215,18 +218,19 @@ impl Listen {
     }
 }
 
-/// An address as it is listened on if nothing else is said. HTTP clients speak first, so the kernel tells of a connection
-/// when its request is there: what would be an accept, a wait and a receive becomes one step. Until then they wait in the
-/// kernel, which needs room for them.
-fn spec(address: ListenAddress) -> ListenSpec {
+/// An address as it is listened on if nothing else is said. Clients at a deferred socket wait in the kernel for their own
+/// first words, so it needs room for them.
+fn spec(address: ListenAddress, defaults: ListenDefaults) -> ListenSpec {
     match address {
-        ListenAddress::Inet(_) => ListenSpec { deferred: true, backlog: TCP_BACKLOG, ..ListenSpec::new(address) },
-        ListenAddress::Unix(_) => ListenSpec::new(address),
+        ListenAddress::Inet(_) if defaults.deferred => {
+            ListenSpec { deferred: true, backlog: TCP_BACKLOG, ..ListenSpec::new(address) }
+        }
+        address => ListenSpec::new(address),
     }
 }
 
 /// The place, and the last of its ports.
-fn parse_place(word: &Word) -> Result<(ListenPlace, u16), Diagnostic> {
+fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Diagnostic> {
     let failed = |what: &str| {
         let message = format!("{what} in \"{}\" of the \"listen\" directive", word.text);
         Diagnostic::emerg(message).at(word.span)
@@ -261,13 +265,13 @@ fn parse_place(word: &Word) -> Result<(ListenPlace, u16), Diagnostic> {
     let inet = |ip: IpAddr, (port, last): (u16, u16)| {
         (ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port))), last)
     };
-    const DEFAULT: (u16, u16) = (PORT_DEFAULT, PORT_DEFAULT);
+    let default = (port_default, port_default);
     if let Some(rest) = text.strip_prefix('[') {
         let (ip, rest) = rest.split_once(']').ok_or_else(|| failed("invalid host"))?;
         let ip: Ipv6Addr = ip.parse().map_err(|_| failed("invalid IPv6 address"))?;
         let ports = match rest.strip_prefix(':') {
             Some(text) => ports(text)?,
-            None if rest.is_empty() => DEFAULT,
+            None if rest.is_empty() => default,
             None => return Err(failed("invalid port")),
         };
         return Ok(inet(ip.into(), ports));
@@ -277,7 +281,7 @@ fn parse_place(word: &Word) -> Result<(ListenPlace, u16), Diagnostic> {
     }
     let (host, ports) = match text.split_once(':') {
         Some((host, text)) => (host, ports(text)?),
-        None => (text, DEFAULT),
+        None => (text, default),
     };
     match host {
         "" => Err(failed("no host")),
@@ -320,6 +324,87 @@ fn parse_keep_alive(value: &[u8]) -> Option<KeepAlive> {
         return None;
     }
     Some(KeepAlive { on: true, idle, interval, count })
+}
+
+impl Listen {
+    /// Adds `server` to the addresses that this names, which are added where they are new.
+    ///
+    /// # Errors
+    /// A host that is not found; options or a default server that another `listen` of the address has named already.
+    pub fn add_to(
+        &self,
+        addresses: &mut Vec<AddressDraft>,
+        server: ServerId,
+        builder: &mut Builder,
+        resources: &mut dyn Resources,
+    ) -> Result<(), Diagnostic> {
+        self.resolve(resources)?.into_iter().try_for_each(|address| self.add(addresses, server, address, builder))
+    }
+
+    fn resolve(&self, resources: &mut dyn Resources) -> Result<Vec<ListenAddress>, Diagnostic> {
+        let ips = match &self.place {
+            ListenPlace::Address(ListenAddress::Inet(address)) => vec![address.ip()],
+            ListenPlace::Address(unix) => return Ok(vec![unix.clone()]),
+            ListenPlace::Host(host, _) => {
+                resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
+                    let message = format!("host not found in \"{}\" of the \"listen\" directive", self.text);
+                    Diagnostic::emerg(message).at(self.span)
+                })?
+            }
+        };
+        let ports = self.place.port()..=self.last_port;
+        Ok(ports.flat_map(|port| ips.iter().map(move |ip| ListenAddress::Inet((*ip, port).into()))).collect())
+    }
+
+    fn add(
+        &self,
+        drafts: &mut Vec<AddressDraft>,
+        server: ServerId,
+        address: ListenAddress,
+        builder: &mut Builder,
+    ) -> Result<(), Diagnostic> {
+        let spec = ListenSpec { address, ..self.spec.clone() };
+        let Some(draft) = drafts.iter_mut().find(|draft| draft.spec.address == spec.address) else {
+            drafts.push(AddressDraft {
+                spec,
+                has_options: self.has_options,
+                proxy_protocol: self.proxy_protocol,
+                protocols: Protocols::default(),
+                options_span: self.has_options.then_some(self.span),
+                default: self.is_default.then_some((server, self.span)),
+                servers: vec![server],
+            });
+            return Ok(());
+        };
+        let (wanted, before) = (self.proxy_protocol, draft.proxy_protocol);
+        let is_redefined = draft.protocols.add(wanted, before, self.has_options, draft.has_options);
+        draft.proxy_protocol |= wanted;
+        if self.has_options {
+            if let Some(first) = draft.options_span {
+                if draft.spec != spec {
+                    let message = format!("duplicate listen options for {}", spec.address);
+                    return Err(Diagnostic::emerg(message).at(self.span).related("first given", first));
+                }
+            } else {
+                draft.spec = spec.clone();
+                draft.has_options = true;
+                draft.options_span = Some(self.span);
+            }
+        }
+        if self.is_default {
+            if let Some((_, first)) = draft.default {
+                let message = format!("a duplicate default server for {}", spec.address);
+                return Err(Diagnostic::emerg(message).at(self.span).related("first named", first));
+            }
+            draft.default = Some((server, self.span));
+        }
+        if is_redefined {
+            let message = format!("protocol options redefined for {}", draft.spec.address);
+            builder.note([Diagnostic::warn(message).at(self.span)]);
+        }
+        draft.servers.push(server);
+        Ok(())
+    }
 }
 
 /// Whether connections to `specific` arrive at a socket bound to `wildcard`.
@@ -378,6 +463,51 @@ impl Protocols {
     }
 }
 
+/// Which socket each address of a block has.
+///
+/// A specific address beside a wildcard that covers it shares the wildcard's.
+pub struct ListenPlan {
+    drafts: Vec<AddressDraft>,
+    /// The addresses that have a socket of their own.
+    own: Vec<usize>,
+    /// By address, the place of its socket among those.
+    holders: Vec<usize>,
+}
+
+impl ListenPlan {
+    /// The plan for these addresses.
+    pub fn new(drafts: Vec<AddressDraft>) -> ListenPlan {
+        let covers = |one: usize, other: usize| covers(&drafts[one].spec.address, &drafts[other].spec.address);
+        let all = 0..drafts.len();
+        let has_own = |&index: &usize| drafts[index].has_options || !all.clone().any(|other| covers(other, index));
+        let own: Vec<usize> = all.clone().filter(has_own).collect();
+        let holder_of = |index: usize| {
+            let itself = own.iter().position(|&candidate| candidate == index);
+            let holder = itself.or_else(|| own.iter().position(|&candidate| covers(candidate, index)));
+            holder.expect("an address without a socket is covered by one that has")
+        };
+        let holders = all.clone().map(holder_of).collect();
+        ListenPlan { drafts, own, holders }
+    }
+
+    /// The sockets to open.
+    pub fn specs(&self) -> Vec<ListenSpec> {
+        self.own.iter().map(|&index| self.drafts[index].spec.clone()).collect()
+    }
+
+    /// The addresses with their sockets, which come in the order of [`ListenPlan::specs`].
+    pub fn addresses(self, listeners: &[ListenerHandle]) -> Vec<Address> {
+        let ListenPlan { drafts, holders, .. } = self;
+        let finish = |(draft, &holder): (AddressDraft, &usize)| Address {
+            address: draft.spec.address,
+            listener: Arc::clone(&listeners[holder]),
+            proxy_protocol: draft.proxy_protocol,
+            shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
+        };
+        drafts.into_iter().zip(&holders).map(finish).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,7 +517,8 @@ mod tests {
         let mut files = gale_config::MemoryFiles::new();
         let text = format!("listen {text};");
         let parsed = gale_config::parse_text(&mut sources, &mut files, "test", text.into_bytes(), "/".as_ref());
-        Listen::parse(&parsed.statements[0]).map(|(listen, _)| listen).map_err(|error| error.message)
+        let defaults = ListenDefaults { port: 80, deferred: true };
+        Listen::parse(&parsed.statements[0], defaults).map(|(listen, _)| listen).map_err(|error| error.message)
     }
 
     fn address(text: &str) -> String {

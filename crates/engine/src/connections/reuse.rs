@@ -41,13 +41,24 @@ pub(super) struct Places<'c> {
 
 /// What has come of a search so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Search {
+pub enum Search {
     /// A connection that may be closed.
     Found,
     /// Nothing yet: the next turn looks on.
     GoesOn,
     /// Nothing, at any place. Look again when a connection has become idle, at the latest at this moment.
     InVain(Option<Moment>),
+}
+
+impl Search {
+    /// What has come of this search and of another one.
+    pub(super) fn or(self, other: Search) -> Search {
+        match (self, other) {
+            (Search::Found, _) | (_, Search::Found) => Search::Found,
+            (Search::GoesOn, _) | (_, Search::GoesOn) => Search::GoesOn,
+            (Search::InVain(one), Search::InVain(other)) => Search::InVain(one.into_iter().chain(other).min()),
+        }
+    }
 }
 
 /// Looks for connections that may be closed: one search for all who want room.

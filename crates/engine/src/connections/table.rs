@@ -1,0 +1,271 @@
+//! The connections of one protocol on one loop, and what it does without one.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use gale_runtime::{Moment, TaskId};
+use slab::Slab;
+
+use super::limit::IdleConnections;
+use super::reuse::{Hand, Places, Search};
+use crate::worker::Worker;
+
+/// Between two looks at the idle connections of a worker that ends.
+const CLOSE_PAUSE: Duration = Duration::from_millis(1);
+
+/// A connection as the table sees it.
+pub trait Connection: 'static {
+    /// From when on it may be closed to make room or to let the worker end; none while it is busy.
+    fn may_close_at(&self) -> Option<Moment>;
+}
+
+/// See the file's head.
+pub struct ConnectionTable<C> {
+    worker: Rc<Worker>,
+    entries: RefCell<Slab<Entry<C>>>,
+    /// Finds idle connections to close when there is no room.
+    hand: Hand,
+    waiting_for_end: RefCell<Vec<Waker>>,
+    background: RefCell<Slab<Background>>,
+}
+
+/// A connection's place in the table.
+struct Entry<C> {
+    task: Option<TaskId>,
+    connection: Weak<C>,
+}
+
+/// A task that no connection waits for.
+struct Background {
+    task: Option<TaskId>,
+    /// The configuration that it began with.
+    generation: u64,
+}
+
+impl<C: Connection> Entry<C> {
+    /// From when on the connection may be closed to make room; none while it is busy, or something has just come.
+    fn may_close_at(&self) -> Option<Moment> {
+        let time = self.connection.upgrade()?.may_close_at()?;
+        if self.is_awake() { None } else { Some(time) }
+    }
+
+    /// Whether something has come for its task, which has not run since.
+    fn is_awake(&self) -> bool {
+        self.task.is_some_and(gale_runtime::is_awake)
+    }
+}
+
+impl<C: Connection> ConnectionTable<C> {
+    /// An empty table, whose idle connections make room for others of this worker.
+    pub fn new(worker: Rc<Worker>) -> Rc<ConnectionTable<C>> {
+        let table = Rc::new(ConnectionTable {
+            worker,
+            entries: RefCell::default(),
+            hand: Hand::default(),
+            waiting_for_end: RefCell::default(),
+            background: RefCell::default(),
+        });
+        let idle: Rc<dyn IdleConnections> = Rc::<ConnectionTable<C>>::clone(&table);
+        table.worker.connections.register(Rc::downgrade(&idle));
+        table
+    }
+
+    /// What the protocols of this loop share.
+    pub fn worker(&self) -> &Rc<Worker> {
+        &self.worker
+    }
+
+    /// How many connections are open.
+    pub fn len(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
+    /// Whether none is open.
+    pub fn is_empty(&self) -> bool {
+        self.entries.borrow().is_empty()
+    }
+
+    /// Lists a connection that was just accepted. Its number stands for it until [`ConnectionTable::remove`].
+    pub fn insert(&self, connection: &Rc<C>) -> usize {
+        self.worker.counters.count_accepted();
+        self.worker.connections.count_opened();
+        self.entries.borrow_mut().insert(Entry { task: None, connection: Rc::downgrade(connection) })
+    }
+
+    /// Says which task serves the connection: aborting it closes the connection.
+    pub fn set_task(&self, number: usize, task: TaskId) {
+        if let Some(entry) = self.entries.borrow_mut().get_mut(number) {
+            entry.task = Some(task);
+        }
+    }
+
+    /// Takes a connection that has ended off the list.
+    pub fn remove(&self, number: usize) {
+        self.worker.counters.count_closed();
+        let is_empty = {
+            let mut entries = self.entries.borrow_mut();
+            entries.remove(number);
+            entries.is_empty()
+        };
+        self.worker.connections.count_closed();
+        if is_empty {
+            self.wake_waiting_for_end();
+        }
+    }
+
+    /// The connection of this number has become idle: one that waits for room may take its place.
+    pub fn note_idle(&self, number: usize) {
+        self.hand.note(number);
+        self.worker.connections.note_idle();
+    }
+
+    /// Connections may be closed from another moment on than before, for example because the configuration has changed.
+    pub fn look_at_all_again(&self) {
+        self.hand.begin_again();
+        self.worker.connections.wake_waiting();
+    }
+
+    /// Closes the connections that `is_chosen` names. It is told whether something has come for one since its task ran.
+    pub fn close_some(&self, is_chosen: impl Fn(&C, bool) -> bool) {
+        let is_chosen = |entry: &Entry<C>| {
+            entry.connection.upgrade().is_some_and(|connection| is_chosen(&connection, entry.is_awake()))
+        };
+        let chosen_task = |entry: &Entry<C>| entry.task.filter(|_| is_chosen(entry));
+        let tasks: Vec<TaskId> = self.entries.borrow().iter().filter_map(|(_, entry)| chosen_task(entry)).collect();
+        // Each abort drops a connection, which takes itself off the list.
+        tasks.into_iter().for_each(gale_runtime::abort);
+    }
+
+    /// Closes idle connections as soon as they may be closed, until none is left that is idle. The busy ones see to
+    /// themselves.
+    pub fn drain(self: &Rc<Self>) {
+        self.close_idle();
+        let table = Rc::downgrade(self);
+        gale_runtime::spawn(async move {
+            while let Some(next) = table.upgrade().and_then(|table| table.next_close()) {
+                gale_runtime::sleep_until(next).await;
+                if let Some(table) = table.upgrade() {
+                    table.close_idle();
+                }
+                // Those that something has come for have their turn, and others their end.
+                gale_runtime::sleep(CLOSE_PAUSE).await;
+            }
+        });
+    }
+
+    /// When the next idle connection may be closed.
+    fn next_close(&self) -> Option<Moment> {
+        let entries = self.entries.borrow();
+        entries.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at()).min()
+    }
+
+    /// Closes idle connections that may be closed now.
+    fn close_idle(&self) {
+        let now = gale_runtime::now();
+        self.close_some(|connection, is_awake| !is_awake && connection.may_close_at().is_some_and(|time| time <= now));
+    }
+
+    /// Ready when no connection is open any more, and nothing is done in the background.
+    pub fn poll_empty(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_empty() && self.background.borrow().is_empty() {
+            return Poll::Ready(());
+        }
+        self.waiting_for_end.borrow_mut().push(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn wake_waiting_for_end(&self) {
+        self.waiting_for_end.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// How many tasks there may be in the background: as many as connections.
+    pub fn background_max(&self) -> usize {
+        self.worker.connections.max()
+    }
+
+    /// Does something that no connection waits for, for an exchange that began with the configuration of that generation.
+    /// `false` when there is too much of that already.
+    pub fn spawn_background(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
+        if self.background.borrow().len() >= self.background_max() {
+            return false;
+        }
+        let number = self.background.borrow_mut().insert(Background { task: None, generation });
+        let listed = ListedBackground { table: Rc::clone(self), number };
+        let task = gale_runtime::spawn(async move {
+            let _listed = listed;
+            work.await;
+        });
+        // The task has not run yet: it is there to be found.
+        if let Some(entry) = self.background.borrow_mut().get_mut(number) {
+            entry.task = Some(task);
+        }
+        true
+    }
+
+    /// Ends what is done in the background for exchanges that began with the configuration of this generation or an older one.
+    pub fn expire_background(&self, newest: u64) {
+        let expired = |background: &Background| background.generation <= newest;
+        let tasks: Vec<TaskId> = {
+            let background = self.background.borrow();
+            background.iter().filter(|(_, entry)| expired(entry)).filter_map(|(_, entry)| entry.task).collect()
+        };
+        tasks.into_iter().for_each(gale_runtime::abort);
+    }
+
+    /// Calls `act` with a view of the connections.
+    fn with_places<T>(&self, act: impl FnOnce(&Places<'_>) -> T) -> T {
+        let entries = self.entries.borrow();
+        let may_close_at = |place: usize| entries.get(place).and_then(Entry::may_close_at);
+        let (now, turn) = (gale_runtime::now(), gale_runtime::turn());
+        act(&Places { count: entries.capacity(), now, turn, may_close_at: &may_close_at })
+    }
+}
+
+impl<C: Connection> IdleConnections for ConnectionTable<C> {
+    fn search(&self) -> Search {
+        self.with_places(|places| self.hand.find(places))
+    }
+
+    fn close_longest_idle(&self, wanted: usize) {
+        let places = self.with_places(|places| self.hand.longest_idle(places, wanted));
+        let tasks: Vec<TaskId> = {
+            let entries = self.entries.borrow();
+            places.into_iter().filter_map(|place| entries.get(place)?.task).collect()
+        };
+        tasks.into_iter().for_each(gale_runtime::abort);
+    }
+}
+
+/// The place of a background task in its table, from which it is taken however the task ends.
+struct ListedBackground<C: Connection> {
+    table: Rc<ConnectionTable<C>>,
+    number: usize,
+}
+
+impl<C: Connection> Drop for ListedBackground<C> {
+    fn drop(&mut self) {
+        self.table.background.borrow_mut().remove(self.number);
+        self.table.wake_waiting_for_end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Small;
+
+    impl Connection for Small {
+        fn may_close_at(&self) -> Option<Moment> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_place_in_the_table_is_small() {
+        // All ones, which no task has, stand for none.
+        assert_eq!(size_of::<Option<Entry<Small>>>(), 16);
+    }
+}
