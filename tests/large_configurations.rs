@@ -5,7 +5,7 @@ mod simulated;
 use std::sync::Arc;
 
 use gale_engine::configuration::Configuration;
-use gale_engine::http::configuration::{HttpConfiguration, Scope, ScopeKind};
+use gale_http::configuration::{HttpConfiguration, Scope, ScopeKind};
 use gale_runtime::simulation::{Faults, Simulation};
 use simulated::Site;
 

@@ -1,5 +1,5 @@
 //! What all of Gale's modules share: the building of the configuration, listening
-//! and accepting, HTTP, and the logs.
+//! and accepting, zones, name resolution, and the logs.
 //!
 //! ```text
 //! configuration  text -> settings, scopes, blocks
@@ -12,13 +12,11 @@
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
 //! zone           state that all workers share under a name
-//! http           request, phases, location, variables, response
 //! ```
 
 pub mod configuration;
 pub mod connections;
 pub mod hostname;
-pub mod http;
 pub mod listen;
 pub mod log;
 pub mod module;
@@ -26,23 +24,8 @@ pub mod nginx_names;
 pub mod notes;
 pub mod protocol;
 pub mod resolver;
-#[cfg(test)]
-#[path = "../../../tests/support/scratch.rs"]
-mod scratch;
+pub mod room;
 pub mod serve;
 pub mod server_address;
 pub mod worker;
 pub mod zone;
-
-/// What the `Server` field says with `server_tokens off`.
-pub const SERVER: &[u8] = b"gale";
-
-/// What the `Server` field says with `server_tokens on`.
-pub const SERVER_WITH_VERSION: &[u8] = concat!("gale/", env!("CARGO_PKG_VERSION")).as_bytes();
-
-/// The whole field with `server_tokens off`.
-pub(crate) const SERVER_LINE: &[u8] = b"Server: gale\r\n";
-
-/// The whole field with `server_tokens on`.
-pub(crate) const SERVER_LINE_WITH_VERSION: &[u8] =
-    concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();

@@ -1,8 +1,8 @@
 //! The order in which modules act: every list that decides one, in one place.
 
-use gale_engine::http::module::HttpOrder;
-use gale_engine::http::phases::Phase;
 use gale_engine::module::{Module, Order};
+use gale_http::module::HttpOrder;
+use gale_http::request::phases::Phase;
 
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;

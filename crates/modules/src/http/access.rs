@@ -11,11 +11,11 @@ use gale_base::cidr::Cidr;
 use gale_base::log_level::Level;
 use gale_config::{Body, Diagnostic, ManyWith, Place, Reporter, Setting, Statement, Takes, slot};
 use gale_engine::configuration::Builder;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Decide, Flow, Phase};
-use gale_engine::http::request::Request;
-use gale_engine::http::settings::Satisfy;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::settings::Satisfy;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_runtime::SocketAddress;
 
 /// See the file's head.

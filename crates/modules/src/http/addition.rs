@@ -11,13 +11,13 @@ use std::io;
 use std::task::{Context, Poll, ready};
 
 use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot};
-use gale_engine::http::body::{Body, BodyItem, BodyStream};
-use gale_engine::http::filters::Change;
-use gale_engine::http::media_types::MediaTypes;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::subrequest::{Subrequest, Target};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::media_types::MediaTypes;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::filters::Change;
+use gale_http::request::subrequest::{Subrequest, Target};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

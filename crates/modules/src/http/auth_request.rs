@@ -11,15 +11,15 @@ use std::sync::Arc;
 use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Flow, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::response::Field;
-use gale_engine::http::subrequest::{Target, ask};
-use gale_engine::http::template::Template;
-use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, Phase, Wait};
+use gale_http::request::response::Field;
+use gale_http::request::subrequest::{Target, ask};
+use gale_http::variables::template::Template;
+use gale_http::variables::{Definition, VariableId};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -23,15 +23,15 @@ use gale_config::{
     Body as BlockBody, Custom, Diagnostic, ManyWith, One, OneWith, Place, Setting, Statement, Takes, Word, slot, values,
 };
 use gale_engine::configuration::Builder;
-use gale_engine::http::body::{Body, BodyItem, BodyStream};
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::filters::Change;
-use gale_engine::http::media_types::MediaTypes;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
-use gale_engine::http::variables::VariableId;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::configuration::media_types::MediaTypes;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::filters::Change;
+use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
+use gale_http::variables::VariableId;
 use gale_runtime::Effort;
 
 /// See the file's head.

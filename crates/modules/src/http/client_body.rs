@@ -7,14 +7,14 @@
 
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::request_body::{is_refused, read_body};
-use gale_engine::http::template::{Template, any_is_true};
-use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::request_body::{is_refused, read_body};
+use gale_http::variables::Variable;
+use gale_http::variables::template::{Template, any_is_true};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

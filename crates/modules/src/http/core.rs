@@ -11,18 +11,18 @@ use bstr::ByteSlice;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::{Builder, MainSettings, ScopeRef};
-use gale_engine::http::builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::open_files::{OpenFileCache, Store};
-use gale_engine::http::settings::{
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::resolver::ResolverSettings;
+use gale_http::configuration::builder;
+use gale_http::configuration::builder::InHttp;
+use gale_http::configuration::settings::{
     Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
     KeepaliveDisable, KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
 };
-use gale_engine::http::template::{SizeTemplate, Template};
-use gale_engine::http::thread_pool::PoolName;
-use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::resolver::ResolverSettings;
+use gale_http::files::open_files::{OpenFileCache, Store};
+use gale_http::files::thread_pool::PoolName;
+use gale_http::module::HttpPart;
+use gale_http::variables::template::{SizeTemplate, Template};
 use gale_runtime::files::RefusedLinks;
 
 /// See the file's head.

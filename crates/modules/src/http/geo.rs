@@ -20,11 +20,11 @@ use bstr::BStr;
 use gale_base::cidr::Cidr;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::forwarded;
-use gale_engine::http::request::Request;
-use gale_engine::http::variables::{Definition, VariableId};
 use gale_engine::module::{Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::request::Request;
+use gale_http::request::forwarded;
+use gale_http::variables::{Definition, VariableId};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -9,12 +9,12 @@ use std::io;
 
 use flate2::{Decompress, FlushDecompress, Status};
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
-use gale_engine::http::body::Body;
-use gale_engine::http::filters::Change;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::transform::{Step, Transform, Transformed, Until};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::Body;
+use gale_http::request::filters::Change;
+use gale_http::request::transform::{Step, Transform, Transformed, Until};
 use gale_runtime::Effort;
 
 use super::gzip;

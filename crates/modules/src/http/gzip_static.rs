@@ -7,13 +7,13 @@
 use std::io;
 
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
-use gale_engine::http::files::find_path;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::open_files::{self, Opened};
-use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::files::find_path;
+use gale_http::files::open_files::{self, Opened};
+use gale_http::files::thread_pool::while_client_stays;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::http1::Method;
 
 use super::{gzip, static_files};

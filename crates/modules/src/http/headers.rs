@@ -17,14 +17,14 @@ use gale_config::{
     Body as BlockBody, Custom, Diagnostic, One, OneWith, Place, Setting, Statement, Takes, slot, values,
 };
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::filters::Fields;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::response::ShortText;
-use gale_engine::http::template::Template;
 use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::filters::Fields;
+use gale_http::request::response::ShortText;
+use gale_http::variables::template::Template;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -9,15 +9,15 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::files::find_path;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::open_files;
-use gale_engine::http::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::template::Template;
-use gale_engine::http::thread_pool::while_client_stays;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::files::find_path;
+use gale_http::files::open_files;
+use gale_http::files::thread_pool::while_client_stays;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::variables::template::Template;
 use gale_protocol::http1::Method;
 
 /// See the file's head.

@@ -18,15 +18,15 @@ use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Decide, Flow, Phase};
-use gale_engine::http::request::Request;
-use gale_engine::http::template::Template;
-use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::zone::table::KEY_LENGTH_MAX;
 use gale_engine::zone::{EntryId, Full, Key, Table, Ticket, Zone};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Decide, Flow, Phase};
+use gale_http::variables::Variable;
+use gale_http::variables::template::Template;
 
 use super::limits::{invalid, invalid_parameter, log_level, needs_zone, rejection_status};
 

@@ -8,12 +8,12 @@
 
 use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::request_body::read_body;
-use gale_engine::http::subrequest::{Target, run_in_background};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::request_body::read_body;
+use gale_http::request::subrequest::{Target, run_in_background};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

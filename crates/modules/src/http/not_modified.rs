@@ -12,13 +12,13 @@
 //! head is sent.
 
 use gale_base::http_date;
-use gale_engine::http::body::Body;
-use gale_engine::http::filters::{Filtered, Judge};
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::response::ResponseHead;
-use gale_engine::http::settings::IfModifiedSince;
 use gale_engine::module::Module;
+use gale_http::configuration::settings::IfModifiedSince;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::Body;
+use gale_http::request::filters::{Filtered, Judge};
+use gale_http::request::response::ResponseHead;
 use gale_protocol::http1::{KnownHeader, KnownHeaders};
 
 /// See the file's head.

@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use gale_engine::http::body::{Body, BodyItem, BodyStream};
-use gale_engine::http::filters::Change;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
 use gale_engine::module::Module;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::filters::Change;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

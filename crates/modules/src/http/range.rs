@@ -16,12 +16,12 @@ use std::task::{Context, Poll};
 use std::vec;
 
 use gale_base::http_date;
-use gale_engine::http::body::{Body, BodyItem, BodyStream, FilePiece};
-use gale_engine::http::filters::{Filtered, Judge};
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::response::ResponseHead;
 use gale_engine::module::Module;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::{Body, BodyItem, BodyStream, FilePiece};
+use gale_http::request::filters::{Filtered, Judge};
+use gale_http::request::response::ResponseHead;
 use gale_protocol::byte_ranges::{Asked, parse};
 use gale_protocol::http1::{KnownHeader, Version};
 use gale_runtime::Bytes;

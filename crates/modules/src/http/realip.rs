@@ -13,12 +13,12 @@ use std::net::{IpAddr, SocketAddr};
 use gale_base::cidr::Cidr;
 use gale_config::{Body, Diagnostic, ManyWith, One, Place, Reporter, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, HostAddresses};
-use gale_engine::http::forwarded;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Decide, Flow, Handler, Phase};
-use gale_engine::http::request::Request;
-use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::forwarded;
+use gale_http::request::phases::{Decide, Flow, Handler, Phase};
+use gale_http::variables::Variable;
 use gale_runtime::SocketAddress;
 
 use super::variables::{append_address, append_port};

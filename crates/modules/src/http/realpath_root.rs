@@ -14,13 +14,13 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::Diagnostic;
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::files::directory_of;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::files::directory_of;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::variables::Variable;
 use gale_runtime::files;
 
 /// See the file's head.

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::request::Request;
-use gale_engine::http::template::Template;
-use gale_engine::http::variables::Definition;
 use gale_engine::module::{Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::request::Request;
+use gale_http::variables::Definition;
+use gale_http::variables::template::Template;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -8,12 +8,12 @@
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::connections::{Totals, totals};
-use gale_engine::http::body::Body;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{Decide, Flow, Phase};
-use gale_engine::http::request::Request;
-use gale_engine::http::variables::Variable;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::Body;
+use gale_http::request::phases::{Decide, Flow, Phase};
+use gale_http::variables::Variable;
 use gale_protocol::http1::Method;
 
 /// See the file's head.

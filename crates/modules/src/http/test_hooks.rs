@@ -34,16 +34,16 @@ use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
 use gale_engine::configuration::Builder;
-use gale_engine::http::body::{Body, BodyItem, BodyStream};
-use gale_engine::http::builder::InHttp;
-use gale_engine::http::exchange::{BodyLimits, Exchange};
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
-use gale_engine::http::request::Request;
-use gale_engine::http::request_body::{StoredBody, log_error, read_body};
-use gale_engine::http::template::Template;
-use gale_engine::http::thread_pool::{PoolName, while_client_stays};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::files::thread_pool::{PoolName, while_client_stays};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::exchange::{BodyLimits, Exchange};
+use gale_http::request::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::request_body::{StoredBody, log_error, read_body};
+use gale_http::variables::template::Template;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
 /// See the file's head.

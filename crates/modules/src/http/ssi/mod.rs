@@ -20,14 +20,14 @@ use std::io::Write;
 use std::rc::Rc;
 
 use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values};
-use gale_engine::http::body::Body;
-use gale_engine::http::filters::Change;
-use gale_engine::http::media_types::MediaTypes;
-use gale_engine::http::module::HttpPart;
-use gale_engine::http::request::Request;
-use gale_engine::http::variables::Variable;
 use gale_engine::log::{Zone, format_time};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::media_types::MediaTypes;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::Body;
+use gale_http::request::filters::Change;
+use gale_http::variables::Variable;
 
 use self::document::Document;
 

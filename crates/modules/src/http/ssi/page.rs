@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use gale_engine::http::regex::Captures;
+use gale_http::variables::regex::Captures;
 use gale_runtime::Bytes;
 
 /// How many documents a request may include, one after another: nginx's bound for those under way at a time, which there

@@ -1,0 +1,220 @@
+//! The body of an HTTP/1 request: counted, chunked, or a tunnel.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
+use gale_runtime::{Buffer, Moment, Stream, Timer};
+
+use crate::request::body::BodyItem;
+use crate::request::exchange::{BodyError, BodyLimits};
+
+/// Largest piece that is read at once: a slow consumer holds no more.
+const PIECE_MAX: usize = 16 * 1024;
+
+/// Where the body of the current request stands.
+#[derive(Debug, Default)]
+pub(super) struct RequestBody {
+    framing: Coding,
+    received: u64,
+    /// The client waits for `100 Continue` before it sends.
+    wants_continue: bool,
+    /// Since when the client is waited for: its deadline is running.
+    waiting_since: Option<Moment>,
+    /// How long the client has been waited for before that.
+    waited: Duration,
+}
+
+#[derive(Debug, Default)]
+enum Coding {
+    /// Nothing is left to read.
+    #[default]
+    Read,
+    Length(u64),
+    Chunked(Box<ChunkedDecoder>),
+    Tunnel,
+    /// The head was broken: what follows it cannot be understood, and counts as no body.
+    Unknown,
+    /// The body was broken, or did not come: nothing behind it can be understood.
+    Broken(BodyError),
+}
+
+impl RequestBody {
+    /// The body that a head announces.
+    pub(super) fn begin(&mut self, head: &RequestHead, input: &[u8]) {
+        let framing = match head.framing {
+            Framing::None | Framing::Length(0) => Coding::Read,
+            Framing::Length(length) => Coding::Length(length),
+            Framing::Chunked => Coding::Chunked(Box::default()),
+        };
+        let expects =
+            || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
+        let wants_continue = !matches!(framing, Coding::Read) && head.version == Version::Http11 && expects();
+        *self = RequestBody { framing, received: 0, wants_continue, waiting_since: None, waited: Duration::ZERO };
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self.framing, Coding::Read)
+    }
+
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    pub(super) fn wants_continue(&self) -> bool {
+        self.wants_continue
+    }
+
+    pub(super) fn continue_was_sent(&mut self) {
+        self.wants_continue = false;
+    }
+
+    pub(super) fn become_tunnel(&mut self) {
+        self.framing = Coding::Tunnel;
+    }
+
+    /// The head was broken; no body is looked for.
+    pub(super) fn never_mind(&mut self) {
+        self.framing = Coding::Unknown;
+    }
+
+    /// Whether the next request can be found behind the body. Not when the client
+    /// still waits for `100 Continue`: it may send the body or leave it out.
+    pub(super) fn may_be_followed(&self) -> bool {
+        match self.framing {
+            Coding::Read => true,
+            Coding::Length(_) | Coding::Chunked(_) => !self.wants_continue,
+            Coding::Tunnel | Coding::Unknown | Coding::Broken(_) => false,
+        }
+    }
+
+    /// The next piece; `None` at the end. After an error there is nothing but that error.
+    pub(super) fn poll_next(
+        &mut self,
+        stream: &Stream,
+        input: &mut Buffer,
+        timer: &mut Timer,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        let piece = ready!(self.poll_piece(stream, input, timer, context, limits));
+        if let Err(error) = piece {
+            timer.clear();
+            self.framing = Coding::Broken(error);
+        }
+        Poll::Ready(piece)
+    }
+
+    fn poll_piece(
+        &mut self,
+        stream: &Stream,
+        input: &mut Buffer,
+        timer: &mut Timer,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        loop {
+            match self.framing {
+                Coding::Read | Coding::Unknown => {
+                    timer.clear();
+                    return Poll::Ready(Ok(None));
+                }
+                Coding::Broken(error) => return Poll::Ready(Err(error)),
+                Coding::Length(_) | Coding::Chunked(_) | Coding::Tunnel => {}
+            }
+            if !input.is_empty()
+                && let Some(piece) = self.take_piece(input, limits)?
+            {
+                return Poll::Ready(Ok(Some(piece)));
+            }
+            if self.is_read() {
+                continue;
+            }
+            let read_max = match self.framing {
+                Coding::Length(left) => usize::try_from(left).map_or(PIECE_MAX, |left| left.min(PIECE_MAX)),
+                _ => PIECE_MAX,
+            };
+            match stream.poll_recv(context, input, read_max) {
+                Poll::Ready(Ok(0)) if matches!(self.framing, Coding::Tunnel) => {
+                    self.framing = Coding::Read;
+                    return Poll::Ready(Ok(None));
+                }
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    return Poll::Ready(Err(BodyError::NoMemory));
+                }
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
+                Poll::Ready(Ok(_)) => self.stop_waiting(),
+                Poll::Pending => {
+                    if matches!(self.framing, Coding::Tunnel) {
+                        return Poll::Pending;
+                    }
+                    let since = self.waiting_since.unwrap_or_else(|| {
+                        let now = gale_runtime::now();
+                        timer.set(now + limits.silence_max.min(self.time_left(limits)));
+                        now
+                    });
+                    self.waiting_since = Some(since);
+                    return timer.poll_expired(context).map(|()| {
+                        let is_silent = gale_runtime::now().since(since) >= limits.silence_max;
+                        Err(if is_silent { BodyError::TimedOut } else { BodyError::TooSlow })
+                    });
+                }
+            }
+        }
+    }
+
+    fn stop_waiting(&mut self) {
+        if let Some(since) = self.waiting_since.take() {
+            self.waited += gale_runtime::now().since(since);
+        }
+    }
+
+    /// How much longer a client may be waited for that has sent so much. Only waiting counts: a client that we are too
+    /// slow for is none that is slow.
+    fn time_left(&self, limits: &BodyLimits) -> Duration {
+        let Some(rate) = limits.min_rate else { return Duration::MAX };
+        let milliseconds = self.received.saturating_mul(1000) / rate.bytes_per_second;
+        (rate.grace + Duration::from_millis(milliseconds)).saturating_sub(self.waited)
+    }
+
+    /// What `input` holds of the body; `None` when that was framing alone.
+    fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, BodyError> {
+        let lease = match &mut self.framing {
+            Coding::Read | Coding::Unknown | Coding::Broken(_) => return Ok(None),
+            Coding::Tunnel => input.take_lease(),
+            Coding::Length(left) => {
+                let piece = usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));
+                *left -= piece as u64;
+                if *left == 0 {
+                    self.framing = Coding::Read;
+                }
+                Some(input.split_to(piece).map_err(no_memory)?)
+            }
+            Coding::Chunked(decoder) => {
+                let decoded = decoder.decode(input.readable()).map_err(|_| BodyError::Malformed)?;
+                if decoded.finished {
+                    self.framing = Coding::Read;
+                }
+                match decoded.data {
+                    Some(range) => Some(input.split_to(decoded.consumed).map_err(no_memory)?.slice(range)),
+                    None => {
+                        input.consume(decoded.consumed);
+                        None
+                    }
+                }
+            }
+        };
+        let Some(lease) = lease else { return Ok(None) };
+        self.received += lease.len() as u64;
+        if limits.length_max > 0 && self.received > limits.length_max && !matches!(self.framing, Coding::Tunnel) {
+            return Err(BodyError::TooLarge);
+        }
+        Ok(Some(BodyItem::Bytes(lease.freeze())))
+    }
+}
+
+/// Only a lease that was refused says this.
+fn no_memory(_: io::Error) -> BodyError {
+    BodyError::NoMemory
+}

@@ -1,0 +1,429 @@
+//! Reading a request's head, and what has to be settled before the phases begin:
+//! which server, which path, how the body is framed.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gale_protocol::http1::{Limits, Offence, Status};
+use gale_protocol::proxy_protocol;
+use gale_protocol::uri::{Form, Target};
+use gale_runtime::{Buffer, Moment};
+
+use super::body::RequestBody;
+use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
+use crate::configuration::HttpConfiguration;
+use crate::configuration::settings::CoreSettings;
+use crate::request::Request;
+use crate::request::exchange::Exchange;
+use crate::request::pipeline::{self, Step};
+use gale_base::log_level::Level;
+use gale_engine::connections::OwnCounters;
+
+/// What reading a head led to.
+pub(super) enum Arrival {
+    /// A whole head, or one that cannot be understood.
+    Request(Box<Request>),
+    /// The client closed the connection in the middle of a head.
+    Left(Box<Request>),
+    /// The client was silent for too long, perhaps in the middle of a head.
+    TimedOut(Option<Box<Request>>),
+    /// The client closed between requests, or the connection has no place in the
+    /// configuration any more.
+    Closed,
+}
+
+/// The request whose head is being read: kept by the caller, so that a connection that
+/// waits for the first byte holds none.
+pub(super) type PendingHead = Option<Box<Request>>;
+
+/// How a head is read of which something has come.
+#[derive(Default)]
+pub(super) struct HeadReading {
+    limits: Limits,
+    /// How long the rest of the head may take; none when the time runs already.
+    timeout: Option<Duration>,
+    first_read_max: usize,
+    next_read_max: usize,
+    /// The rest is waited for, and the connection counts as one that reads.
+    is_counted: bool,
+}
+
+impl HeadReading {
+    /// Waits for the rest.
+    fn begin_waiting(&mut self, counters: &OwnCounters) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            counters.begin_reading();
+        }
+    }
+
+    /// Waits no more, however that came.
+    pub(super) fn end_waiting(&mut self, counters: &OwnCounters) {
+        if std::mem::take(&mut self.is_counted) {
+            counters.end_reading();
+        }
+    }
+
+    /// How much is read next when so much is there.
+    fn read_max(&self, length: usize) -> usize {
+        if length < self.first_read_max { self.first_read_max - length } else { self.next_read_max }
+    }
+}
+
+impl Http1 {
+    /// Reads until there is a whole head, or none to come.
+    pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
+        let State { timer, transfer } = &mut *self.state.borrow_mut();
+        let mut is_pipelined = self.info.requests.get() > 0;
+        loop {
+            if self.had_proxy_header.get().is_none()
+                && let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty())
+                && !self.take_beginning(&mut transfer.input)
+            {
+                return Poll::Ready(Arrival::Closed);
+            }
+            let has_begun = self.had_proxy_header.get().is_some();
+            if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
+                let Transfer { input, head, parser, generation, offence, body, .. } = &mut **transfer;
+                let mut request = match pending.take() {
+                    Some(request) => request,
+                    None => {
+                        let Some(mut request) = self.begin_head(head) else {
+                            return Poll::Ready(Arrival::Closed);
+                        };
+                        *generation = NonZeroU64::new(request.http().generation);
+                        request.is_pipelined = is_pipelined;
+                        request.number_on_connection = self.info.requests.get() + 1;
+                        parser.reset();
+                        *body = RequestBody::default();
+                        self.idle_since.set(Moment::NEVER);
+                        request
+                    }
+                };
+                match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
+                    Ok(Status::NeedMore) => {
+                        head.begin_waiting(&self.worker.common.counters);
+                        if let Some(timeout) = head.timeout.take() {
+                            timer.set_after(timeout);
+                        }
+                        *pending = Some(request);
+                    }
+                    // The timer is left as it is: whoever waits next sets it.
+                    Ok(Status::Complete { consumed }) => {
+                        head.end_waiting(&self.worker.common.counters);
+                        let Some(head) = split_off(input, consumed) else {
+                            // No memory within the worker's bound: it cannot even be refused.
+                            self.worker.give_back(request);
+                            return Poll::Ready(Arrival::Closed);
+                        };
+                        request.set_head(head);
+                        return Poll::Ready(Arrival::Request(request));
+                    }
+                    Err(found) => {
+                        head.end_waiting(&self.worker.common.counters);
+                        request.set_head(std::mem::take(input));
+                        *offence = Some(found);
+                        return Poll::Ready(Arrival::Request(request));
+                    }
+                }
+            }
+            is_pipelined = false;
+            // Who waits for a request holds nothing to receive with.
+            let mut first = Buffer::new();
+            let is_first = transfer.as_ref().is_none_or(|transfer| pending.is_none() && transfer.input.is_empty());
+            let (input, read_max) = match transfer {
+                Some(transfer) if pending.is_some() => {
+                    let read_max = transfer.head.read_max(transfer.input.len());
+                    (&mut transfer.input, read_max)
+                }
+                // The rest of the PROXY protocol's header.
+                Some(transfer) if !transfer.input.is_empty() => (&mut transfer.input, FIRST_READ),
+                _ => (&mut first, FIRST_READ),
+            };
+            match self.stream.poll_recv(context, input, read_max) {
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    let message = "the worker's memory for buffers is exhausted, a connection is closed";
+                    self.worker.configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
+                    return Poll::Ready(Arrival::Closed);
+                }
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
+                    return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
+                }
+                Poll::Ready(Ok(_)) if !is_first => {}
+                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.worker.take_transfer()).input = first,
+                Poll::Pending => {
+                    let polled = if pending.is_none() && !self.is_idle() {
+                        let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
+                        self.note_idle();
+                        timer.poll_after(wait, context)
+                    } else {
+                        if pending.is_none() {
+                            // It was kept by a reload for what might have come.
+                            if self.info.requests.get() > 0 && self.next_generation().is_some() {
+                                return Poll::Ready(Arrival::Closed);
+                            }
+                            self.note_still_idle();
+                        }
+                        timer.poll_expired(context)
+                    };
+                    if polled.is_pending() {
+                        return Poll::Pending;
+                    }
+                    return Poll::Ready(Arrival::TimedOut(half_head(pending, input)));
+                }
+            }
+        }
+    }
+
+    /// Looks for the PROXY protocol's header at the connection's beginning, where the address wants one. `false` when
+    /// there is something else: nobody can be trusted to get an answer then.
+    fn take_beginning(&self, input: &mut Buffer) -> bool {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let Some(place) = self.place(http) else { return false };
+        if !http.addresses[place.index()].listening.proxy_protocol {
+            self.had_proxy_header.set(Some(false));
+            return true;
+        }
+        match proxy_protocol::parse(input.readable()) {
+            Ok(proxy_protocol::Status::NeedMore) => true,
+            Ok(proxy_protocol::Status::Complete { consumed, header }) => {
+                input.consume(consumed);
+                self.had_proxy_header.set(Some(true));
+                header.into_iter().for_each(|header| self.info.set_proxied(header));
+                true
+            }
+            Err(offence) => {
+                let client = self.info.remote_text();
+                let message = format_args!(
+                    "{offence} while reading PROXY protocol, client: {client}, server: {}",
+                    self.info.listening
+                );
+                let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
+                log.write(Level::Error, Some(self.info.number), &message);
+                false
+            }
+        }
+    }
+
+    /// How long to wait for the first byte: `client_header_timeout` on a new
+    /// connection, `keepalive_timeout` between requests. `None` closes.
+    fn first_wait(&self) -> Option<Duration> {
+        if self.info.requests.get() > 0 {
+            return Some(Duration::from_millis(self.idle_max_ms.get().into()));
+        }
+        // Accepted in the turn in which the worker began to end: nobody will close it later.
+        if self.worker.is_draining() {
+            return Some(FIRST_REQUEST_GRACE);
+        }
+        let configuration = self.next_configuration();
+        let core = self.place(configuration.http())?.core(configuration.http());
+        Some(*core.client_header_timeout.get())
+    }
+
+    /// Takes a request to read into; its configuration is the one that the exchange
+    /// will end with.
+    fn begin_head(self: &Rc<Self>, reading: &mut HeadReading) -> Option<Box<Request>> {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let place = self.place(http)?;
+        let core = place.core(http);
+        let large = *core.large_client_header_buffers.get();
+        let small = *core.client_header_buffer_size.get();
+        let limits = Limits {
+            line_max: large.size.max(small),
+            head_max: small.saturating_add(large.size.saturating_mul(large.count)),
+            headers_max: *core.max_headers.get(),
+            ignore_invalid_headers: *core.ignore_invalid_headers.get(),
+            underscores_in_headers: *core.underscores_in_headers.get(),
+        };
+        // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker that
+        // ends is for the first byte.
+        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker.is_draining();
+        let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
+        let server = place.default_server(http);
+        let mut request = self.worker.take_request();
+        request.place = place.index();
+        request.started = gale_runtime::now();
+        request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
+        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size, is_counted: false };
+        Some(request)
+    }
+
+    /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
+    pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
+        let reading = part_read(&request);
+        self.worker.common.counters.begin_request();
+        self.worker.common.counters.end_request();
+        keep_first_line(&mut request);
+        request.log(Level::Info, format_args!("{what} while reading client {reading}"));
+        request.response.status = status;
+        self.end(request);
+    }
+
+    /// Prepares the exchange and goes through the phases as far as it gets.
+    pub(super) fn begin(&self, request: &mut Request) -> Step {
+        self.info.requests.set(self.info.requests.get() + 1);
+        request.number_on_connection = self.info.requests.get();
+        let configuration = Rc::clone(request.configuration());
+        let http = configuration.http();
+        let offence = self.state.borrow_mut().transfer().offence.take();
+        // A head that turns out to be wrong belongs to the server that it names, if it has come so far.
+        let host_is_known = request.parsed.authority.is_some() || matches!(offence, None | Some(Offence::MissingHost));
+        let chosen = if host_is_known { choose_server(request, http) } else { Ok(()) };
+        let core = &http.scope(request.scope).core;
+        {
+            let mut state = self.state.borrow_mut();
+            let transfer = state.transfer();
+            transfer.sender.begin(request.parsed.version);
+            transfer.body.begin(&request.parsed, request.head.readable());
+        }
+        let is_kept = offence.is_some() || request.parsed.wants_keep_alive(request.head.readable());
+        request.more_may_come.set(is_kept);
+        request.keep_alive.set(is_kept && offence.is_none());
+        let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
+        match offence.map_or_else(|| self.prepare(request, core), Err) {
+            Ok(()) if gale_runtime::leases_exhausted() => {
+                request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
+                pipeline::fail(request, 503)
+            }
+            Ok(()) if chosen.is_err() => {
+                request.close_after_response();
+                pipeline::fail(request, 500)
+            }
+            Ok(()) => self.run(request),
+            Err(offence) => {
+                // The path is for the log, if one has come; an offence in it was told already.
+                if request.parsed.target != Target::default() {
+                    let _ = self.prepare(request, core);
+                }
+                keep_first_line(request);
+                let input = request.head.readable();
+                request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
+                if request.parsed.method_range.is_empty() {
+                    request.answer_as_get();
+                }
+                self.state.borrow_mut().transfer().body.never_mind();
+                pipeline::fail(request, offence.status())
+            }
+        }
+    }
+
+    /// TRACE and CONNECT mean nothing to a server without modules for them.
+    fn run(&self, request: &mut Request) -> Step {
+        let name = request.method_name();
+        if name == b"TRACE" || name == b"CONNECT" {
+            let name = String::from_utf8_lossy(name).into_owned();
+            request.log(Level::Info, format_args!("client sent {name} method"));
+            request.close_after_response();
+            return pipeline::fail(request, 405);
+        }
+        pipeline::advance(request)
+    }
+
+    /// The path, the arguments and the host.
+    fn prepare(&self, request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
+        let Request { parsed, head, uri, args, .. } = request;
+        let input = head.readable();
+        if parsed.target.form == Form::Authority {
+            // As in nginx: there is no path in it.
+            uri.clear();
+            uri.push(b'/');
+            return Ok(());
+        }
+        let mut scratch = std::mem::take(args);
+        uri.clear();
+        uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
+        scratch.clear();
+        if let Some(query) = parsed.target.query {
+            scratch.extend_from_slice(query.of(input));
+        }
+        *args = scratch;
+        if let Some(first) = parsed.ignored_first {
+            let text = bstr::BStr::new(first.of_lenient(input)).to_owned();
+            request.log(Level::Info, format_args!("client sent invalid header line: \"{text}\""));
+        }
+        Ok(())
+    }
+}
+
+/// Puts the request into the server for the host that it asks for, which may be none.
+///
+/// # Errors
+/// A regular expression could not be run to its end: which server is meant is unknown, and no other one may answer
+/// instead.
+fn choose_server(request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
+    if let Some(authority) = request.parsed.authority {
+        let mut scratch = Vec::new();
+        let name = authority.lowercase_name(request.head.readable(), &mut scratch);
+        request.host.clear();
+        request.host.extend_from_slice(name);
+    }
+    let servers = &http.addresses[request.place].servers;
+    if servers.names.is_empty() {
+        return Ok(());
+    }
+    let host = std::mem::take(&mut request.host);
+    let found = match servers.names.find(&host) {
+        Ok(Some((server, matched))) => {
+            request.server = server;
+            request.scope = http.server(server).scope;
+            if let Some(matched) = matched {
+                request.take_match(matched, &host);
+            }
+            Ok(())
+        }
+        Ok(None) => Ok(()),
+        Err(error) => {
+            request.log(Level::Alert, format_args!("{error}"));
+            Err(UnknownServer)
+        }
+    };
+    request.host = host;
+    found
+}
+
+/// Which server is meant could not be found out.
+struct UnknownServer;
+
+/// The part of a head that has come and will not be whole. It belongs to the server that it names, if it has come so far.
+fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
+    let mut request = pending.take()?;
+    request.set_head(std::mem::take(input));
+    if request.parsed.authority.is_some() {
+        let configuration = Rc::clone(request.configuration());
+        // An error is logged already, and nobody gets an answer that could be another server's.
+        let _ = choose_server(&mut request, configuration.http());
+    }
+    Some(request)
+}
+
+/// Only the first line of a broken head is relied on from now on.
+fn keep_first_line(request: &mut Request) {
+    let head = Rc::clone(&request.head);
+    request.parsed_mut().keep_first_line(head.readable());
+}
+
+/// nginx's words for what was read of a head that was not understood to its end.
+fn part_read(request: &Request) -> &'static str {
+    if request.parsed.line.is_empty() { REQUEST_LINE } else { "request headers" }
+}
+
+const REQUEST_LINE: &str = "request line";
+
+/// What the first read of a request asks for, before the settings are looked at.
+const FIRST_READ: usize = 1024;
+
+/// The first `count` bytes; what follows stays in `input`. `None` when there is no
+/// memory for a copy.
+fn split_off(input: &mut Buffer, count: usize) -> Option<Buffer> {
+    if input.len() == count {
+        return Some(std::mem::take(input));
+    }
+    let mut head = Buffer::new();
+    head.append(&input.readable()[..count]).ok()?;
+    input.consume(count);
+    Some(head)
+}

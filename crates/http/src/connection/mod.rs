@@ -1,0 +1,3 @@
+//! Connections that speak HTTP, by version.
+
+pub mod http1;

@@ -1,0 +1,452 @@
+//! The delivery ladder: how a piece of a file gets to where it is sent from, without the loop ever waiting for a disk.
+//!
+//! For each piece the cheapest way that cannot wait:
+//!
+//! | | way | when |
+//! |---|---|---|
+//! | 1 | memory | a small body that the cache of open files holds: bytes, and no piece of a file at all |
+//! | 2 | a read on the loop | what the kernel has in memory (`preadv2(RWF_NOWAIT)`), up to 64 KiB at once |
+//! | 3 | `sendfile` | it is on, the piece is large enough, and it is known to be in memory |
+//! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
+//!
+//! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left; so
+//! a stream is read ahead of its client. A client that is slow holds one piece and a half at most: 96 KiB, unless
+//! `output_buffers` says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds that and
+//! half a piece.
+//!
+//! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all but
+//! `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#aio>)
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use gale_runtime::{Bytes, File, Look, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
+use gale_runtime::{leased_bytes, leased_bytes_max};
+
+use crate::configuration::settings::{Aio, CoreSettings};
+use crate::request::Request;
+use crate::request::body::FilePiece;
+
+/// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than two,
+/// and a read into memory that is warm as fast as the page cache itself.
+pub const SENDFILE_MIN: u64 = 64 * 1024;
+
+/// Most of a file that one `sendfile` sends with `aio off`, whatever the configuration allows: other connections want their
+/// turn, too. Otherwise it is less while memory is short ([`File::sendfile_length`]).
+const SENDFILE_PIECE_MAX: u64 = 1 << 20;
+
+/// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
+pub const READ_PIECE: u64 = 64 * 1024;
+
+/// How much is read at once for a client that waits for the disk rather than the disk for it: it comes to that by doubling from
+/// wait to wait. To have waited once says little: everybody does at the beginning of a response, and a client that is slow when
+/// the disk is much slower for a moment, and would take seconds for what it is given. Larger reads do not make a disk faster,
+/// and take memory.
+const COLD_PIECE_MAX: u64 = 256 * 1024;
+
+/// Near the hard limit of leases less and less is read at once, but not less than this: the response that is under way comes
+/// to its end, slowly, and what it has sent makes room.
+const LEAST_PIECE: u64 = 4 * 1024;
+
+/// What `output_buffers` may ask for at once.
+const BUFFER_BYTES_MAX: u64 = 1 << 20;
+
+/// How the pieces of files in a response are sent: what the location decides.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// `sendfile`
+    pub sendfile: bool,
+    /// `sendfile_max_chunk` in bytes, 0 for no bound of the configuration's.
+    pub chunk_max: u64,
+    /// `tcp_nopush`
+    pub nopush: bool,
+    /// `aio`
+    pub way: ReadWay,
+    /// The pool that `aio threads` names; without one, `default`.
+    pub pool: Option<ThreadPool>,
+    /// `directio`: files from this size on are read past the page cache.
+    pub direct_from: u64,
+    /// `directio_alignment`
+    pub direct_alignment: u32,
+    /// `output_buffers`: the bytes of all of them.
+    pub buffer_bytes: u64,
+    /// `read_ahead` is not 0.
+    pub is_sequential: bool,
+    /// `postpone_output`: so much is gathered before it is sent, as long as there is more at once.
+    pub postponed_bytes: u64,
+}
+
+/// What is done when something is not in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadWay {
+    /// It is read in a pool.
+    Pool,
+    /// It is read by the loop's io_uring, if that is the driver; else in a pool.
+    Ring,
+    /// Nobody asks, and whoever sends it waits for the disk: `aio off`.
+    Blocking,
+}
+
+impl FileOptions {
+    /// What a request's location says; `None`, and a line in the error log, when `aio threads` names a pool that is not there.
+    pub fn of(request: &Request, core: &CoreSettings) -> Option<FileOptions> {
+        let (way, pool) = match core.aio.get() {
+            Aio::Auto | Aio::Threads(None) => (ReadWay::Pool, None),
+            Aio::Threads(Some(name)) => (ReadWay::Pool, Some(name.find(request)?)),
+            Aio::On => (ReadWay::Ring, None),
+            Aio::Off => (ReadWay::Blocking, None),
+        };
+        Some(FileOptions { way, pool, ..FileOptions::without_pool(core) })
+    }
+
+    /// The same for a response that has no file.
+    pub fn without_pool(core: &CoreSettings) -> FileOptions {
+        let buffers = core.output_buffers.get();
+        FileOptions {
+            sendfile: *core.sendfile.get(),
+            chunk_max: *core.sendfile_max_chunk.get(),
+            nopush: *core.tcp_nopush.get(),
+            way: ReadWay::Pool,
+            pool: None,
+            direct_from: *core.directio.get(),
+            direct_alignment: *core.directio_alignment.get(),
+            buffer_bytes: (buffers.count as u64).saturating_mul(buffers.size as u64),
+            is_sequential: *core.read_ahead.get() > 0,
+            postponed_bytes: *core.postpone_output.get(),
+        }
+    }
+}
+
+impl Default for FileOptions {
+    /// The defaults of all directives: for files that are read and not sent.
+    fn default() -> Self {
+        FileOptions {
+            sendfile: false,
+            chunk_max: 0,
+            nopush: false,
+            way: ReadWay::Pool,
+            pool: None,
+            direct_from: u64::MAX,
+            direct_alignment: 512,
+            buffer_bytes: READ_PIECE,
+            is_sequential: false,
+            postponed_bytes: 0,
+        }
+    }
+}
+
+/// What comes next of a piece.
+#[derive(Debug)]
+pub enum Next {
+    /// These bytes; the piece is shorter by them.
+    Bytes(Bytes),
+    /// So many of its bytes can go by [`Delivery::sendfile`].
+    Sendfile(u64),
+    /// They are being read: [`Delivery::poll_read`].
+    Reading,
+}
+
+/// Delivers pieces of files, one after the other, from their beginnings to their ends. Dropped, it gives up a read that is
+/// under way.
+#[derive(Default)]
+pub struct Delivery {
+    options: FileOptions,
+    reading: Option<PieceRead>,
+    /// How much is read next when it is not in memory.
+    cold_piece: u64,
+    /// The file cannot be sent so.
+    sendfile_is_refused: bool,
+    /// Where in its file the last `sendfile` ended: what is left there goes the same way, however little it is.
+    sendfile_ended_at: Option<u64>,
+}
+
+impl Delivery {
+    /// One for a response.
+    pub fn new(options: FileOptions) -> Delivery {
+        Delivery { options, ..Delivery::default() }
+    }
+
+    /// The options.
+    pub fn options(&self) -> &FileOptions {
+        &self.options
+    }
+
+    /// Whether a read is under way.
+    pub fn is_reading(&self) -> bool {
+        self.reading.is_some()
+    }
+
+    /// How little must be left to send before the next of a piece is asked for.
+    pub fn low_water(&self) -> u64 {
+        self.read_piece() / 2
+    }
+
+    /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file has become
+    /// shorter than it was; `OutOfMemory` at the hard limit of leases.
+    pub fn next(&mut self, piece: &mut FilePiece) -> io::Result<Next> {
+        if self.reading.is_some() {
+            return Ok(Next::Reading);
+        }
+        if self.options.is_sequential {
+            piece.file.advise_sequential();
+        }
+        let direct = self.direct(&piece.file);
+        if self.options.way == ReadWay::Blocking {
+            return self.next_in_place(piece, direct);
+        }
+        if direct.is_some() {
+            return self.begin_read(piece, ReadHow { direct, ..ReadHow::default() });
+        }
+        if self.may_sendfile(piece) {
+            let length = piece.file.sendfile_length(piece.offset, self.sendfile_length(piece))?;
+            if length > 0 {
+                return Ok(Next::Sendfile(length));
+            }
+        }
+        let (file, offset) = (&piece.file, piece.offset);
+        match as_much_as_fits(piece.length.min(self.read_piece()), |length| file.look(offset, length))? {
+            Look::Found(bytes) => {
+                piece.advance(bytes.len() as u64)?;
+                Ok(Next::Bytes(bytes))
+            }
+            missed => self.begin_read(piece, missed.how()),
+        }
+    }
+
+    /// As nginx does it: whatever it takes.
+    fn next_in_place(&mut self, piece: &mut FilePiece, direct: Option<u32>) -> io::Result<Next> {
+        if self.options.sendfile && direct.is_none() && !self.sendfile_is_refused {
+            return Ok(Next::Sendfile(self.sendfile_length(piece)));
+        }
+        let (file, offset) = (&piece.file, piece.offset);
+        let most = piece.length.min(self.read_piece());
+        let bytes = as_much_as_fits(most, |length| file.read_in_place(offset, length, direct))?;
+        piece.advance(bytes.len() as u64)?;
+        Ok(Next::Bytes(bytes))
+    }
+
+    fn begin_read(&mut self, piece: &FilePiece, how: ReadHow) -> io::Result<Next> {
+        let pool = self.options.pool.clone().unwrap_or_else(default_pool);
+        let how = ReadHow { by_ring: self.options.way == ReadWay::Ring, ..how };
+        let (file, offset) = (&piece.file, piece.offset);
+        let begin = |length| file.begin_read(&pool, offset, length, how);
+        self.reading = Some(as_much_as_fits(self.cold_length(piece), begin)?);
+        Ok(Next::Reading)
+    }
+
+    /// The bytes that are being read; the piece is the one that they are of. `starves` says that there is nothing else to
+    /// send: then the disk is what the client waits for, and if that goes on, more is read at once. Errors: as of
+    /// [`Delivery::next`], and the pool's.
+    pub fn poll_read(
+        &mut self,
+        piece: &mut FilePiece,
+        starves: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Bytes>> {
+        let reading = self.reading.as_mut().expect("a read is under way");
+        let Poll::Ready(result) = Pin::new(reading).poll(context) else { return Poll::Pending };
+        self.reading = None;
+        self.cold_piece = if starves { (2 * self.cold_piece).clamp(READ_PIECE, COLD_PIECE_MAX) } else { READ_PIECE };
+        Poll::Ready(result.and_then(|bytes| piece.advance(bytes.len() as u64).map(|()| bytes)))
+    }
+
+    /// Calls `send` with the file, to send so many bytes of the piece by `sendfile`. Errors: those of the file, and what
+    /// `send` says of the socket.
+    pub fn sendfile(
+        &mut self,
+        piece: &mut FilePiece,
+        length: u64,
+        send: impl FnOnce(&File, &mut u64, usize) -> Poll<io::Result<usize>>,
+    ) -> Poll<Result<usize, FileError>> {
+        let FilePiece { file, offset, .. } = piece;
+        let begin = *offset;
+        let is_blocking = self.options.way == ReadWay::Blocking;
+        let mut at = begin;
+        let polled = match is_blocking {
+            true => send(file, &mut at, to_usize(length)),
+            false => file.watched(|| send(file, &mut at, to_usize(length))),
+        };
+        let Poll::Ready(result) = polled else { return Poll::Pending };
+        Poll::Ready(match result {
+            Ok(count) => {
+                if !is_blocking {
+                    file.note_sent(begin, count);
+                }
+                self.sendfile_ended_at = Some(begin + count as u64);
+                count_piece(if is_blocking { Rung::Blocking } else { Rung::Sendfile }, count as u64);
+                piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
+            }
+            Err(error) => match error.raw_os_error() {
+                // Some file systems have no way to do it.
+                Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
+                    self.sendfile_is_refused = true;
+                    Ok(0)
+                }
+                _ if is_of_socket(&error) => Err(FileError::OfSocket),
+                _ => Err(FileError::OfFile(error)),
+            },
+        })
+    }
+
+    fn may_sendfile(&self, piece: &FilePiece) -> bool {
+        let is_allowed = self.options.sendfile && !self.sendfile_is_refused;
+        let is_worth_it = piece.length >= SENDFILE_MIN || self.sendfile_ended_at == Some(piece.offset);
+        is_allowed && is_worth_it && self.direct(&piece.file).is_none()
+    }
+
+    fn direct(&self, file: &File) -> Option<u32> {
+        (file.metadata().size >= self.options.direct_from).then_some(self.options.direct_alignment)
+    }
+
+    fn sendfile_length(&self, piece: &FilePiece) -> u64 {
+        let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0).unwrap_or(SENDFILE_PIECE_MAX);
+        piece.length.min(SENDFILE_PIECE_MAX).min(chunk_max)
+    }
+
+    /// How much is read at once.
+    fn read_piece(&self) -> u64 {
+        self.options.buffer_bytes.clamp(READ_PIECE, BUFFER_BYTES_MAX)
+    }
+
+    /// How much is read of something that is not in memory: to a boundary that others who read the same file come to, too.
+    fn cold_length(&self, piece: &FilePiece) -> u64 {
+        let is_memory_short = leased_bytes() > leased_bytes_max() / 2;
+        let size = if is_memory_short { READ_PIECE } else { self.read_piece().max(self.cold_piece) };
+        piece.length.min(size - piece.offset % size)
+    }
+}
+
+/// Who is at fault when a piece of a file does not reach the client.
+#[derive(Debug)]
+pub enum FileError {
+    /// The file or its disk.
+    OfFile(io::Error),
+    /// The connection.
+    OfSocket,
+}
+
+/// Whether `sendfile` failed because of the connection: what a socket that has failed says, the network's reasons included.
+fn is_of_socket(error: &io::Error) -> bool {
+    use io::ErrorKind::*;
+    matches!(
+        error.kind(),
+        BrokenPipe
+            | ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | NetworkDown
+            | NetworkUnreachable
+            | NotConnected
+            | TimedOut
+    ) || matches!(error.raw_os_error(), Some(libc::EHOSTDOWN | libc::ENETRESET | libc::ENONET | libc::EPROTO))
+}
+
+/// Asks for less where memory for all of it is not to be had. Errors: those of what is asked; `OutOfMemory` when there is not
+/// even room for the least.
+fn as_much_as_fits<T>(most: u64, mut ask: impl FnMut(usize) -> io::Result<T>) -> io::Result<T> {
+    let mut length = most;
+    loop {
+        match ask(to_usize(length)) {
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory && length > LEAST_PIECE => {
+                length = (length / 4).max(LEAST_PIECE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// A length in memory.
+fn to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::FileTimes;
+    use std::future::poll_fn;
+    use std::time::{Duration, SystemTime};
+
+    use gale_runtime::simulation::{Faults, Simulation, each_seed};
+    use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files};
+
+    use super::*;
+
+    #[test]
+    fn what_sendfile_leaves_of_a_file_goes_the_same_way_however_little_it_is() {
+        let path = std::env::temp_dir().join(format!("gale-delivery-{}", std::process::id()));
+        std::fs::write(&path, vec![b'x'; 2 * to_usize(SENDFILE_MIN)]).expect("written");
+        let file = std::fs::File::open(&path).expect("there");
+        std::fs::remove_file(&path).expect("there");
+        // No read writes its time of access, for which a pool would be needed.
+        let read_at = SystemTime::now() + Duration::from_secs(3600);
+        file.set_times(FileTimes::new().set_accessed(read_at)).expect("ours");
+        let file = File::from_std(file).expect("there");
+        let goes_by_sendfile = |delivery: &mut Delivery, piece: &mut FilePiece| {
+            let in_memory = file.look(piece.offset, to_usize(piece.length)).expect("longer than that");
+            assert!(matches!(in_memory, Look::Found(_)), "just written");
+            matches!(delivery.next(piece).expect("nothing fails"), Next::Sendfile(_))
+        };
+        let mut delivery = Delivery::new(FileOptions { sendfile: true, ..FileOptions::default() });
+        let mut piece = FilePiece { file: file.clone(), offset: 0, length: SENDFILE_MIN + 3000 };
+        assert!(goes_by_sendfile(&mut delivery, &mut piece));
+        let sent =
+            delivery.sendfile(&mut piece, SENDFILE_MIN + 3000, |_, _, _| Poll::Ready(Ok(to_usize(SENDFILE_MIN))));
+        assert!(matches!(sent, Poll::Ready(Ok(_))) && piece.length == 3000);
+        assert!(goes_by_sendfile(&mut delivery, &mut piece), "the rest");
+        let mut other = FilePiece { file: file.clone(), offset: 4096, length: 3000 };
+        assert!(!goes_by_sendfile(&mut delivery, &mut other), "as short, and not begun");
+    }
+
+    #[test]
+    fn a_failed_sendfile_is_the_connections_fault_only_where_sockets_fail_so() {
+        let fault = |errno: i32| {
+            let file = std::fs::File::open("/proc/self/exe").and_then(File::from_std).expect("it runs");
+            let mut piece = FilePiece { file, offset: 0, length: SENDFILE_MIN };
+            let fail = |_: &File, _: &mut u64, _| Poll::Ready(Err(io::Error::from_raw_os_error(errno)));
+            Delivery::default().sendfile(&mut piece, SENDFILE_MIN, fail)
+        };
+        for errno in [libc::EPIPE, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETDOWN] {
+            assert!(matches!(fault(errno), Poll::Ready(Err(FileError::OfSocket))), "{errno}");
+        }
+        for errno in [libc::EIO, libc::ESTALE, libc::EUCLEAN, libc::EACCES, libc::EOVERFLOW] {
+            assert!(matches!(fault(errno), Poll::Ready(Err(FileError::OfFile(_)))), "{errno}");
+        }
+        for errno in [libc::EINVAL, libc::ENOSYS] {
+            assert!(matches!(fault(errno), Poll::Ready(Ok(0))), "{errno}");
+        }
+    }
+
+    #[test]
+    fn reads_grow_for_who_waits_for_the_disk_time_after_time_and_for_nobody_else() {
+        each_seed(3, |simulation: &Simulation| {
+            simulation.add_file("/file", &vec![b'x'; 2 << 20]).unwrap();
+            simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                let mut piece = FilePiece { file, offset: 0, length: 2 << 20 };
+                let mut delivery = Delivery::default();
+                // Whether it waited for the read, and how many KiB the next one brings: to the next boundary of its size.
+                let waits = [
+                    (true, 64),
+                    (true, 128),
+                    (true, 256),
+                    (true, 256),
+                    (false, 64),
+                    (false, 64),
+                    (true, 128),
+                    (true, 256),
+                ];
+                let mut expected = 64;
+                for (starves, next) in waits {
+                    assert!(matches!(delivery.next(&mut piece), Ok(Next::Reading)));
+                    let lease = poll_fn(|context| delivery.poll_read(&mut piece, starves, context)).await.unwrap();
+                    assert_eq!(lease.len(), expected << 10);
+                    expected = next;
+                }
+            });
+        });
+    }
+}

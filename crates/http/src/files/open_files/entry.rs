@@ -1,0 +1,245 @@
+//! One path and what was found there, with what is known about its being so still.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{LazyLock, OnceLock};
+
+use gale_runtime::watch::{PathWatch, Target};
+use gale_runtime::{Bytes, File, FileMetadata};
+use rustix::process::{Resource, getrlimit};
+
+use super::table::Keyed;
+use gale_engine::room::{Room, Taken};
+
+/// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from here on
+/// what a copy costs more than `sendfile` outweighs the call that it saves.
+pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
+
+/// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
+/// that serves them has.
+pub(super) static BODIES: Room = Room::new(BODIES_MAX);
+
+pub(super) const BODIES_MAX: usize = 32 << 20;
+
+/// Descriptors that are held where no cache is configured, at most: a file of more than [`BODY_MAX`] that is asked for
+/// several times a second is one of few.
+const HELD_MAX: u64 = 256;
+
+/// The share of the process's descriptors that they may be: the others are for connections.
+const HELD_SHARE: u64 = 16;
+
+/// Room for as many of them as may be held.
+pub(super) static DESCRIPTORS: LazyLock<Room> = LazyLock::new(|| {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    Room::new((limit / HELD_SHARE).min(HELD_MAX) as usize)
+});
+
+/// What a path leads to. It never changes: where something else is found, there is another entry.
+pub(super) struct Entry {
+    path: Box<[u8]>,
+    hash: u64,
+    pub found: Found,
+    /// When it was last known to be so, in milliseconds.
+    checked: AtomicU64,
+    used: AtomicU64,
+    /// Counted up to what a decision needs: everybody reads this memory.
+    uses: AtomicU32,
+    /// Somebody is attending to it, or has.
+    is_attended: AtomicBool,
+    kept: OnceLock<Kept>,
+}
+
+/// What was found.
+pub(super) enum Found {
+    /// A regular file, open unless its body alone is kept.
+    File { file: Option<File>, metadata: FileMetadata },
+    /// A directory.
+    Directory(FileMetadata),
+    /// Something that has not been asked for often enough to be kept.
+    Seen,
+    /// This error of the kernel.
+    Error(i32),
+}
+
+/// What makes an entry quicker than asking the kernel.
+pub(super) struct Kept {
+    /// Tells of changes.
+    pub watch: Option<PathWatch>,
+    /// The whole file.
+    pub body: Option<Body>,
+    /// Its descriptor is one of the few that are held without being told to.
+    pub _held: Option<Taken>,
+}
+
+/// A file's content, counted among all.
+pub(super) struct Body(Bytes);
+
+impl Entry {
+    pub fn new(path: &[u8], hash: u64, found: Found, uses: u32, now: u64) -> Entry {
+        Entry {
+            path: path.into(),
+            hash,
+            found,
+            checked: AtomicU64::new(now),
+            used: AtomicU64::new(now),
+            uses: AtomicU32::new(uses),
+            is_attended: AtomicBool::new(false),
+            kept: OnceLock::new(),
+        }
+    }
+
+    /// Notes a use.
+    #[inline]
+    pub fn touch(&self, now: u64) {
+        if self.used.load(Ordering::Relaxed) != now {
+            self.used.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a use as far as `most`; true when that is reached.
+    #[inline]
+    pub fn count_use(&self, most: u32) -> bool {
+        self.uses.load(Ordering::Relaxed) < most && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == most
+    }
+
+    pub fn uses(&self) -> u32 {
+        self.uses.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn checked(&self) -> u64 {
+        self.checked.load(Ordering::Relaxed)
+    }
+
+    pub fn set_checked(&self, now: u64) {
+        self.checked.store(now, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn kept(&self) -> Option<&Kept> {
+        self.kept.get()
+    }
+
+    pub fn keep(&self, kept: Kept) {
+        // Who claims it does so once.
+        let _ = self.kept.set(kept);
+    }
+
+    /// Whether the caller is the one to attend to it.
+    pub fn claim(&self) -> bool {
+        !self.is_attended.load(Ordering::Relaxed) && !self.is_attended.swap(true, Ordering::Relaxed)
+    }
+
+    /// Somebody else may attend to it.
+    pub fn unclaim(&self) {
+        self.is_attended.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Keyed for Entry {
+    fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    fn last_use(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Body {
+    /// The whole of a file, if it stays as it is meanwhile; `None` if it does not, or if there is no room. May block.
+    pub fn read(file: &File, metadata: &FileMetadata) -> io::Result<Option<Body>> {
+        let size = usize::try_from(metadata.size).ok().filter(|_| metadata.size <= BODY_MAX);
+        let Some((size, room)) = size.and_then(|size| Some((size, BODIES.take(size)?))) else { return Ok(None) };
+        Ok(read_whole(file, metadata, size)?.map(|bytes| Body(room.hold(bytes))))
+    }
+
+    /// Whether the file has this content, and stays as it is while it is read. May block. Takes no room: a few threads look at
+    /// one file each.
+    pub fn is_content_of(&self, file: &File, metadata: &FileMetadata) -> io::Result<bool> {
+        let is_as_long = metadata.size == self.0.len() as u64;
+        Ok(is_as_long && read_whole(file, metadata, self.0.len())?.is_some_and(|bytes| bytes == *self.0))
+    }
+
+    #[inline]
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+/// So many bytes, if that is all of the file, and the file stays as it is meanwhile.
+fn read_whole(file: &File, metadata: &FileMetadata, size: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; size];
+    let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
+    let is_unchanged = file.look_again()? == *metadata;
+    Ok((is_whole && is_unchanged).then_some(bytes))
+}
+
+/// What a path that leads to this file leads to.
+pub(super) fn target_of(metadata: &FileMetadata) -> Option<Target> {
+    Some(Target { device: metadata.device, inode: metadata.inode })
+}
+
+/// Tests that look at how much all bodies take follow each other.
+#[cfg(test)]
+pub(super) static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_body_takes_its_room_until_nobody_sends_it_any_more() {
+        let _alone = ALONE.lock();
+        let path = std::env::temp_dir().join(format!("gale-body-{}", std::process::id()));
+        std::fs::File::create(&path).unwrap().write_all(&[b'a'; 1000]).unwrap();
+        let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let metadata = file.look_again().unwrap();
+        let body = Body::read(&file, &metadata).unwrap().expect("there is room");
+        let sent = body.bytes().clone();
+        drop(body);
+        assert_eq!((sent.len(), BODIES.taken()), (1000, 1000));
+        drop(sent);
+        assert_eq!(BODIES.taken(), 0);
+    }
+    #[test]
+    fn all_bodies_together_have_their_bound_and_one_that_is_not_kept_takes_nothing() {
+        let _alone = ALONE.lock();
+        let path = std::env::temp_dir().join(format!("gale-bodies-{}", std::process::id()));
+        let size = 60_000;
+        std::fs::write(&path, vec![b'a'; size]).unwrap();
+        let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
+        let metadata = file.look_again().unwrap();
+        let read = || Body::read(&file, &metadata).unwrap();
+        let mut bodies: Vec<Body> = std::iter::from_fn(read).take(2 * BODIES_MAX / size).collect();
+        let fitting = BODIES_MAX / size;
+        assert_eq!(
+            (bodies.len(), BODIES.taken()),
+            (fitting, fitting * size),
+            "and no byte for the one that was refused"
+        );
+        bodies.pop();
+        bodies.extend(read());
+        assert_eq!(bodies.len(), fitting);
+        assert!(bodies[0].is_content_of(&file, &metadata).unwrap(), "which takes no room");
+        bodies.truncate(1);
+        // It is replaced, or grows, or shrinks, between the look at it and the read.
+        for other in [size - 1, size + 1, size] {
+            std::fs::write(&path, vec![b'b'; other]).unwrap();
+            assert!(read().is_none() && !bodies[0].is_content_of(&file, &metadata).unwrap());
+            assert_eq!(BODIES.taken(), size);
+        }
+        std::fs::remove_file(&path).unwrap();
+        let large = FileMetadata { size: BODY_MAX + 1, ..metadata };
+        assert!(Body::read(&file, &large).unwrap().is_none());
+        drop(bodies);
+        assert_eq!(BODIES.taken(), 0);
+    }
+}

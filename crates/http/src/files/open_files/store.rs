@@ -1,0 +1,297 @@
+//! `open_file_cache max=N`: what one directive keeps, for all workers.
+//!
+//! As nginx: an entry is believed for `open_file_cache_valid`, then the path is opened again, and if the same file is found
+//! there, unchanged, the entry goes on. It goes when nobody has asked for `inactive`, and the least recently used makes room
+//! at `max`. A descriptor is kept from `open_file_cache_min_uses` on; directories and, with `open_file_cache_errors`, errors
+//! at once.
+//!
+//! Beyond nginx: an entry that is in use is watched, so a change shows at once and not after `valid` (with
+//! `open_file_cache_events on` one that is watched is believed until then); the body of a small file is kept with its
+//! descriptor; only errors that tell something about the path are kept, and not that descriptors ran out.
+//!
+//! `max` counts for all workers together, since they share one cache.
+
+use std::io;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use gale_runtime::watch::PathWatch;
+use gale_runtime::{Device, File, FileMetadata, default_pool, files};
+use parking_lot::Mutex;
+
+use super::entry::{BODY_MAX, Body, Entry, Found, Kept, target_of};
+use super::table::{Found as Guarded, Keyed, Table};
+use super::{Contents, Opened, Wanted, as_path, milliseconds, note_work};
+use crate::configuration::settings::CoreSettings;
+
+/// An entry that was used so often is watched, and its body is read.
+const ATTENDED_USES: u32 = 3;
+
+/// Largest `max` that makes a difference.
+const ENTRIES_MAX: usize = 1 << 24;
+
+/// Without a watch, a body is believed only if its file had been left alone for so long when it was read: a change within
+/// one tick of the file system's clock leaves the same time.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// What one `open_file_cache` keeps.
+pub struct Store {
+    entries_max: usize,
+    inactive: Duration,
+    /// Made for the first entry: a configuration that is only tested needs none.
+    table: OnceLock<Table<Entry>>,
+    own: Weak<Store>,
+}
+
+/// Those that have a table, for the housekeeper.
+static STORES: Mutex<Vec<Weak<Store>>> = Mutex::new(Vec::new());
+
+/// What is to be noted when the kernel has been asked.
+pub(super) struct Missed<'r> {
+    store: &'r Store,
+    path: &'r [u8],
+    hash: u64,
+    now: u64,
+    core: &'r CoreSettings,
+    previous: Option<Arc<Entry>>,
+}
+
+impl Store {
+    /// A store of at most so many entries, each of which goes when nobody has asked for it for so long.
+    pub fn new(entries_max: u64, inactive: Duration) -> Arc<Store> {
+        let entries_max = usize::try_from(entries_max).unwrap_or(ENTRIES_MAX).clamp(1, ENTRIES_MAX);
+        Arc::new_cyclic(|own| Store { entries_max, inactive, table: OnceLock::new(), own: Weak::clone(own) })
+    }
+
+    #[inline]
+    pub(super) fn find<'r>(
+        &'r self,
+        path: &'r [u8],
+        hash: u64,
+        now: u64,
+        core: &'r CoreSettings,
+        wanted: Wanted,
+    ) -> Result<io::Result<Opened>, Missed<'r>> {
+        let entry = self.table.get().and_then(|table| table.find(hash, path));
+        match entry.as_ref().and_then(|entry| self.use_entry(entry, now, core, wanted)) {
+            Some(result) => Ok(result),
+            None => {
+                let previous = entry.map(|entry| Arc::clone(entry.arc()));
+                Err(Missed { store: self, path, hash, now, core, previous })
+            }
+        }
+    }
+
+    /// What an entry says, if it can be believed.
+    #[inline]
+    fn use_entry(
+        &self,
+        entry: &Guarded<Entry>,
+        now: u64,
+        core: &CoreSettings,
+        wanted: Wanted,
+    ) -> Option<io::Result<Opened>> {
+        entry.touch(now);
+        let kept = entry.kept();
+        let watch = kept.and_then(|kept| kept.watch.as_ref());
+        let is_believed = match watch {
+            Some(watch) if !watch.is_intact() => false,
+            Some(_) if *core.open_file_cache_events.get() => true,
+            _ => now.saturating_sub(entry.checked()) < core.open_file_cache_valid.get().as_millis() as u64,
+        };
+        if !is_believed {
+            return None;
+        }
+        let opened = match &entry.found {
+            Found::Seen => return None,
+            Found::Error(error) => Err(io::Error::from_raw_os_error(*error)),
+            Found::Directory(metadata) => Ok(Opened { metadata: *metadata, contents: Contents::Directory }),
+            Found::File { file, metadata } => {
+                let file = file.as_ref()?;
+                let body = kept.and_then(|kept| kept.body.as_ref());
+                let is_told = body.is_some() && watch.is_some();
+                if wanted == Wanted::Open && !is_told && !is_unchanged(file, metadata) {
+                    return None;
+                }
+                let contents = match body {
+                    Some(body) => Contents::Memory(body.bytes().clone()),
+                    None => Contents::File(file.clone()),
+                };
+                Ok(Opened { metadata: *metadata, contents })
+            }
+        };
+        if entry.count_use(attended_uses(core)) {
+            self.attend(entry.arc());
+        }
+        Some(opened)
+    }
+
+    /// Has an entry watched, and its body read, by a thread of the pool.
+    fn attend(&self, entry: &Arc<Entry>) {
+        if matches!(entry.found, Found::Seen) || !entry.claim() {
+            return;
+        }
+        let device = match &entry.found {
+            Found::File { metadata, .. } | Found::Directory(metadata) => Device::number(metadata.device),
+            Found::Seen | Found::Error(_) => files::likely_device(as_path(entry.path())),
+        };
+        let (attended, store) = (Arc::clone(entry), Weak::clone(&self.own));
+        let task = move || {
+            // What has changed meanwhile is opened again by the next one to ask.
+            if !attend_blocking(&attended)
+                && let Some(table) = store.upgrade().as_ref().and_then(|store| store.table.get())
+            {
+                table.remove(&attended);
+            }
+        };
+        if default_pool().detach(device, task).is_err() {
+            // Another time, perhaps: it is found without.
+            entry.unclaim();
+        }
+    }
+
+    fn table(&self) -> &Table<Entry> {
+        self.table.get_or_init(|| {
+            let mut stores = STORES.lock();
+            stores.retain(|store| store.strong_count() > 0);
+            stores.push(Weak::clone(&self.own));
+            Table::new(self.entries_max)
+        })
+    }
+}
+
+/// Whether a file is what it was: a call that does not wait, where the file does not wait for others.
+fn is_unchanged(file: &File, metadata: &FileMetadata) -> bool {
+    file.waits_for_others() || file.look_again().is_ok_and(|seen| seen == *metadata)
+}
+
+fn attended_uses(core: &CoreSettings) -> u32 {
+    min_uses(core).max(ATTENDED_USES)
+}
+
+fn min_uses(core: &CoreSettings) -> u32 {
+    u32::try_from(*core.open_file_cache_min_uses.get()).unwrap_or(u32::MAX)
+}
+
+impl Missed<'_> {
+    /// Notes what an open has brought.
+    pub(super) fn settle(self, opened: io::Result<File>) -> io::Result<Opened> {
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) => {
+                match error.raw_os_error().filter(|&error| tells_of_the_path(error)) {
+                    Some(number) if *self.core.open_file_cache_errors.get() => self.insert(Found::Error(number)),
+                    _ => self.remove(),
+                }
+                return Err(error);
+            }
+        };
+        let metadata = *file.metadata();
+        if metadata.is_directory() {
+            self.insert(Found::Directory(metadata));
+            return Ok(Opened { metadata, contents: Contents::Directory });
+        }
+        if !metadata.is_regular() {
+            self.remove();
+            return Ok(Opened::of(file));
+        }
+        if let Some(previous) = &self.previous
+            && let Found::File { metadata: known, .. } = &previous.found
+            && *known == metadata
+            && previous.kept().and_then(|kept| kept.watch.as_ref()).is_none_or(PathWatch::is_intact)
+        {
+            previous.set_checked(self.now);
+            return Ok(Opened::of(file));
+        }
+        let is_kept = self.uses() >= min_uses(self.core);
+        self.insert(if is_kept { Found::File { file: Some(file.clone()), metadata } } else { Found::Seen });
+        Ok(Opened::of(file))
+    }
+
+    /// Notes what a look has brought, if it is a directory.
+    pub(super) fn settle_directory(self, metadata: &FileMetadata) {
+        if metadata.is_directory() {
+            self.insert(Found::Directory(*metadata));
+        }
+    }
+
+    /// This one included.
+    fn uses(&self) -> u32 {
+        self.previous.as_ref().map_or(0, |previous| previous.uses()).saturating_add(1)
+    }
+
+    fn insert(mut self, found: Found) {
+        let entry = Arc::new(Entry::new(self.path, self.hash, found, self.uses(), self.now));
+        // What it took in memory is room for the new one.
+        self.previous = None;
+        self.store.table().insert(Arc::clone(&entry));
+        // In use before, and changed: it is likely to go on.
+        if entry.uses() >= attended_uses(self.core) {
+            self.store.attend(&entry);
+        }
+        note_work();
+    }
+
+    fn remove(&self) {
+        if let (Some(previous), Some(table)) = (&self.previous, self.store.table.get()) {
+            table.remove(previous);
+        }
+    }
+}
+
+/// Whether an error will come again because of what is on disk, and not because something had run out.
+fn tells_of_the_path(error: i32) -> bool {
+    matches!(error, libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG | libc::EACCES | libc::ELOOP)
+}
+
+/// False if it is not what it was any more.
+fn attend_blocking(entry: &Entry) -> bool {
+    let mut watch = PathWatch::begin(as_path(entry.path()));
+    let mut body = None;
+    // What was found before is looked at again now that it is watched.
+    let still_is = match &entry.found {
+        Found::Error(libc::ENOENT) => watch.as_ref().is_none_or(|watch| watch.target().is_none()),
+        Found::Error(_) | Found::Seen => {
+            watch = None;
+            true
+        }
+        Found::Directory(metadata) => leads_to(watch.as_ref(), metadata),
+        Found::File { file: Some(file), metadata } => {
+            if metadata.size <= BODY_MAX && !file.waits_for_others() && (watch.is_some() || is_settled(metadata)) {
+                // Without a body it is sent from its descriptor.
+                body = Body::read(file, metadata).ok().flatten();
+            }
+            leads_to(watch.as_ref(), metadata) && is_unchanged(file, metadata)
+        }
+        Found::File { file: None, .. } => true,
+    };
+    if still_is {
+        entry.keep(Kept { watch, body, _held: None });
+    }
+    still_is
+}
+
+fn leads_to(watch: Option<&PathWatch>, metadata: &FileMetadata) -> bool {
+    watch.is_none_or(|watch| watch.target() == target_of(metadata))
+}
+
+fn is_settled(metadata: &FileMetadata) -> bool {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let changed = u64::try_from(metadata.changed_seconds).unwrap_or(0);
+    now.as_secs().saturating_sub(changed) >= SETTLED.as_secs()
+}
+
+/// Takes out what nobody has asked for, and what has changed. False when nothing is left.
+pub(super) fn keep_house(now: u64) -> bool {
+    let stores: Vec<Arc<Store>> = STORES.lock().iter().filter_map(Weak::upgrade).collect();
+    let mut has_more = false;
+    for (store, table) in stores.iter().filter_map(|store| Some((store, store.table.get()?))) {
+        let inactive = milliseconds(store.inactive.as_nanos() as u64);
+        table.retain(|entry| {
+            let has_changed = entry.kept().and_then(|kept| kept.watch.as_ref()).is_some_and(|w| !w.is_intact());
+            !has_changed && now.saturating_sub(entry.last_use()) <= inactive
+        });
+        has_more |= table.len() > 0;
+    }
+    has_more
+}

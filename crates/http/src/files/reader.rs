@@ -1,0 +1,111 @@
+//! Pieces of files as bytes in memory, for whoever has to see them: filters, TLS, HTTP/2. The ladder without `sendfile`.
+//!
+//! No more than a piece is held for one reader at a time; dropped, it gives up a read that has not begun.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use gale_runtime::Bytes;
+
+use crate::files::delivery::{Delivery, FileOptions, Next};
+use crate::request::body::FilePiece;
+
+pub use crate::files::delivery::READ_PIECE;
+
+/// Reads pieces of files from their beginnings to their ends.
+#[derive(Default)]
+pub struct FileReader {
+    delivery: Delivery,
+}
+
+impl FileReader {
+    /// A reader that does what a location says; the default is what it says when it says nothing.
+    pub fn new(options: FileOptions) -> FileReader {
+        FileReader { delivery: Delivery::new(FileOptions { sendfile: false, ..options }) }
+    }
+
+    /// The next bytes of the piece, which is shorter by them afterwards. Until they are there, the piece must stay the
+    /// same. Errors: the kernel's and the pool's; `UnexpectedEof` when the file has become shorter than it was.
+    pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        match self.try_read(piece) {
+            Ok(Some(bytes)) => Poll::Ready(Ok(bytes)),
+            // Nobody knows here whether the client waits for the disk or the disk for a slow client.
+            Ok(None) => self.delivery.poll_read(piece, false, context),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being read.
+    pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Bytes>> {
+        match self.delivery.next(piece)? {
+            Next::Bytes(bytes) => Ok(Some(bytes)),
+            Next::Reading => Ok(None),
+            Next::Sendfile(_) => unreachable!("it is off"),
+        }
+    }
+
+    /// Whether a read is under way.
+    pub fn is_reading(&self) -> bool {
+        self.delivery.is_reading()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use gale_runtime::simulation::{Faults, Simulation, each_seed};
+    use gale_runtime::{EventLoop, Lease, LoopOptions, OpenFlags, files, leased_bytes};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_gets_every_byte_of_a_piece_wherever_it_lies() {
+        each_seed(30, |simulation: &Simulation| {
+            let content: Vec<u8> = (0..400_000_u32).map(|number| (number / 7) as u8).collect();
+            simulation.add_file("/file", &content).unwrap();
+            let cold_files = [0, 300, 1000][simulation.seed() as usize % 3];
+            simulation.set_faults(Faults { cold_files, short_reads: 200, slow_calls: 100, ..Faults::NONE });
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                let mut piece = FilePiece { file, offset: 1234, length: 390_000 };
+                let (mut reader, mut read) = (FileReader::default(), Vec::new());
+                while piece.length > 0 {
+                    let bytes = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&bytes);
+                }
+                assert!(read == content[1234..391_234] && !reader.is_reading());
+                // Behind the end: the file must have become shorter.
+                piece.offset = 400_000;
+                piece.length = 1;
+                let error = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap_err();
+                assert_eq!((error.kind(), leased_bytes()), (io::ErrorKind::UnexpectedEof, 0));
+            });
+        });
+    }
+    #[test]
+    fn where_memory_is_short_pieces_are_smaller_and_the_file_comes_to_its_end() {
+        each_seed(20, |simulation: &Simulation| {
+            let content: Vec<u8> = (0..700_000_u32).map(|number| (number / 7) as u8).collect();
+            simulation.add_file("/file", &content).unwrap();
+            let cold_files = [0, 500, 1000, 1000][simulation.seed() as usize % 4];
+            simulation.set_faults(Faults { cold_files, ..Faults::NONE });
+            // Up to a quarter more: room for 64 KiB and not for the 256 KiB that are read for one who waits.
+            let options = LoopOptions { leased_bytes_max: Some(160 * 1024), ..LoopOptions::default() };
+            EventLoop::simulated(simulation, options).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                // Others have most of it, or nearly all.
+                let others = [0, 100 * 1024, 190 * 1024][simulation.seed() as usize % 3];
+                let others: Vec<Lease> = (0..others / 1024).map(|_| Lease::new(1024).unwrap()).collect();
+                let mut piece = FilePiece { file, offset: 0, length: content.len() as u64 };
+                let (mut reader, mut read) = (FileReader::default(), Vec::new());
+                while piece.length > 0 {
+                    let bytes = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap();
+                    read.extend_from_slice(&bytes);
+                }
+                assert!(read == content);
+                drop(others);
+            });
+        });
+    }
+}

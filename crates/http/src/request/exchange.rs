@@ -1,0 +1,185 @@
+//! One request with its response, as everything above the codecs sees it.
+//!
+//! The interface is full duplex: the answer may begin, and end, before the
+//! request's body has been read, and both directions may be waited for at once.
+//! HTTP/1, HTTP/2 and HTTP/3 each implement it; so does the mock beside this
+//! file, whose tests are what keeps it honest.
+//!
+//! Nothing here blocks or buffers without bound: [`Exchange::push`] queues, and
+//! whoever pushes waits in [`Exchange::poll_sent`] before pushing more.
+
+#[cfg(test)]
+pub(crate) mod mock;
+
+use std::io;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gale_runtime::{Bytes, SocketAddress, TcpInfo};
+
+use crate::configuration::settings::{LingeringClose, MinRate};
+use crate::files::delivery::FileOptions;
+use crate::request::body::BodyItem;
+use crate::request::response::ResponseHead;
+use gale_engine::connections::ConnectionInfo;
+
+/// Why an exchange cannot go on. The connection is lost for it in every case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// The client closed or reset the connection (or the stream).
+    ByPeer,
+    /// The client took nothing for `send_timeout`.
+    SendTimedOut,
+    /// The response could not be completed; the client will notice.
+    Aborted,
+}
+
+/// Why a request's body cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyError {
+    /// The client closed or reset the connection before the end.
+    PeerGone,
+    /// Nothing came for `client_body_timeout`: 408.
+    TimedOut,
+    /// It came slower than `client_body_min_rate`: 408.
+    TooSlow,
+    /// Longer than `client_max_body_size`: 413.
+    TooLarge,
+    /// Not framed as its protocol demands: 400.
+    Malformed,
+    /// The worker's memory for buffers is exhausted: 503.
+    NoMemory,
+    /// We could not keep it: 500. An exchange never says this; whoever stores the
+    /// body does.
+    NotStored,
+}
+
+impl BodyError {
+    /// The status that answers it.
+    pub fn status(self) -> u16 {
+        match self {
+            BodyError::PeerGone => 400,
+            BodyError::TimedOut | BodyError::TooSlow => 408,
+            BodyError::TooLarge => 413,
+            BodyError::Malformed => 400,
+            BodyError::NoMemory => 503,
+            BodyError::NotStored => 500,
+        }
+    }
+}
+
+/// How much has been sent, for the logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Everything, the head and the framing included.
+    pub bytes: u64,
+    /// What belongs to the head.
+    pub head_bytes: u64,
+}
+
+/// How the end of a response is told to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyLength {
+    /// No body may follow: HEAD, 204, 304. The head may still announce a length.
+    NoBody,
+    /// As many bytes as the head announces.
+    Known(u64),
+    /// Only the end will tell.
+    UntilEnd,
+}
+
+/// How a response is sent: what the request and its location decide.
+#[derive(Clone, Debug)]
+pub struct ResponseOptions<'r> {
+    /// How the body's end is told.
+    pub length: BodyLength,
+    /// The `Server` field with its line end; empty leaves it out.
+    pub server_line: &'r [u8],
+    /// Whether the connection may carry another request.
+    pub keep_alive: bool,
+    /// How long it may be idle before that.
+    pub keep_alive_idle: Duration,
+    /// What the `Keep-Alive` field says, if anything.
+    pub keep_alive_advertised: Option<Duration>,
+    /// `chunked_transfer_encoding`
+    pub chunked: bool,
+    /// `lingering_close`
+    pub lingering_close: LingeringClose,
+    /// How files are sent, and what is gathered before it is sent; none for a body that is given at once.
+    pub files: Option<FileOptions>,
+    /// `send_timeout`
+    pub send_timeout: Duration,
+}
+
+/// What the location says about reading the request's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyLimits {
+    /// `client_max_body_size` in bytes, 0 for none.
+    pub length_max: u64,
+    /// `client_body_timeout`
+    pub silence_max: Duration,
+    /// `client_body_min_rate`
+    pub min_rate: Option<MinRate>,
+}
+
+/// One exchange, seen from above. All methods belong to the worker that owns the
+/// connection.
+pub trait Exchange {
+    /// The connection that carries it.
+    fn connection(&self) -> &ConnectionInfo;
+    /// Our address on it; looked up when first asked for.
+    fn local_address(&self) -> Option<&SocketAddress>;
+    /// What the kernel knows of the TCP connection, if it is one.
+    fn tcp_info(&self) -> Option<TcpInfo> {
+        None
+    }
+    /// Sends an interim response (100, 103) before the final one.
+    fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]);
+    /// Gives the final head. Nothing need be written before the first item, so
+    /// that head and body can leave together.
+    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>);
+    /// Gives the final head and the whole body, which is bytes or nothing.
+    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+        self.start(head, options);
+        if !body.is_empty() {
+            self.push(BodyItem::Bytes(body));
+        }
+        self.end();
+    }
+    /// Queues an item of the body.
+    fn push(&self, item: BodyItem);
+    /// Whether so little is queued that it may wait for the next item, if that is there at once (`postpone_output`).
+    fn may_gather(&self) -> bool {
+        false
+    }
+    /// Nothing more will be pushed.
+    fn end(&self);
+    /// The response breaks off here and the client has to see that it is not whole.
+    fn abort(&self);
+    /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the exchange
+    /// will have another answer in its place, and nothing more is to be given; else the error comes back.
+    fn take_back(&self, error: io::Error) -> Result<(), io::Error> {
+        Err(error)
+    }
+    /// Ready when the queue is empty (then more may be pushed) or the client gone.
+    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
+    /// The next piece of the request's body; `None` at its end. Asking for the
+    /// first piece sends `100 Continue` when the client waits for it.
+    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>>;
+    /// Whether the body has been read to its end (or there is none).
+    fn body_is_read(&self) -> bool;
+    /// How many bytes of the body have been read.
+    fn received(&self) -> u64;
+    /// From now on bytes pass unframed in both directions: after 101, or 2xx to
+    /// CONNECT. Call it before [`Exchange::start`].
+    fn become_tunnel(&self);
+    /// Ready when the client has left, without reading anything from it.
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
+    /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own direction
+    /// has gone for [`Exchange::poll_gone`], but still can.
+    fn is_broken(&self) -> bool;
+    /// Whether the whole response has left.
+    fn is_complete(&self) -> bool;
+    /// How much has been sent so far.
+    fn sent(&self) -> Sent;
+}

@@ -1,0 +1,572 @@
+//! An exchange without a connection, and what it proves of the interface: a
+//! response may begin and end before the request has, interim responses come
+//! first, both directions can be waited for at once, a client that leaves is
+//! noticed, and a tunnel carries bytes both ways.
+//!
+//! It is stricter than a connection: an item pushed before the last one was
+//! waited for, or anything out of order, fails the test.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use gale_protocol::http1::Framing;
+use gale_runtime::{Bytes, Moment, SocketAddress};
+
+use super::{BodyError, BodyLength, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use crate::configuration::location::Locations;
+use crate::configuration::settings::{
+    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens,
+};
+use crate::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
+use crate::files::open_files::OpenFileCache;
+use crate::request::Request;
+use crate::request::body::BodyItem;
+use crate::request::response::ResponseHead;
+use crate::variables::template::SizeTemplate;
+use crate::worker::{Configured, HttpWorker};
+use gale_engine::configuration::{Configuration, EventsSettings};
+use gale_engine::configuration::{ScopeId, ServerId};
+use gale_engine::connections::ConnectionInfo;
+use gale_engine::log::ErrorLog;
+use gale_engine::worker::Worker;
+use gale_process::{ListenAddress, ProcessSettings};
+
+/// `client_max_body_size` of [`settings`].
+pub(crate) const BODY_MAX: u64 = 1 << 20;
+
+/// What the client saw, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Interim(u16),
+    Start(u16, BodyLength),
+    Piece(Bytes),
+    End,
+    Aborted,
+}
+
+/// An exchange whose client is the test.
+pub(crate) struct MockExchange {
+    connection: ConnectionInfo,
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    coming: VecDeque<Bytes>,
+    coming_end: Option<Result<(), BodyError>>,
+    received: u64,
+    was_asked_for_body: bool,
+    events: Vec<Event>,
+    is_started: bool,
+    is_ended: bool,
+    is_tunnel: bool,
+    /// Something was pushed that the client has not taken.
+    is_queued: bool,
+    is_slow: bool,
+    has_left: bool,
+    body_waker: Option<Waker>,
+    sent_waker: Option<Waker>,
+    gone_waker: Option<Waker>,
+    asked_waker: Option<Waker>,
+}
+
+/// The client's side.
+impl MockExchange {
+    pub(crate) fn new() -> Rc<MockExchange> {
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 8000));
+        let listening = Rc::new(ListenAddress::Inet(address));
+        let connection = ConnectionInfo::new(1, SocketAddress::Inet(address), listening, Moment::from_nanos(0));
+        Rc::new(MockExchange { connection, state: RefCell::default() })
+    }
+
+    /// A piece of the request's body.
+    pub(crate) fn sends(&self, bytes: &[u8]) {
+        let mut state = self.state.borrow_mut();
+        assert!(state.coming_end.is_none());
+        state.coming.push_back(Bytes::copy_from_slice(bytes));
+        state.body_waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// The end of the request's body.
+    pub(crate) fn ends(&self) {
+        self.ends_with(Ok(()));
+    }
+
+    /// The request's body breaks off.
+    pub(crate) fn fails(&self, error: BodyError) {
+        self.ends_with(Err(error));
+    }
+
+    fn ends_with(&self, end: Result<(), BodyError>) {
+        let mut state = self.state.borrow_mut();
+        state.coming_end = Some(end);
+        state.body_waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// From now on the client takes nothing until [`MockExchange::takes`].
+    fn is_slow(&self) {
+        self.state.borrow_mut().is_slow = true;
+    }
+
+    /// The client takes what is queued.
+    fn takes(&self) {
+        let mut state = self.state.borrow_mut();
+        state.is_queued = false;
+        state.sent_waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// The client closes the connection.
+    fn leaves(&self) {
+        let mut state = self.state.borrow_mut();
+        state.has_left = true;
+        let State { body_waker, sent_waker, gone_waker, .. } = &mut *state;
+        [body_waker, sent_waker, gone_waker].into_iter().filter_map(Option::take).for_each(Waker::wake);
+    }
+
+    /// What the client saw since this was last asked.
+    pub(crate) fn saw(&self) -> Vec<Event> {
+        std::mem::take(&mut self.state.borrow_mut().events)
+    }
+
+    /// Ready when all of the body that has come was read and more is waited for.
+    pub(crate) fn asks_for_more(self: &Rc<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let exchange = Rc::clone(self);
+        Box::pin(poll_fn(move |context| {
+            let mut state = exchange.state.borrow_mut();
+            if state.coming.is_empty() && state.body_waker.is_some() {
+                return Poll::Ready(());
+            }
+            state.asked_waker = Some(context.waker().clone());
+            Poll::Pending
+        }))
+    }
+}
+
+impl Exchange for MockExchange {
+    fn connection(&self) -> &ConnectionInfo {
+        &self.connection
+    }
+
+    fn local_address(&self) -> Option<&SocketAddress> {
+        None
+    }
+
+    fn interim(&self, status: u16, _fields: &[(Bytes, Bytes)]) {
+        let mut state = self.state.borrow_mut();
+        assert!(!state.is_started, "an interim response comes before the final one");
+        state.events.push(Event::Interim(status));
+    }
+
+    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
+        let mut state = self.state.borrow_mut();
+        assert!(!state.is_started, "there is one response");
+        state.is_started = true;
+        state.events.push(Event::Start(head.status, options.length));
+    }
+
+    fn push(&self, item: BodyItem) {
+        let mut state = self.state.borrow_mut();
+        assert!(state.is_started && !state.is_ended, "a body lies between start and end");
+        assert!(!state.is_queued, "what was pushed has to be waited for");
+        state.is_queued = state.is_slow;
+        match item {
+            BodyItem::Bytes(bytes) => state.events.push(Event::Piece(bytes)),
+            other => panic!("the tests push bytes, not {other:?}"),
+        }
+    }
+
+    fn end(&self) {
+        let mut state = self.state.borrow_mut();
+        assert!(state.is_started && !state.is_ended, "there is one end");
+        state.is_ended = true;
+        state.events.push(Event::End);
+    }
+
+    fn abort(&self) {
+        let mut state = self.state.borrow_mut();
+        state.is_ended = true;
+        state.events.push(Event::Aborted);
+    }
+
+    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        let mut state = self.state.borrow_mut();
+        if state.has_left {
+            return Poll::Ready(Err(Gone::ByPeer));
+        }
+        if !state.is_queued {
+            return Poll::Ready(Ok(()));
+        }
+        state.sent_waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        let mut state = self.state.borrow_mut();
+        state.was_asked_for_body = true;
+        if state.has_left {
+            return Poll::Ready(Err(BodyError::PeerGone));
+        }
+        if let Some(bytes) = state.coming.pop_front() {
+            state.received += bytes.len() as u64;
+            let is_too_large = !state.is_tunnel && state.received > limits.length_max;
+            let result = if is_too_large { Err(BodyError::TooLarge) } else { Ok(Some(BodyItem::Bytes(bytes))) };
+            return Poll::Ready(result);
+        }
+        if let Some(end) = state.coming_end {
+            return Poll::Ready(end.map(|()| None));
+        }
+        state.body_waker = Some(context.waker().clone());
+        state.asked_waker.take().into_iter().for_each(Waker::wake);
+        Poll::Pending
+    }
+
+    fn body_is_read(&self) -> bool {
+        let state = self.state.borrow();
+        state.coming.is_empty() && state.coming_end == Some(Ok(()))
+    }
+
+    fn received(&self) -> u64 {
+        self.state.borrow().received
+    }
+
+    fn is_complete(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_ended && !state.is_queued
+    }
+
+    fn become_tunnel(&self) {
+        let mut state = self.state.borrow_mut();
+        assert!(!state.is_started, "a tunnel begins with the response");
+        state.is_tunnel = true;
+    }
+
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.borrow_mut();
+        if state.has_left {
+            return Poll::Ready(());
+        }
+        state.gone_waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn is_broken(&self) -> bool {
+        self.state.borrow().has_left
+    }
+
+    fn sent(&self) -> Sent {
+        Sent::default()
+    }
+}
+
+/// Settings with which a request can be read and answered.
+pub(crate) fn settings() -> CoreSettings {
+    let mut core = CoreSettings::default();
+    let second = Duration::from_secs(1);
+    core.client_max_body_size.set(BODY_MAX, None);
+    core.client_body_buffer_size.set(16 * 1024, None);
+    core.client_body_timeout.set(second, None);
+    core.client_body_in_file_only.set(BodyInFile::Off, None);
+    core.client_body_in_single_buffer.set(false, None);
+    core.keepalive_timeout.set(KeepaliveTimeout { idle: second, advertised: None }, None);
+    core.send_timeout.set(second, None);
+    core.lingering_close.set(LingeringClose::On, None);
+    core.limit_rate.set(SizeTemplate::Constant(0), None);
+    core.limit_rate_after.set(SizeTemplate::Constant(0), None);
+    core.reset_timedout_connection.set(false, None);
+    core.tcp_nopush.set(false, None);
+    core.sendfile.set(false, None);
+    core.sendfile_max_chunk.set(0, None);
+    core.open_file_cache.set(OpenFileCache::Off, None);
+    core.aio.set(Aio::Auto, None);
+    core.directio.set(u64::MAX, None);
+    core.directio_alignment.set(512, None);
+    core.output_buffers.set(HeaderBuffers { count: 2, size: 32 * 1024 }, None);
+    core.postpone_output.set(1460, None);
+    core.read_ahead.set(0, None);
+    core.chunked_transfer_encoding.set(true, None);
+    core.msie_padding.set(false, None);
+    core.msie_refresh.set(false, None);
+    core.server_tokens.set(ServerTokens::On, None);
+    core.internal.set(false, None);
+    core.recursive_error_pages.set(false, None);
+    core.error_page.set(Vec::new(), None);
+    core.client_body_min_rate.set(None, None);
+    core.satisfy.set(Satisfy::All, None);
+    core.auth_delay.set(Duration::ZERO, None);
+    core
+}
+
+/// A request with a chunked body on this exchange, in a server with these settings.
+pub(crate) fn request(exchange: &Rc<MockExchange>, core: CoreSettings) -> Request {
+    request_in(exchange, scope(core))
+}
+
+/// A scope with these settings in which no module has anything to do.
+pub(crate) fn scope(core: CoreSettings) -> Scope {
+    Scope {
+        kind: ScopeKind::Server,
+        name: Box::default(),
+        core: Arc::new(core),
+        limit_except: None,
+        error_log: ErrorLog::new(Vec::new()),
+        confs: Box::default(),
+        handlers: Default::default(),
+        filters: Vec::new(),
+    }
+}
+
+/// A request in a server that consists of this scope.
+pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
+    let server =
+        Server { scope: ScopeId(0), name: Box::default(), locations: Locations::default(), named: Default::default() };
+    let http = HttpConfiguration {
+        scopes: vec![scope],
+        servers: vec![server],
+        addresses: Vec::new(),
+        variables: Default::default(),
+        generation: 1,
+    };
+    let configuration = Configured::new(Arc::new(Configuration {
+        process: ProcessSettings::default(),
+        events: EventsSettings::default(),
+        cpu_affinity: None,
+        thread_pools: Default::default(),
+        error_log: Arc::new(ErrorLog::new(Vec::new())),
+        zones: Default::default(),
+        protocols: vec![Arc::new(http)],
+    }));
+    let mut request = Request::new();
+    let common = Worker::new(1, Arc::clone(configuration.error_log()));
+    request.worker = Some(HttpWorker::new(common, Rc::clone(&configuration)));
+    request.parsed_mut().framing = Framing::Chunked;
+    let exchange: Rc<MockExchange> = Rc::clone(exchange);
+    request.begin(configuration, exchange, ServerId(0));
+    request
+}
+
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Wake, ready};
+
+    use gale_runtime::{EventLoop, LoopOptions};
+
+    use super::Event::*;
+    use super::*;
+    use crate::request::body::{Body, BodyStream};
+    use crate::request::pipeline;
+
+    fn bytes(text: &'static str) -> Event {
+        Piece(text.into())
+    }
+
+    /// A future that is polled only when its waker was called: a waker that an
+    /// exchange forgets shows.
+    struct Driven<F: Future> {
+        future: Pin<Box<F>>,
+        flag: Arc<Flag>,
+    }
+
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    impl<F: Future> Driven<F> {
+        fn new(future: F) -> Driven<F> {
+            Driven { future: Box::pin(future), flag: Arc::new(Flag(AtomicBool::new(true))) }
+        }
+
+        /// Goes on as far as it can.
+        fn run(&mut self) -> Poll<F::Output> {
+            let waker = Waker::from(Arc::clone(&self.flag));
+            while self.flag.0.swap(false, Ordering::Relaxed) {
+                if let Poll::Ready(output) = self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    return Poll::Ready(output);
+                }
+            }
+            Poll::Pending
+        }
+    }
+
+    /// A handler's answer that consists of the request's body as it comes in.
+    struct Echo(Rc<MockExchange>, BodyLimits);
+
+    impl BodyStream for Echo {
+        fn poll_next(&mut self, _request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+            let piece = ready!(self.0.poll_body(context, &self.1));
+            Poll::Ready(piece.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
+        }
+    }
+
+    /// Runs a test with a request on a loop, which requests need when they end.
+    fn with_request(test: impl FnOnce(&Rc<MockExchange>, &mut Request)) {
+        EventLoop::new(LoopOptions::default()).unwrap().run(async {
+            let exchange = MockExchange::new();
+            let mut request = request(&exchange, settings());
+            request.response.status = 200;
+            test(&exchange, &mut request);
+        });
+    }
+
+    fn start_echo(exchange: &Rc<MockExchange>, request: &mut Request) -> Body {
+        let echo = Echo(Rc::clone(exchange), request.body_limits());
+        pipeline::start_response(request, Body::Stream(Box::new(echo))).expect("a stream is sent item by item")
+    }
+
+    #[test]
+    fn an_answer_begins_before_the_request_has_ended_and_follows_it() {
+        with_request(|client, request| {
+            let body = start_echo(client, request);
+            assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd)]);
+            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            assert!(sending.run().is_pending());
+            client.sends(b"one");
+            assert!(sending.run().is_pending());
+            assert_eq!(client.saw(), [bytes("one")]);
+            client.sends(b"two");
+            client.sends(b"three");
+            client.ends();
+            assert!(sending.run().is_ready());
+            assert_eq!(client.saw(), [bytes("two"), bytes("three"), End]);
+        });
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_stops_the_reading() {
+        with_request(|client, request| {
+            client.is_slow();
+            let body = start_echo(client, request);
+            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            client.sends(b"one");
+            client.sends(b"two");
+            assert!(sending.run().is_pending());
+            assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd), bytes("one")]);
+            client.takes();
+            assert!(sending.run().is_pending());
+            assert_eq!(client.saw(), [bytes("two")]);
+        });
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_completed_is_broken_off() {
+        with_request(|client, request| {
+            let body = start_echo(client, request);
+            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            client.sends(b"one");
+            client.fails(BodyError::Malformed);
+            assert!(sending.run().is_ready());
+            assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd), bytes("one"), Aborted]);
+        });
+    }
+
+    #[test]
+    fn an_answer_may_end_before_the_request_and_the_body_be_read_afterwards() {
+        with_request(|client, request| {
+            assert!(pipeline::start_response(request, Body::Bytes("done".into())).is_none());
+            assert_eq!(client.saw(), [Start(200, BodyLength::Known(4)), bytes("done"), End]);
+            assert!(!client.body_is_read());
+            let (exchange, limits) = (request.exchange(), request.body_limits());
+            let mut reading = Driven::new(poll_fn(|context| exchange.poll_body(context, &limits)));
+            assert!(reading.run().is_pending());
+            client.sends(b"late");
+            assert!(matches!(reading.run(), Poll::Ready(Ok(Some(BodyItem::Bytes(late)))) if late == "late"));
+            client.ends();
+            assert!(exchange.body_is_read());
+        });
+    }
+
+    #[test]
+    fn interim_responses_come_before_the_final_one() {
+        with_request(|client, request| {
+            request.exchange().interim(103, &[("Link".into(), "</style.css>".into())]);
+            request.exchange().interim(103, &[]);
+            pipeline::start_response(request, Body::Empty);
+            assert_eq!(client.saw(), [Interim(103), Interim(103), Start(200, BodyLength::Known(0)), End]);
+        });
+    }
+
+    #[test]
+    fn a_handler_that_waits_for_something_else_notices_that_the_client_left() {
+        with_request(|client, request| {
+            let exchange = request.exchange();
+            let something_else = std::future::pending::<()>();
+            let mut waiting = Driven::new(async {
+                let mut something_else = std::pin::pin!(something_else);
+                poll_fn(|context| match something_else.as_mut().poll(context) {
+                    Poll::Ready(()) => Poll::Ready(Ok(())),
+                    Poll::Pending => exchange.poll_gone(context).map(|()| Err(Gone::ByPeer)),
+                })
+                .await
+            });
+            client.sends(b"not looked at");
+            assert!(waiting.run().is_pending());
+            client.leaves();
+            assert_eq!(waiting.run(), Poll::Ready(Err(Gone::ByPeer)));
+            assert!(!client.state.borrow().was_asked_for_body);
+        });
+    }
+
+    #[test]
+    fn a_client_that_leaves_ends_the_sending() {
+        with_request(|client, request| {
+            client.is_slow();
+            let body = start_echo(client, request);
+            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            client.sends(b"one");
+            assert!(sending.run().is_pending());
+            client.leaves();
+            assert!(sending.run().is_ready());
+            assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd), bytes("one")]);
+        });
+    }
+
+    #[test]
+    fn both_directions_are_waited_for_at_once() {
+        with_request(|client, request| {
+            client.is_slow();
+            let (exchange, limits) = (request.exchange(), request.body_limits());
+            let _rest = start_echo(client, request);
+            exchange.push(BodyItem::Bytes("answer".into()));
+            let either = |context: &mut Context<'_>| match exchange.poll_sent(context) {
+                Poll::Ready(sent) => Poll::Ready(sent.map(|()| "sent").unwrap_or("gone")),
+                Poll::Pending => exchange.poll_body(context, &limits).map(|_| "read"),
+            };
+            let mut waiting = Driven::new(poll_fn(either));
+            assert!(waiting.run().is_pending());
+            client.sends(b"more");
+            assert_eq!(waiting.run(), Poll::Ready("read"));
+            let mut waiting = Driven::new(poll_fn(either));
+            assert!(waiting.run().is_pending());
+            client.takes();
+            assert_eq!(waiting.run(), Poll::Ready("sent"));
+        });
+    }
+
+    #[test]
+    fn a_tunnel_carries_bytes_both_ways_past_every_limit() {
+        with_request(|client, request| {
+            request.become_tunnel();
+            request.response.status = 101;
+            let body = start_echo(client, request);
+            assert_eq!(client.saw(), [Start(101, BodyLength::UntilEnd)]);
+            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            client.state.borrow_mut().received = BODY_MAX;
+            client.sends(b"ping");
+            assert!(sending.run().is_pending());
+            assert_eq!(client.saw(), [bytes("ping")]);
+            client.ends();
+            assert!(sending.run().is_ready());
+            assert_eq!(client.saw(), [End]);
+        });
+    }
+}

@@ -1,0 +1,204 @@
+//! How fast a response may go out: `limit_rate` and `limit_rate_after`.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#limit_rate>)
+//!
+//! nginx's reckoning: what has been sent, the head included, may at no time be more than the rate allows for the seconds since
+//! the request began, the current one included. So bodies go out in pieces, with pauses between them. The head never waits.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use gale_runtime::Moment;
+
+use crate::request::Request;
+use crate::request::body::BodyItem;
+use crate::request::exchange::{Exchange, Gone};
+
+/// Most of a file or a buffer that goes out at once, whatever the rate: nginx's default for `sendfile_max_chunk`.
+const PIECE_MAX: u64 = 2 * 1024 * 1024;
+
+/// How fast one response goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Bytes per second; not zero.
+    per_second: u64,
+    /// So many bytes do not count.
+    after: u64,
+    started: Moment,
+    /// No piece before that.
+    next: Moment,
+}
+
+impl Rate {
+    /// The rate that the location wants for this request, if any.
+    pub fn of(request: &Request) -> Option<Rate> {
+        let per_second = request.limit_rate();
+        if per_second == 0 {
+            return None;
+        }
+        let after = request.scope().core.limit_rate_after.get().evaluate(request);
+        Some(Rate { per_second, after, started: request.started, next: request.started })
+    }
+
+    /// How many bytes may go out now that so many have been sent, or until when to wait.
+    fn allows(&self, sent: u64, now: Moment) -> Result<u64, Moment> {
+        if now < self.next {
+            return Err(self.next);
+        }
+        let seconds = now.since(self.started).as_secs() + 1;
+        let allowed = self.per_second.saturating_mul(seconds).saturating_add(self.after);
+        match allowed.checked_sub(sent) {
+            // The first second that allows more than has been sent.
+            None | Some(0) => {
+                Err(self.started + Duration::from_secs(sent.saturating_sub(self.after) / self.per_second))
+            }
+            Some(count) => Ok(count.min(PIECE_MAX)),
+        }
+    }
+
+    /// Notes that a piece has gone out.
+    fn note(&mut self, before: u64, count: u64, now: Moment) {
+        let counted = (before + count).saturating_sub(self.after.max(before));
+        self.next = now + self.time_for(counted);
+    }
+
+    fn time_for(&self, bytes: u64) -> Duration {
+        Duration::from_millis(bytes.saturating_mul(1000) / self.per_second)
+    }
+}
+
+/// Pushes an item in pieces as the rate allows, and waits until each has been sent.
+pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) -> Result<(), Gone> {
+    let mut left = item.length();
+    if left == 0 {
+        exchange.push(item);
+        return Ok(());
+    }
+    // What is queued, the head above all, counts, but does not wait.
+    poll_fn(|context| exchange.poll_sent(context)).await?;
+    while left > 0 {
+        let sent = exchange.sent().bytes;
+        let now = gale_runtime::now();
+        let count = match rate.allows(sent, now) {
+            Ok(count) => count.min(left),
+            Err(until) => {
+                pause(exchange, until).await?;
+                continue;
+            }
+        };
+        exchange.push(split(&mut item, count));
+        left -= count;
+        poll_fn(|context| exchange.poll_sent(context)).await?;
+        rate.note(sent, count, gale_runtime::now());
+    }
+    Ok(())
+}
+
+/// Waits, unless the client leaves first; one that has ended its own direction counts as one, as it does for nginx here.
+async fn pause(exchange: &dyn Exchange, until: Moment) -> Result<(), Gone> {
+    let mut timer = pin!(gale_runtime::sleep_until(until));
+    poll_fn(|context| match timer.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(Ok(())),
+        Poll::Pending => exchange.poll_gone(context).map(|()| {
+            exchange.abort();
+            Err(Gone::ByPeer)
+        }),
+    })
+    .await
+}
+
+/// Takes the first `count` bytes, of which there are as many.
+fn split(item: &mut BodyItem, count: u64) -> BodyItem {
+    let size = usize::try_from(count).unwrap_or(usize::MAX);
+    match item {
+        BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.split_to(size)),
+        BodyItem::File(rest) => {
+            let mut piece = rest.clone();
+            piece.length = count;
+            rest.offset += count;
+            rest.length -= count;
+            BodyItem::File(piece)
+        }
+        BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => unreachable!("they have no bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_runtime::{EventLoop, Lease, LoopOptions};
+
+    use super::*;
+    use crate::request::body::Body;
+    use crate::request::exchange::mock::{Event, MockExchange, request, settings};
+    use crate::request::pipeline;
+    use crate::variables::template::SizeTemplate;
+
+    fn at(milliseconds: u64) -> Moment {
+        Moment::from_nanos(milliseconds * 1_000_000)
+    }
+
+    fn rate(per_second: u64, after: u64) -> Rate {
+        Rate { per_second, after, started: at(0), next: at(0) }
+    }
+
+    #[test]
+    fn every_second_begun_allows_as_much_again() {
+        let rate = rate(1000, 0);
+        assert_eq!(rate.allows(0, at(0)), Ok(1000));
+        assert_eq!(rate.allows(400, at(999)), Ok(600));
+        assert_eq!(rate.allows(1000, at(1000)), Ok(1000));
+        assert_eq!(rate.allows(1000, at(500)), Err(at(1000)));
+        assert_eq!(rate.allows(2500, at(0)), Err(at(2000)));
+    }
+
+    #[test]
+    fn what_comes_before_the_limit_does_not_count() {
+        let mut rate = rate(1000, 5000);
+        assert_eq!(rate.allows(0, at(0)), Ok(6000));
+        rate.note(0, 6000, at(0));
+        assert_eq!(rate.next, at(1000));
+        assert_eq!(rate.allows(6000, at(1000)), Ok(1000));
+    }
+
+    #[test]
+    fn a_piece_is_followed_by_the_pause_that_it_is_worth() {
+        let mut rate = rate(1000, 0);
+        rate.note(0, 500, at(10));
+        assert_eq!(rate.allows(500, at(10)), Err(at(510)));
+        assert_eq!(rate.allows(500, at(510)), Ok(500));
+    }
+
+    #[test]
+    fn a_lease_goes_out_whole_and_nothing_behind_it() {
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            let client = MockExchange::new();
+            let mut core = settings();
+            core.limit_rate.set(SizeTemplate::Constant(1 << 20), None);
+            let mut request = request(&client, core);
+            request.response.status = 200;
+            let lease = || {
+                let mut lease = Lease::new(3).unwrap();
+                lease.truncate(3);
+                lease.copy_from_slice(b"abc");
+                BodyItem::Bytes(lease.freeze())
+            };
+            let body = Body::Items([lease(), lease()].into());
+            let rest = pipeline::start_response(&mut request, body).expect("items are sent one by one");
+            pipeline::send_rest(&request, rest).await;
+            let piece = || Event::Piece("abc".into());
+            let saw = client.saw();
+            assert!(matches!(saw[0], Event::Start(200, _)), "{saw:?}");
+            assert_eq!(saw[1..], [piece(), piece(), Event::End]);
+        });
+    }
+
+    #[test]
+    fn no_rate_overflows() {
+        let mut rate = rate(u64::MAX, u64::MAX);
+        assert_eq!(rate.allows(u64::MAX - 1, at(5)), Ok(1));
+        rate.note(u64::MAX - 2, 1, at(5));
+        let slow = Rate { per_second: 1, ..rate };
+        assert!(slow.time_for(u64::MAX) > Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,862 @@
+//! A request on its way through the phases, with the response that it will get. A subrequest is one, too.
+//!
+//! The structure knows no module: a module's own state is in the notes. One
+//! lives for one exchange and goes back to its worker's store of spare ones, so
+//! that the next request finds its memory ready.
+
+pub mod body;
+pub mod browser;
+pub mod error_page;
+pub mod exchange;
+pub mod filters;
+pub mod forwarded;
+pub mod limit_rate;
+pub mod phases;
+pub mod pipeline;
+pub mod request_body;
+pub mod response;
+pub mod subrequest;
+pub mod transform;
+
+use std::cell::{Cell, OnceCell, Ref, RefCell};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
+use std::time::Duration;
+
+use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
+use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
+
+use crate::configuration::settings::{KeepaliveDisable, LingeringClose};
+use crate::configuration::{HttpConfiguration, Scope, Server};
+use crate::request::browser::Browser;
+use crate::request::exchange::{BodyLimits, Exchange, Sent};
+use crate::request::phases::Phase;
+use crate::request::request_body::StoredBody;
+use crate::request::response::{ResponseHead, ShortText};
+use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
+use crate::variables::regex::{CAPTURES_MAX, Captures, Match};
+use crate::variables::template::any_is_true;
+use crate::variables::{Found, Source, VariableId};
+use crate::worker::{Configured, HttpWorker};
+use gale_base::log_level::Level;
+use gale_engine::configuration::{ScopeId, ServerId};
+use gale_engine::connections::{ConnectionInfo, address_text};
+use gale_engine::notes::Notes;
+use gale_engine::resolver::Resolver;
+
+/// How often a request may start again: nginx's bound on internal redirects.
+pub const REDIRECTS_MAX: u8 = 10;
+
+/// How deep variables may refer to each other before they have no value.
+const VARIABLE_DEPTH_MAX: u32 = 100;
+
+/// What values of variables that only other values need may cost one request, in bytes: a volatile `map` that asks for
+/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
+/// What a client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
+const NESTED_COST_MAX: usize = 4 << 20;
+
+/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says
+/// how long `$request_body` may be, and whoever wants it long wants to look at it, too.
+const NESTED_BODIES_MAX: usize = 4;
+
+/// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
+const EVALUATION_COST: usize = 384;
+
+/// What copying one that is kept costs, beside its length.
+const COPY_COST: usize = 64;
+
+/// A client behind a server that is trusted to say who it is.
+struct Client {
+    address: SocketAddress,
+    text: Box<str>,
+}
+
+/// In place of the depth: it was reached, and the way back is not at its end yet.
+const CYCLE: u32 = u32::MAX;
+
+/// What a request keeps for a variable.
+#[derive(Default)]
+enum Stored {
+    /// Nothing: it is worked out.
+    #[default]
+    Nothing,
+    /// It was worked out, and there is no value.
+    Missing,
+    Value(Box<[u8]>),
+}
+
+/// The last regular expression that matched: where its groups stand, and in what.
+#[derive(Default)]
+struct Captured {
+    groups: Captures,
+    text: Vec<u8>,
+}
+
+/// A request and the head of its response.
+pub struct Request {
+    /// The server that answers.
+    pub server: ServerId,
+    /// The settings in force: the server's until the location is found.
+    pub scope: ScopeId,
+
+    /// The head as it came; `parsed` refers to it by offsets. Subrequests share both.
+    pub head: Rc<Buffer>,
+    /// Where everything stands in `head`.
+    pub parsed: Rc<RequestHead>,
+    /// The normalised path; redirects change it.
+    pub uri: Vec<u8>,
+    /// What followed the question mark.
+    pub args: Vec<u8>,
+    /// The host asked for: lower case, without port; empty when there was none.
+    pub host: ShortText,
+    /// The response's head.
+    pub response: ResponseHead,
+    /// Its body, once somebody has read it as a whole.
+    pub body: Option<StoredBody>,
+    /// What modules wrote down. A subrequest has notes of its own.
+    pub notes: Notes,
+    /// A filter has put subrequests into the response's body.
+    pub makes_subrequests: bool,
+    /// Whether the URI came from a redirect of our own.
+    pub is_internal: bool,
+    /// Whether an `error_page` is being made: another error does not lead to another one.
+    pub is_error_page: bool,
+    /// The status that the answer will have whatever its location says.
+    pub status_override: Option<u16>,
+    /// When its first byte was read.
+    pub started: Moment,
+    /// The URI names a file below the `alias` of a regular expression, which otherwise is
+    /// the whole path: set by `try_files`.
+    pub adds_uri_to_alias: bool,
+    /// Whether it had come before the answer to the one before it was sent.
+    pub is_pipelined: bool,
+    /// Its number on the connection, from 1.
+    pub number_on_connection: u64,
+    /// The address that it came in by, as an index into the configuration's.
+    pub(crate) place: usize,
+
+    pub(crate) phase: Phase,
+    pub(crate) next_handler: usize,
+    pub(crate) uri_was_changed: bool,
+    /// The URI was changed and the request stays in its location: `alias` has nothing to replace.
+    pub(crate) has_left_location: bool,
+    pub(crate) redirects_left: u8,
+    pub(crate) is_tunnel: bool,
+    pub(crate) body_was_refused: bool,
+    /// What the access phase will answer unless somebody in it is satisfied.
+    pub(crate) refusal: Option<u16>,
+    pub(crate) exchange: Option<Rc<dyn Exchange>>,
+    pub(crate) keep_alive: Cell<bool>,
+    /// How many subrequests lie between it and the client's request.
+    pub(crate) nesting: u8,
+    /// It is a copy of a client's request, or a part of one: the client's request may be over.
+    pub(crate) is_in_background: bool,
+    /// Stands in for the answer when that is an error, or empty.
+    pub(crate) fallback: Option<Fallback>,
+    pub(crate) shared: Rc<Shared>,
+    /// The client may send another request before it sees that there will be no answer to it.
+    pub(crate) more_may_come: Cell<bool>,
+
+    /// None only while the request waits for its next use, like the configuration: a
+    /// spare one must keep neither alive.
+    pub(crate) worker: Option<Rc<HttpWorker>>,
+    configuration: Option<Rc<Configured>>,
+    is_get_forced: bool,
+    /// `$request_method` says GET: the client's request counts as one.
+    shows_get: bool,
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
+    captured: RefCell<Captured>,
+    limit_rate: Cell<Option<u64>>,
+    variable_depth: Cell<u32>,
+    nested_cost: Cell<usize>,
+    /// Variables have become too costly, and the answer does not say so yet.
+    is_too_costly: Cell<bool>,
+}
+
+/// What a request shares with its subrequests.
+#[derive(Default)]
+pub(crate) struct Shared {
+    stored: RefCell<Vec<Stored>>,
+    notes: RefCell<Notes>,
+    /// The holds of subrequests, until the client's request is over.
+    held: RefCell<Notes>,
+    id: Cell<Option<[u8; 16]>>,
+    /// Who the client is, where that is not the other end of the connection.
+    client: OnceCell<Client>,
+    /// How many subrequests are under way.
+    pub(crate) subrequests: Cell<u32>,
+}
+
+impl Default for Request {
+    /// An empty request of no worker: for tests of what looks at no more than its fields.
+    fn default() -> Request {
+        Request::new()
+    }
+}
+
+impl Request {
+    /// An empty request of this worker, for [`HttpWorker::take_request`].
+    pub(crate) fn new() -> Request {
+        Request {
+            worker: None,
+            server: ServerId(0),
+            scope: ScopeId(0),
+            head: Rc::default(),
+            parsed: Rc::default(),
+            uri: Vec::new(),
+            args: Vec::new(),
+            host: ShortText::new(),
+            response: ResponseHead::default(),
+            notes: Notes::default(),
+            body: None,
+            makes_subrequests: false,
+            is_internal: false,
+            is_error_page: false,
+            status_override: None,
+            started: Moment::from_nanos(0),
+            adds_uri_to_alias: false,
+            is_pipelined: false,
+            number_on_connection: 0,
+            place: 0,
+            phase: Phase::PostRead,
+            next_handler: 0,
+            uri_was_changed: false,
+            has_left_location: false,
+            redirects_left: REDIRECTS_MAX,
+            is_tunnel: false,
+            body_was_refused: false,
+            refusal: None,
+            exchange: None,
+            keep_alive: Cell::new(false),
+            nesting: 0,
+            is_in_background: false,
+            fallback: None,
+            shared: Rc::default(),
+            more_may_come: Cell::new(false),
+            configuration: None,
+            is_get_forced: false,
+            shows_get: false,
+            trailers: RefCell::default(),
+            captured: RefCell::default(),
+            variable_depth: Cell::new(0),
+            nested_cost: Cell::new(0),
+            is_too_costly: Cell::new(false),
+            limit_rate: Cell::new(None),
+        }
+    }
+
+    /// Forgets the exchange that has ended, keeping the memory.
+    pub(crate) fn reset(&mut self) {
+        // `parsed` is offsets only, and cleared by the parser; what subrequests still hold is theirs.
+        match (Rc::get_mut(&mut self.head), Rc::get_mut(&mut self.parsed), Rc::get_mut(&mut self.shared)) {
+            (Some(head), Some(_), Some(shared)) => {
+                head.clear();
+                shared.clear();
+            }
+            _ => {
+                if self.is_main() {
+                    // A copy in the background may share it for longer.
+                    self.shared.held.borrow_mut().clear();
+                }
+                (self.head, self.parsed, self.shared) = Default::default();
+            }
+        }
+        self.uri.clear();
+        self.args.clear();
+        self.host.clear();
+        self.response.clear();
+        self.notes.clear();
+        self.body = None;
+        self.makes_subrequests = false;
+        self.is_internal = false;
+        self.is_error_page = false;
+        self.adds_uri_to_alias = false;
+        self.is_pipelined = false;
+        self.number_on_connection = 0;
+        self.status_override = None;
+        self.phase = Phase::PostRead;
+        self.next_handler = 0;
+        self.uri_was_changed = false;
+        self.has_left_location = false;
+        self.redirects_left = REDIRECTS_MAX;
+        self.is_tunnel = false;
+        self.body_was_refused = false;
+        self.refusal = None;
+        self.exchange = None;
+        self.nesting = 0;
+        self.is_in_background = false;
+        self.fallback = None;
+        self.configuration = None;
+        self.worker = None;
+        self.is_get_forced = false;
+        self.shows_get = false;
+        self.trailers.get_mut().clear();
+        self.captured.get_mut().groups.clear();
+        self.limit_rate.set(None);
+        self.nested_cost.set(0);
+        self.is_too_costly.set(false);
+    }
+
+    /// The head that is being read, which nobody else holds yet.
+    pub(crate) fn set_head(&mut self, head: Buffer) {
+        *Rc::get_mut(&mut self.head).expect("no subrequest before the head") = head;
+    }
+
+    /// Where things stand in the head that is being read.
+    pub(crate) fn parsed_mut(&mut self) -> &mut RequestHead {
+        Rc::get_mut(&mut self.parsed).expect("no subrequest before the head")
+    }
+
+    /// A subrequest of this one before its first phase: the same client, head, variables and configuration, another URI.
+    /// (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
+    pub(crate) fn subrequest(&self, target: Target, exchange: Rc<dyn Exchange>) -> Box<Request> {
+        let mut request = self.worker().take_request();
+        request.begin(Rc::clone(self.configuration()), exchange, self.server);
+        request.head = Rc::clone(&self.head);
+        request.parsed = Rc::clone(&self.parsed);
+        request.shared = Rc::clone(&self.shared);
+        request.uri = target.uri;
+        request.args = target.args;
+        request.host.extend_from_slice(&self.host);
+        request.body = if target.shares_body { self.body.clone() } else { Some(StoredBody::default()) };
+        request.is_get_forced = self.is_get_forced || !target.keeps_method;
+        request.shows_get = self.shows_get;
+        request.fallback = target.fallback;
+        request.is_internal = true;
+        request.started = gale_runtime::now();
+        request.is_pipelined = self.is_pipelined;
+        request.number_on_connection = self.number_on_connection;
+        request.place = self.place;
+        request.body_was_refused = self.body_was_refused;
+        request.nesting = self.nesting + 1;
+        request.is_in_background = self.is_in_background;
+        request.phase = Phase::ServerRewrite;
+        request
+    }
+
+    /// Whether it is the client's request, not a subrequest.
+    pub fn is_main(&self) -> bool {
+        self.nesting == 0
+    }
+
+    /// Whether subrequests would be nested too deep.
+    pub(crate) fn is_nested_too_deep(&self) -> bool {
+        self.nesting > NESTED_MAX
+    }
+
+    /// The note of this type that a request and its subrequests have in common: an empty one at first.
+    pub fn shared_note<T: Default + 'static>(&self) -> Rc<T> {
+        let mut notes = self.shared.notes.borrow_mut();
+        if let Some(note) = notes.get::<Rc<T>>() {
+            return Rc::clone(note);
+        }
+        let note = Rc::<T>::default();
+        notes.put(Rc::clone(&note));
+        note
+    }
+
+    /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a
+    /// copy in the background is over by itself. A later value of the same type replaces the earlier one.
+    pub fn hold<T: 'static>(&mut self, value: T) {
+        if self.is_main() || self.is_in_background {
+            self.notes.put(value);
+        } else {
+            self.shared.held.borrow_mut().put(value);
+        }
+    }
+
+    /// Begins an exchange: the configuration that it begins with is the one that
+    /// it ends with.
+    pub(crate) fn begin(&mut self, configuration: Rc<Configured>, exchange: Rc<dyn Exchange>, server: ServerId) {
+        self.server = server;
+        self.scope = configuration.http().server(server).scope;
+        self.configuration = Some(configuration);
+        self.exchange = Some(exchange);
+    }
+
+    /// The worker that it belongs to.
+    pub fn worker(&self) -> &Rc<HttpWorker> {
+        self.worker.as_ref().expect("a request in use has its worker")
+    }
+
+    /// The configuration that the exchange began with.
+    pub fn configuration(&self) -> &Rc<Configured> {
+        self.configuration.as_ref().expect("a request in use has its configuration")
+    }
+
+    /// The configuration of the http block.
+    pub fn http(&self) -> &HttpConfiguration {
+        self.configuration().http()
+    }
+
+    /// The connection that it came on.
+    pub fn connection(&self) -> &ConnectionInfo {
+        self.exchange.as_ref().expect("a request in use has its exchange").connection()
+    }
+
+    /// The client's address: that of the connection, unless somebody knows better.
+    pub fn remote(&self) -> &SocketAddress {
+        self.shared.client.get().map_or(&self.connection().remote, |client| &client.address)
+    }
+
+    /// The client's address without its port, as `$remote_addr` has it.
+    pub fn remote_text(&self) -> &str {
+        self.shared.client.get().map_or_else(|| self.connection().remote_text(), |client| &client.text)
+    }
+
+    /// From now on, and in its log lines, the client's request and all of its subrequests come from this address. It is
+    /// found out once: another one later changes nothing.
+    pub fn set_remote(&self, address: SocketAddress) {
+        self.shared.client.get_or_init(|| Client { text: address_text(&address), address });
+    }
+
+    /// Whether somebody knows better than the connection where it comes from.
+    pub fn is_remote_set(&self) -> bool {
+        self.shared.client.get().is_some()
+    }
+
+    /// The settings in force.
+    pub fn scope(&self) -> &Scope {
+        self.http().scope(self.scope)
+    }
+
+    /// The server that answers.
+    pub fn server(&self) -> &Server {
+        self.http().server(self.server)
+    }
+
+    /// The method that counts: GET when an error page is being made.
+    pub fn method(&self) -> Method {
+        if self.is_get_forced { Method::Get } else { self.parsed.method }
+    }
+
+    /// The method as it was sent.
+    pub fn method_name(&self) -> &[u8] {
+        self.parsed.method_range.of_lenient(self.head.readable())
+    }
+
+    /// The method of the client's request, also in a subrequest, as `$request_method` has it.
+    pub fn shown_method(&self) -> &[u8] {
+        if self.shows_get { b"GET" } else { self.method_name() }
+    }
+
+    /// Whether only the head of the answer is wanted.
+    pub fn is_head(&self) -> bool {
+        self.method() == Method::Head
+    }
+
+    /// From now on the request counts as a GET.
+    pub fn become_get(&mut self) {
+        self.is_get_forced = true;
+        self.shows_get |= self.is_main();
+    }
+
+    /// It is answered as a GET is, without having been one: there is no method in what came.
+    pub(crate) fn answer_as_get(&mut self) {
+        self.is_get_forced = true;
+    }
+
+    /// The request's target as it was sent, with its arguments.
+    pub fn target(&self) -> &[u8] {
+        self.parsed.target_range.of_lenient(self.head.readable())
+    }
+
+    /// How long the head says the body is; `None` for a chunked one.
+    pub fn declared_body_length(&self) -> Option<u64> {
+        match self.parsed.framing {
+            Framing::None => Some(0),
+            Framing::Length(length) => Some(length),
+            Framing::Chunked => None,
+        }
+    }
+
+    /// What the location says about reading the body.
+    pub fn body_limits(&self) -> BodyLimits {
+        let core = &self.scope().core;
+        BodyLimits {
+            length_max: *core.client_max_body_size.get(),
+            silence_max: *core.client_body_timeout.get(),
+            min_rate: *core.client_body_min_rate.get(),
+        }
+    }
+
+    /// The protocol version.
+    pub fn version(&self) -> Version {
+        self.parsed.version
+    }
+
+    /// The request line as it was sent, without its line end; for logs.
+    pub fn request_line(&self) -> &[u8] {
+        self.parsed.line.of_lenient(self.head.readable())
+    }
+
+    /// The fields of the head in the order in which they came.
+    pub fn fields(&self) -> impl Iterator<Item = (&HeaderField, &[u8], &[u8])> {
+        let head = self.head.readable();
+        self.parsed.headers.iter().map(move |field| (field, field.name.of_lenient(head), field.value.of_lenient(head)))
+    }
+
+    /// The value of the first field of this kind.
+    pub fn header(&self, known: KnownHeader) -> Option<&[u8]> {
+        self.parsed.value(self.head.readable(), known)
+    }
+
+    /// Takes over the groups of a match in `subject`: for `$1` to `$9`, and for
+    /// the variables of named groups.
+    pub fn take_match(&self, matched: Match<'_>, subject: &[u8]) {
+        for &(group, variable) in matched.regex.variables() {
+            self.store_variable(variable, matched.captures.text(subject, group).unwrap_or_default());
+        }
+        let mut captured = self.captured.borrow_mut();
+        captured.groups = matched.captures;
+        captured.text.clear();
+        captured.text.extend_from_slice(subject);
+    }
+
+    /// From now on `$1` to `$9` are empty.
+    pub fn forget_match(&self) {
+        self.captured.borrow_mut().groups.clear();
+    }
+
+    /// Lets `f` see the text of a group of the last regular expression that matched.
+    pub fn with_capture(&self, number: usize, f: impl FnOnce(&[u8])) {
+        let captured = self.captured.borrow();
+        if number < CAPTURES_MAX {
+            f(captured.groups.text(&captured.text, number).unwrap_or_default());
+        }
+    }
+
+    /// Gives a stored variable its value.
+    pub fn store_variable(&self, id: VariableId, value: &[u8]) {
+        self.store(id, Stored::Value(value.into()));
+    }
+
+    /// Gives a variable the value that `set` says, in the way of whoever defines it.
+    pub fn assign_variable(&mut self, id: VariableId, value: &[u8]) {
+        match self.http().variables.assign(id) {
+            Some(assign) => assign(self, value),
+            None => self.store_variable(id, value),
+        }
+    }
+
+    fn store(&self, id: VariableId, value: Stored) {
+        let mut stored = self.shared.stored.borrow_mut();
+        if stored.len() <= id.0 as usize {
+            stored.resize_with(self.http().variables.len(), Stored::default);
+        }
+        stored[id.0 as usize] = value;
+    }
+
+    /// Appends the value of a variable to `out`; `false` when it has none.
+    pub fn append_variable(&self, id: VariableId, out: &mut Vec<u8>) -> bool {
+        let depth = self.variable_depth.get();
+        if depth == CYCLE {
+            return false;
+        }
+        match self.shared.stored.borrow().get(id.0 as usize) {
+            Some(Stored::Value(value)) => {
+                if depth > 0 && !self.spend(id, COPY_COST + value.len()) {
+                    return false;
+                }
+                out.extend_from_slice(value);
+                return true;
+            }
+            Some(Stored::Missing) => return false,
+            Some(Stored::Nothing) | None => {}
+        }
+        match self.http().variables.source(id) {
+            // Deeper by one, so that it is one of the circle that is told of.
+            Source::Evaluated { value, argument } => self.evaluate(id, VARIABLE_DEPTH_MAX + 1, || {
+                let start = out.len();
+                value(self, argument, out) && (depth == 0 || self.spend(id, out.len() - start))
+            }),
+            Source::Defined { definition, is_volatile } => {
+                let start = out.len();
+                let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
+                if self.costs_too_much(self.nested_cost.get()) {
+                    // Not to be kept: what there is of it may be long, and is not all.
+                    out.truncate(start);
+                    return false;
+                }
+                if !is_volatile {
+                    self.store(id, if found { Stored::Value(out[start..].into()) } else { Stored::Missing });
+                }
+                found
+            }
+            Source::Stored | Source::Unknown => false,
+        }
+    }
+
+    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no such.
+    pub fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
+        match self.http().variables.find(name) {
+            Some(Found::Mentioned(id)) => self.append_variable(id, out),
+            // It may refer to others, which are counted.
+            Some(Found::Defined(Source::Evaluated { value, argument })) => value(self, &argument, out),
+            Some(Found::Defined(_)) | None => false,
+        }
+    }
+
+    /// Bounds how deep variables refer to each other. Once they went too deep, no variable has a value until the first of
+    /// them has got its own: a circle ends after that many steps, and with little text, even where it branches.
+    fn evaluate(&self, id: VariableId, depth_max: u32, value: impl FnOnce() -> bool) -> bool {
+        let depth = self.variable_depth.get();
+        if depth >= depth_max {
+            let name = bstr::BStr::new(self.http().variables.name(id));
+            self.log(Level::Error, format_args!("cycle while evaluating variable \"{name}\""));
+            self.variable_depth.set(CYCLE);
+            return false;
+        }
+        if depth > 0 && !self.spend(id, EVALUATION_COST) {
+            return false;
+        }
+        self.variable_depth.set(depth + 1);
+        let found = value();
+        if depth == 0 || self.variable_depth.get() != CYCLE {
+            self.variable_depth.set(depth);
+        }
+        found
+    }
+
+    /// Counts what the value of a variable costs that another one needs; `false` when that is too much, and then no variable
+    /// has a value until the first of them has got its own.
+    fn spend(&self, id: VariableId, cost: usize) -> bool {
+        let before = self.nested_cost.get();
+        let after = before.saturating_add(cost);
+        self.nested_cost.set(after);
+        if !self.costs_too_much(after) {
+            return true;
+        }
+        if !self.costs_too_much(before) {
+            let name = bstr::BStr::new(self.http().variables.name(id));
+            let message = "variables that refer to variables take too much of one request";
+            self.log(Level::Error, format_args!("{message} while evaluating variable \"{name}\""));
+            self.is_too_costly.set(true);
+        }
+        self.variable_depth.set(CYCLE);
+        false
+    }
+
+    /// Whether so much is too much for values that only other values need.
+    fn costs_too_much(&self, cost: usize) -> bool {
+        let body_length = || self.body.iter().flat_map(|body| &body.memory).map(|bytes| bytes.len()).sum::<usize>();
+        cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= body_length()
+    }
+
+    /// Whether the answer has to be an error because variables have become too costly: said once.
+    pub(crate) fn take_too_costly(&self) -> bool {
+        self.is_too_costly.take()
+    }
+
+    /// The URI becomes another one. When the phase of rewrites has ended, the location for it is looked for, unless
+    /// the request [stays](Request::stay_in_location).
+    pub fn rewrite_uri(&mut self, uri: Vec<u8>) {
+        self.uri = uri;
+        self.is_internal = true;
+        self.uri_was_changed = true;
+    }
+
+    /// The request stays in its location although its URI has become another one: the settings that replace the
+    /// location's part of the URI do not fit it any more.
+    pub fn stay_in_location(&mut self) {
+        if std::mem::take(&mut self.uri_was_changed) {
+            self.has_left_location = true;
+        }
+    }
+
+    /// Whether the path came with encoded characters or plus signs: what is taken from it must be encoded again where
+    /// it goes into arguments.
+    pub fn came_encoded(&self) -> bool {
+        let target = self.target();
+        let path = target.split(|&byte| byte == b'?').next().unwrap_or_default();
+        path.iter().any(|byte| matches!(byte, b'%' | b'+'))
+    }
+
+    /// The way to the client: for modules that read the body or send by themselves.
+    pub fn exchange(&self) -> Rc<dyn Exchange> {
+        Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
+    }
+
+    /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.
+    /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#early_hints>)
+    pub fn send_early_hints(&self, fields: &[(Bytes, Bytes)]) {
+        if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
+            self.exchange().interim(103, fields);
+        }
+    }
+
+    /// From now on bytes pass unframed in both directions: the handler answers
+    /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
+    /// what the client sends.
+    pub fn become_tunnel(&mut self) {
+        self.is_tunnel = true;
+        self.exchange().become_tunnel();
+    }
+
+    /// How much of the response has been sent.
+    pub fn sent(&self) -> Sent {
+        self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
+    }
+
+    /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.
+    pub fn add_trailer(&self, name: &[u8], value: Vec<u8>) {
+        self.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
+    }
+
+    /// The fields behind the response's body, when it has ended.
+    pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
+        self.trailers.borrow()
+    }
+
+    /// Whether the connection may carry another request, as far as the request and
+    /// its location decide: how the body ends may still forbid it.
+    pub fn keeps_alive(&self) -> bool {
+        let core = &self.scope().core;
+        let age = gale_runtime::now().since(self.connection().accepted);
+        self.keep_alive.get()
+            && !core.keepalive_timeout.get().idle.is_zero()
+            && self.number_on_connection < *core.keepalive_requests.get()
+            && age <= *core.keepalive_time.get()
+            && !self.is_old_browser(core.keepalive_disable.get())
+    }
+
+    /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
+    pub fn limit_rate(&self) -> u64 {
+        let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
+        self.limit_rate.set(Some(rate));
+        rate
+    }
+
+    /// The rate that was set, or asked for: `$limit_rate`.
+    pub fn known_limit_rate(&self) -> u64 {
+        self.limit_rate.get().unwrap_or(0)
+    }
+
+    /// From now on the rate is this, whatever the location says.
+    pub fn set_limit_rate(&self, per_second: u64) {
+        self.limit_rate.set(Some(per_second));
+    }
+
+    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the
+    /// next request may be on its way, and the reset with which the kernel meets it can cost the client the answer that
+    /// it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
+    pub fn lingering_close(&self) -> LingeringClose {
+        let core = &self.scope().core;
+        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
+        match *core.lingering_close.get() {
+            LingeringClose::On if self.more_may_come.get() && !never_keeps() => LingeringClose::Always,
+            setting => setting,
+        }
+    }
+
+    /// A number that no other request has and that is hard to guess: `$request_id`.
+    pub fn id(&self) -> [u8; 16] {
+        let id = self.shared.id.get().unwrap_or_else(unique_id);
+        self.shared.id.set(Some(id));
+        id
+    }
+
+    /// The browser that it comes from.
+    pub fn browser(&self) -> Browser {
+        self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
+    }
+
+    /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
+    fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
+        let may_be = disabled.msie6 && self.method() == Method::Post || disabled.safari;
+        may_be
+            && match self.browser() {
+                Browser::Msie { is_6 } => is_6 && disabled.msie6 && self.method() == Method::Post,
+                Browser::Safari => disabled.safari,
+                Browser::Chrome | Browser::Other => false,
+            }
+    }
+
+    /// The connection will be closed after this response.
+    pub fn close_after_response(&self) {
+        self.keep_alive.set(false);
+    }
+
+    /// The resolver that is in force for this request, and how long it may take; none when no name servers are configured.
+    pub fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
+        let core = &self.scope().core;
+        let settings = core.resolver.get_opt()?;
+        Some((self.worker().common.resolver(settings), *core.resolver_timeout.get()))
+    }
+
+    /// Writes a line to the error log that is in force for this request, if it
+    /// takes the level.
+    pub fn log(&self, level: Level, message: fmt::Arguments<'_>) {
+        let log = &self.scope().error_log;
+        if !log.takes(level) {
+            return;
+        }
+        log.write(level, Some(self.connection().number), &format_args!("{message}{}", Context(self)));
+    }
+}
+
+impl Shared {
+    fn clear(&mut self) {
+        self.stored.get_mut().clear();
+        self.notes.get_mut().clear();
+        self.held.get_mut().clear();
+        self.id.set(None);
+        self.client.take();
+        self.subrequests.set(0);
+    }
+}
+
+/// A counter behind a keyed hash (SipHash): as good as random, without a system
+/// call, and none can be told from those before it.
+fn unique_id() -> [u8; 16] {
+    thread_local! {
+        static KEY: RandomState = RandomState::new();
+        static COUNT: Cell<u64> = const { Cell::new(0) };
+    }
+    let count = COUNT.get();
+    COUNT.set(count + 1);
+    let half = |number: u8| KEY.with(|key| key.hash_one((count, number))).to_be_bytes();
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&half(0));
+    id[8..].copy_from_slice(&half(1));
+    id
+}
+
+/// What nginx adds to every message about a request.
+struct Context<'r>(&'r Request);
+
+impl fmt::Display for Context<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Context(request) = self;
+        let server = bstr::BStr::new(&request.server().name);
+        write!(formatter, ", client: {}, server: {server}", request.remote_text())?;
+        if !request.request_line().is_empty() {
+            write!(formatter, ", request: \"{}\"", bstr::BStr::new(request.request_line()))?;
+        }
+        if !request.is_main() {
+            write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
+        }
+        if let Some(host) = request.header(KnownHeader::Host) {
+            write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;
+        }
+        if let Some(referer) = request.header(KnownHeader::Referer) {
+            write!(formatter, ", referrer: \"{}\"", bstr::BStr::new(referer))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_between_requests_and_between_threads() {
+        let mut ids: Vec<[u8; 16]> = (0..100).map(|_| unique_id()).collect();
+        ids.extend(std::thread::spawn(|| [unique_id(), unique_id()]).join().unwrap());
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 102);
+    }
+}

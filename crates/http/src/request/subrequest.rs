@@ -1,0 +1,541 @@
+//! Subrequests: what a request asks its own server for, to include it in its response, to decide by it, or to copy itself.
+//! (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
+//!
+//! ```text
+//!   Subrequest::start   in line: a body item. Whoever wraps the body passes it on as it is, down to the filter
+//!                       `postpone`, which puts its output into its place. Those that lie ahead run at the same time.
+//!   InMemorySubrequest  the body as one text, for a variable
+//!   ask                 for a phase: waits for the head, drops the body
+//!   run_in_background   a task of its own; the client's connection does not wait for it
+//! ```
+//!
+//! A subrequest is a [`Request`] that goes through the phases (but for the access phase) and the filters like any other.
+//! What differs is its end: nothing is sent, head and body are a value that its maker takes. It shares the head, the
+//! variables and the client of its parent, and has notes of its own.
+//!
+//! Dropping one cancels it. Bounded: by how deep they are nested, by how many are under way for a client's request, and by
+//! how many a worker has in the background. A subrequest holds a bounded part of its body that nobody has asked for.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use gale_protocol::uri;
+use gale_runtime::{Bytes, SocketAddress};
+
+use crate::request::Request;
+use crate::request::body::{Body, BodyItem, BodyStream};
+use crate::request::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use crate::request::phases::LocalBoxFuture;
+use crate::request::pipeline::{self, Step};
+use crate::request::response::{ResponseHead, ShortText};
+use crate::request::transform::InMemory;
+use gale_base::log_level::Level;
+use gale_engine::connections::ConnectionInfo;
+
+/// How deep subrequests may be nested: nginx's bound.
+pub(crate) const NESTED_MAX: u8 = 50;
+
+/// How many may be under way for one request of a client: nginx's bound.
+const UNDER_WAY_MAX: u32 = 65535 - 1000;
+
+/// While more than so many are under way for one request, none produces a body before its turn has come: pages that include
+/// each other would else unfold all at once.
+const AHEAD_MAX: u32 = 256;
+
+/// How many items of a body are taken before its turn.
+const AHEAD_ITEMS_MAX: usize = 32;
+
+/// Of how many bytes in memory no more is taken before its turn.
+const AHEAD_BYTES_MAX: u64 = 16 * 1024;
+
+/// What a subrequest asks for.
+#[derive(Default)]
+pub struct Target {
+    /// The normalised path.
+    pub uri: Vec<u8>,
+    /// What follows the question mark.
+    pub args: Vec<u8>,
+    /// It has its parent's method; otherwise it is a GET.
+    pub keeps_method: bool,
+    /// It has the body that its parent has stored; otherwise none.
+    pub shares_body: bool,
+    /// Stands in for an answer that is an error or empty.
+    pub fallback: Option<Fallback>,
+}
+
+/// What stands in for an answer.
+pub struct Fallback {
+    /// Its media type.
+    pub content_type: ShortText,
+    /// The body. In place of an error it passes the filters; in place of an empty body it comes too late for them.
+    pub text: Bytes,
+}
+
+impl Target {
+    /// This path, as the configuration has it: a GET without arguments, with the body that its parent has stored.
+    pub fn new(uri: &[u8]) -> Target {
+        Target { uri: uri.into(), shares_body: true, ..Target::default() }
+    }
+
+    /// A path, perhaps with arguments, that stands in a document. `None`, and a line in the error log, if it leads out of
+    /// the document root.
+    pub fn parse(request: &Request, text: &[u8]) -> Option<Target> {
+        let Some((path, args)) = uri::split_unsafe(text) else {
+            request.log(Level::Error, format_args!("unsafe URI \"{}\" was detected", bstr::BStr::new(text)));
+            return None;
+        };
+        Some(Target { args: args.into(), ..Target::new(&path) })
+    }
+}
+
+/// A subrequest in line: its body becomes a part of its parent's.
+pub struct Subrequest {
+    state: State,
+    has_ended: Rc<Cell<bool>>,
+}
+
+enum State {
+    /// On its way through the phases.
+    Deciding(LocalBoxFuture<'static, (Lent, Option<Body>)>),
+    Answering(Box<Answering>),
+    /// Its location closes the connection.
+    Refusing,
+    Ended,
+}
+
+struct Answering {
+    request: Lent,
+    body: Body,
+    /// What was taken before its turn. An error is the last thing.
+    ahead: VecDeque<io::Result<BodyItem>>,
+    ahead_bytes: u64,
+    has_ended: bool,
+    is_empty: bool,
+}
+
+impl Subrequest {
+    /// Begins one; it goes as far as it can without waiting. `None`, and a line in the error log, when there are too many,
+    /// or too many within each other.
+    pub fn start(parent: &Request, target: Target) -> Option<Subrequest> {
+        let exchange = Side::of(parent);
+        let mut request = Lent::new(parent, target, exchange)?;
+        let mut subrequest = Subrequest { state: State::Ended, has_ended: Rc::default() };
+        match pipeline::advance(&mut request) {
+            Step::Answer(body) => subrequest.decided(request, Some(body)),
+            Step::Close => subrequest.decided(request, None),
+            step => {
+                subrequest.state = State::Deciding(Box::pin(async move {
+                    let body = pipeline::finish(&mut request, step).await;
+                    (request, body)
+                }));
+            }
+        }
+        Some(subrequest)
+    }
+
+    /// Becomes true when it has given all that it has.
+    pub fn end_flag(&self) -> Rc<Cell<bool>> {
+        Rc::clone(&self.has_ended)
+    }
+
+    /// Ready when it has an answer: the request with the head in it. `None` if there will be none, or it has ended.
+    pub fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Option<&Request>> {
+        if let State::Deciding(future) = &mut self.state {
+            let (request, body) = ready!(future.as_mut().poll(context));
+            self.decided(request, body);
+        }
+        Poll::Ready(match &self.state {
+            State::Answering(answering) => Some(&answering.request),
+            _ => None,
+        })
+    }
+
+    /// Goes on although its turn has not come: through the first items of its body, so that what it includes begins, too.
+    pub fn poll_ahead(&mut self, context: &mut Context<'_>) {
+        if self.poll_answer(context).is_pending() {
+            return;
+        }
+        if let State::Answering(answering) = &mut self.state {
+            answering.take_ahead(context);
+        }
+    }
+
+    /// The next item of its body, `None` at the end.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        if self.poll_answer(context).is_pending() {
+            return Poll::Pending;
+        }
+        match &mut self.state {
+            State::Answering(answering) => {
+                let item = match answering.ahead.pop_front() {
+                    Some(item) => Some(item),
+                    None => ready!(answering.poll_item(context)),
+                };
+                if item.as_ref().is_none_or(Result::is_err) {
+                    self.end();
+                }
+                Poll::Ready(item)
+            }
+            State::Refusing => {
+                self.state = State::Ended;
+                Poll::Ready(Some(Err(io::Error::other("a subrequest was closed without an answer"))))
+            }
+            State::Deciding(_) | State::Ended => Poll::Ready(None),
+        }
+    }
+
+    fn decided(&mut self, request: Lent, body: Option<Body>) {
+        self.state = match body {
+            Some(body) => State::Answering(Box::new(Answering::new(request, body))),
+            None => State::Refusing,
+        };
+    }
+
+    fn end(&mut self) {
+        if let State::Answering(answering) = std::mem::replace(&mut self.state, State::Ended) {
+            answering.request.end();
+        }
+        self.has_ended.set(true);
+    }
+}
+
+impl Answering {
+    fn new(request: Lent, body: Body) -> Answering {
+        Answering { request, body, ahead: VecDeque::new(), ahead_bytes: 0, has_ended: false, is_empty: true }
+    }
+
+    /// Takes what is there, up to the bounds.
+    fn take_ahead(&mut self, context: &mut Context<'_>) {
+        while !self.has_ended
+            && self.ahead.len() < AHEAD_ITEMS_MAX
+            && self.ahead_bytes < AHEAD_BYTES_MAX
+            && self.request.shared.subrequests.get() <= AHEAD_MAX
+            && let Poll::Ready(item) = self.poll_item(context)
+        {
+            self.has_ended = !matches!(item, Some(Ok(_)));
+            let Some(item) = item else { return };
+            self.ahead_bytes += item.as_ref().map_or(0, |item| item.bytes().len() as u64);
+            self.ahead.push_back(item);
+        }
+    }
+
+    fn poll_item(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            return Poll::Ready(match ready!(self.body.poll_next(&self.request, context)) {
+                // They would end the parent's body.
+                Some(Ok(BodyItem::Trailers(_))) => continue,
+                Some(Ok(item)) => {
+                    self.is_empty &= item.length() == 0;
+                    Some(Ok(item))
+                }
+                None if self.is_empty => {
+                    self.is_empty = false;
+                    self.request.fallback.take().map(|fallback| Ok(BodyItem::Bytes(fallback.text)))
+                }
+                last => last,
+            });
+        }
+    }
+}
+
+impl Drop for Subrequest {
+    fn drop(&mut self) {
+        self.has_ended.set(true);
+    }
+}
+
+impl fmt::Debug for Subrequest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Deciding(_) => "deciding",
+            State::Answering(_) => "answering",
+            State::Refusing => "refusing",
+            State::Ended => "ended",
+        };
+        write!(formatter, "Subrequest({state})")
+    }
+}
+
+/// A subrequest whose body is collected in memory, as far as `subrequest_output_buffer_size` allows.
+pub struct InMemorySubrequest(Gathering);
+
+enum Gathering {
+    Asking(Subrequest),
+    Taking { status: u16, body: Box<InMemory>, text: Vec<u8>, bytes_max: usize },
+    Done,
+}
+
+impl InMemorySubrequest {
+    /// Begins one, like [`Subrequest::start`].
+    pub fn start(parent: &Request, target: Target) -> Option<InMemorySubrequest> {
+        Some(InMemorySubrequest(Gathering::Asking(Subrequest::start(parent, target)?)))
+    }
+
+    /// The status and the body. An error means that the parent's response cannot be completed.
+    pub fn poll(&mut self, parent: &Request, context: &mut Context<'_>) -> Poll<io::Result<(u16, Bytes)>> {
+        loop {
+            match &mut self.0 {
+                Gathering::Asking(subrequest) => {
+                    let (status, bytes_max) = match ready!(subrequest.poll_answer(context)) {
+                        Some(answer) => {
+                            (answer.response.status, *answer.scope().core.subrequest_output_buffer_size.get())
+                        }
+                        None => (0, 0),
+                    };
+                    let Gathering::Asking(subrequest) = std::mem::replace(&mut self.0, Gathering::Done) else {
+                        unreachable!("it is being asked");
+                    };
+                    let body = Box::new(InMemory::new(Body::Stream(Box::new(subrequest))));
+                    self.0 = Gathering::Taking { status, body, text: Vec::new(), bytes_max };
+                }
+                Gathering::Taking { status, body, text, bytes_max } => {
+                    match ready!(body.poll_next(parent, context)).transpose()? {
+                        Some(item) if item.bytes().len() > *bytes_max - text.len() => {
+                            return Poll::Ready(Err(io::Error::other("too big subrequest response")));
+                        }
+                        Some(item) => text.extend_from_slice(item.bytes()),
+                        None => {
+                            let answer = (*status, std::mem::take(text).into());
+                            self.0 = Gathering::Done;
+                            return Poll::Ready(Ok(answer));
+                        }
+                    }
+                }
+                Gathering::Done => return Poll::Ready(Ok((0, Bytes::new()))),
+            }
+        }
+    }
+}
+
+/// Its body, for whoever reads bodies.
+impl BodyStream for Subrequest {
+    fn poll_next(&mut self, _parent: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        Subrequest::poll_next(self, context)
+    }
+}
+
+/// The answer to a subrequest that was asked for its head alone.
+pub struct Answer(Lent);
+
+impl Deref for Answer {
+    type Target = Request;
+
+    fn deref(&self) -> &Request {
+        &self.0
+    }
+}
+
+/// Makes a subrequest and waits for the head of its answer. `Err` is the status that the parent ends with when there is none.
+pub async fn ask(parent: &Request, target: Target) -> Result<Answer, u16> {
+    let exchange = Side::of(parent);
+    let mut request = Lent::new(parent, target, exchange).ok_or(500_u16)?;
+    let step = pipeline::advance(&mut request);
+    match pipeline::finish(&mut request, step).await {
+        Some(_body) => {
+            request.log_if_wanted();
+            Ok(Answer(request))
+        }
+        None => Err(request.response.status),
+    }
+}
+
+/// Makes a subrequest of whose answer nobody wants to know: its body is dropped. It goes on when its parent has ended, and
+/// the connection is not kept waiting. `false`, and a line in the error log, when there are too many.
+pub fn run_in_background(parent: &Request, target: Target) -> bool {
+    let exchange = Side::left_behind(parent);
+    let Some(mut request) = Lent::new(parent, target, exchange) else { return false };
+    request.leave_family();
+    let generation = request.http().generation;
+    let worker = Rc::clone(request.worker());
+    let started = worker.spawn_background(generation, async move {
+        let step = pipeline::advance(&mut request);
+        if pipeline::finish(&mut request, step).await.is_some() {
+            request.log_if_wanted();
+        }
+    });
+    if !started {
+        let most = worker.background_max();
+        parent.log(Level::Error, format_args!("{most} background subrequests are not enough"));
+    }
+    started
+}
+
+/// A subrequest's request. It goes back to its worker however the subrequest ends.
+struct Lent {
+    request: Option<Box<Request>>,
+    /// It counts among those that are under way for its client's request.
+    is_counted: bool,
+}
+
+impl Lent {
+    fn new(parent: &Request, target: Target, exchange: Rc<dyn Exchange>) -> Option<Lent> {
+        let name = bstr::BStr::new(&target.uri);
+        if parent.is_nested_too_deep() {
+            parent.log(Level::Error, format_args!("subrequests cycle while processing \"{name}\""));
+            return None;
+        }
+        let under_way = parent.shared.subrequests.get();
+        if under_way >= UNDER_WAY_MAX {
+            let message = format_args!("request reference counter overflow while processing \"{name}\"");
+            parent.log(Level::Crit, message);
+            return None;
+        }
+        parent.shared.subrequests.set(under_way + 1);
+        Some(Lent { request: Some(parent.subrequest(target, exchange)), is_counted: true })
+    }
+
+    /// From now on it belongs to nobody's request: what was shared stays as it is.
+    fn leave_family(&mut self) {
+        self.is_counted = false;
+        self.is_in_background = true;
+        let count = &self.shared.subrequests;
+        count.set(count.get() - 1);
+    }
+
+    /// Ends a subrequest whose body has been taken.
+    fn end(mut self) {
+        self.log_if_wanted();
+    }
+
+    /// `log_subrequest`
+    fn log_if_wanted(&mut self) {
+        if *self.scope().core.log_subrequest.get() {
+            pipeline::log(self);
+        }
+    }
+}
+
+impl Deref for Lent {
+    type Target = Request;
+
+    fn deref(&self) -> &Request {
+        self.request.as_deref().expect("there until it is dropped")
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Request {
+        self.request.as_deref_mut().expect("there until it is dropped")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(request) = self.request.take() else { return };
+        // After a panic nothing in the request is relied on.
+        if std::thread::panicking() {
+            return;
+        }
+        if self.is_counted {
+            let count = &request.shared.subrequests;
+            count.set(count.get() - 1);
+        }
+        let worker = Rc::clone(request.worker());
+        worker.give_back(request);
+    }
+}
+
+/// What a subrequest has in place of a way to the client: it knows the client, but neither reads from it nor sends to it.
+enum Side {
+    /// Beside the client's exchange, which is there longer.
+    Of(Rc<dyn Exchange>),
+    /// What was known of the client, which may have left.
+    LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress> },
+}
+
+impl Side {
+    fn of(parent: &Request) -> Rc<dyn Exchange> {
+        if parent.is_main() { Rc::new(Side::Of(parent.exchange())) } else { parent.exchange() }
+    }
+
+    fn left_behind(parent: &Request) -> Rc<dyn Exchange> {
+        let exchange = parent.exchange();
+        let local_address = exchange.local_address().cloned();
+        Rc::new(Side::LeftBehind { connection: Box::new(exchange.connection().copy()), local_address })
+    }
+
+    fn client(&self) -> Option<&Rc<dyn Exchange>> {
+        match self {
+            Side::Of(client) => Some(client),
+            Side::LeftBehind { .. } => None,
+        }
+    }
+}
+
+impl Exchange for Side {
+    fn connection(&self) -> &ConnectionInfo {
+        match self {
+            Side::Of(client) => client.connection(),
+            Side::LeftBehind { connection, .. } => connection,
+        }
+    }
+
+    fn local_address(&self) -> Option<&SocketAddress> {
+        match self {
+            Side::Of(client) => client.local_address(),
+            Side::LeftBehind { local_address, .. } => local_address.as_ref(),
+        }
+    }
+
+    /// Interim responses are about the client's request.
+    fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
+
+    fn start(&self, _head: &ResponseHead, _options: &ResponseOptions<'_>) {
+        unreachable!("a subrequest's answer is a value, which nobody sends")
+    }
+
+    fn push(&self, _item: BodyItem) {
+        unreachable!("a subrequest's answer is a value, which nobody sends")
+    }
+
+    fn end(&self) {}
+
+    fn abort(&self) {}
+
+    fn poll_sent(&self, _context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// The client's body is its own request's; what that has stored is shared.
+    fn poll_body(&self, _context: &mut Context<'_>, _limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
+        Poll::Ready(Ok(None))
+    }
+
+    fn body_is_read(&self) -> bool {
+        true
+    }
+
+    fn received(&self) -> u64 {
+        0
+    }
+
+    /// A part of a response is none.
+    fn become_tunnel(&self) {}
+
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.client() {
+            Some(client) => client.poll_gone(context),
+            None => Poll::Pending,
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.client().is_some_and(|client| client.is_broken())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn sent(&self) -> Sent {
+        self.client().map(|client| client.sent()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,343 @@
+//! Bodies that are changed on their way: what compressing and substituting filters have in common.
+//!
+//! A filter that only adds items, or looks at them, is a [`BodyStream`] around [`InMemory`]. One that makes other bytes of
+//! the bytes that pass is a [`Transform`], and [`Transformed`] does the rest: bytes of files come in bounded pieces without
+//! holding the loop, work proceeds in steps that together have a share of the turn, what is made leaves in pieces of
+//! bounded size, flushes and trailers keep their places. Dropped, all of it ends.
+//!
+//! The head is the filter's: see [`ResponseHead::will_change`](crate::request::response::ResponseHead::will_change).
+
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use gale_runtime::{Effort, Lease, charge_units, poll_units};
+
+use crate::files::delivery::FileOptions;
+use crate::files::reader::FileReader;
+use crate::request::Request;
+use crate::request::body::{Body, BodyItem, BodyStream, FilePiece};
+
+/// A body whose bytes all come in memory: pieces of files are read.
+#[derive(Default)]
+pub struct InMemory {
+    body: Body,
+    /// The piece of a file that is being read.
+    piece: Option<FilePiece>,
+    /// Made for the first of them.
+    reader: Option<FileReader>,
+}
+
+impl InMemory {
+    /// The same body, in memory.
+    pub fn new(body: Body) -> InMemory {
+        InMemory { body, ..InMemory::default() }
+    }
+
+    /// The next item, never a piece of a file; `None` at the end.
+    pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        loop {
+            if let Some(piece) = &mut self.piece {
+                let reader = match &mut self.reader {
+                    Some(reader) => reader,
+                    none => none.insert(reader_of(request)?),
+                };
+                let read = ready!(reader.poll_read(piece, context));
+                if read.is_err() || piece.length == 0 {
+                    self.piece = None;
+                }
+                return Poll::Ready(Some(read.map(BodyItem::Bytes)));
+            }
+            match ready!(self.body.poll_next(request, context)) {
+                Some(Ok(BodyItem::File(piece))) if piece.length > 0 => self.piece = Some(piece),
+                Some(Ok(BodyItem::File(_))) => {}
+                item => return Poll::Ready(item),
+            }
+        }
+    }
+}
+
+/// A reader that does what the request's location says.
+fn reader_of(request: &Request) -> io::Result<FileReader> {
+    let options = FileOptions::of(request, &request.scope().core);
+    options.map(FileReader::new).ok_or_else(|| io::Error::other("there is no such thread pool"))
+}
+
+/// Makes other bytes of the bytes of a body.
+pub trait Transform {
+    /// What a byte takes to compute, of the input or, if that is where the work lies, of the output.
+    fn effort(&self) -> Effort;
+
+    /// How much work a step with these arguments is, at most, in bytes: of the input, unless somebody says otherwise.
+    fn units(&self, input: &[u8], _until: Until, _room_bytes: usize) -> usize {
+        input.len()
+    }
+
+    /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and has
+    /// input or is asked for an end takes or makes something, or works off what was kept back. Errors: what came cannot be
+    /// understood, and the response breaks off.
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step>;
+}
+
+/// How far a step is to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// More input will come.
+    MoreInput,
+    /// All that was taken has to be made something of: the client waits for it.
+    Flush,
+    /// This is the end.
+    End,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// How many bytes were taken.
+    pub taken: usize,
+    /// How many bytes were made.
+    pub made: usize,
+    /// How much work that was, as [`Transform::units`] counts it.
+    pub units: usize,
+    /// Whether the flush, or the end, is complete.
+    pub is_done: bool,
+}
+
+/// A body with a [`Transform`] around it.
+pub struct Transformed<T> {
+    inner: InMemory,
+    transform: T,
+    room_bytes: usize,
+    /// What has been made and not left yet: so many bytes of the lease.
+    made: Option<(Lease, usize)>,
+    state: State,
+    /// They come behind what the end makes.
+    trailers: Option<BodyItem>,
+}
+
+enum State {
+    /// The next item is to come.
+    Open,
+    /// So many bytes of the item have been taken.
+    Taking(BodyItem, usize),
+    /// The item will be passed on behind all that was taken before it: a flush, or a subrequest.
+    Flushing(BodyItem),
+    Flushed(BodyItem),
+    Ending,
+    Ended,
+}
+
+/// How much is made before it leaves, in bytes, at least and at most.
+pub const ROOM_BYTES: std::ops::RangeInclusive<usize> = 1024..=64 * 1024;
+
+impl<T: Transform> Transformed<T> {
+    /// A body that is to go through `transform`, and leaves in pieces of `room_bytes`, within [`ROOM_BYTES`].
+    pub fn new(body: Body, transform: T, room_bytes: usize) -> Transformed<T> {
+        Transformed {
+            inner: InMemory::new(body),
+            transform,
+            room_bytes: room_bytes.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end()),
+            made: None,
+            state: State::Open,
+            trailers: None,
+        }
+    }
+
+    /// Takes the next item of the body in.
+    fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match ready!(self.inner.poll_next(request, context)).transpose()? {
+            Some(item @ (BodyItem::Flush | BodyItem::Subrequest(_))) => self.state = State::Flushing(item),
+            Some(trailers @ BodyItem::Trailers(_)) => self.trailers = Some(trailers),
+            Some(item) if item.length() > 0 => self.state = State::Taking(item, 0),
+            Some(_) => {}
+            None => self.state = State::Ending,
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// One step, when it has its share of the turn.
+    fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (input, until) = match &self.state {
+            State::Taking(item, taken) => (&item.bytes()[*taken..], Until::MoreInput),
+            State::Flushing(_) => (&[][..], Until::Flush),
+            _ => (&[][..], Until::End),
+        };
+        let effort = self.transform.effort();
+        let input = &input[..input.len().min(effort.units_at_once())];
+        let room_left = self.made.as_ref().map_or(self.room_bytes, |(room, made)| room.len() - made);
+        ready!(poll_units(context, effort, self.transform.units(input, until, room_left)));
+        let (room, made) = match &mut self.made {
+            Some(made) => made,
+            none => none.insert((Lease::new(self.room_bytes)?, 0)),
+        };
+        let step = self.transform.step(input, until, &mut room[*made..])?;
+        charge_units(effort, step.units);
+        *made += step.made;
+        match &mut self.state {
+            State::Taking(item, taken) => {
+                *taken += step.taken;
+                if *taken == item.bytes().len() {
+                    self.state = State::Open;
+                }
+            }
+            State::Flushing(item) if step.is_done => {
+                let item = std::mem::replace(item, BodyItem::Flush);
+                self.state = State::Flushed(item);
+            }
+            State::Ending if step.is_done => self.state = State::Ended,
+            _ => {}
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// What has been made, as an item.
+    fn take_made(&mut self) -> Option<BodyItem> {
+        let (mut lease, made) = self.made.take()?;
+        lease.truncate(made);
+        (made > 0).then(|| BodyItem::Bytes(lease.freeze()))
+    }
+
+    fn is_full(&self) -> bool {
+        self.made.as_ref().is_some_and(|(room, made)| *made == room.len())
+    }
+}
+
+impl<T: Transform> BodyStream for Transformed<T> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        loop {
+            if self.is_full() {
+                return Poll::Ready(self.take_made().map(Ok));
+            }
+            let done = match &mut self.state {
+                State::Open => self.poll_open(request, context),
+                State::Taking(..) | State::Flushing(_) | State::Ending => self.poll_step(context),
+                State::Flushed(_) if self.made.is_some() => {
+                    if let Some(made) = self.take_made() {
+                        return Poll::Ready(Some(Ok(made)));
+                    }
+                    continue;
+                }
+                State::Flushed(item) => {
+                    let item = std::mem::replace(item, BodyItem::Flush);
+                    self.state = State::Open;
+                    return Poll::Ready(Some(Ok(item)));
+                }
+                State::Ended => {
+                    let item = self.take_made().or_else(|| self.trailers.take());
+                    return Poll::Ready(item.map(Ok));
+                }
+            };
+            match done {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        matches!(self.state, State::Ended) && self.made.is_none() && self.trailers.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::future::poll_fn;
+
+    use gale_runtime::{Bytes, EventLoop, File, LoopOptions};
+
+    use super::*;
+
+    /// Writes every byte twice, and a dot at the end. What it was given last it keeps back until it is flushed.
+    #[derive(Default)]
+    struct Twice {
+        kept: Option<u8>,
+        has_ended: bool,
+    }
+
+    impl Transform for Twice {
+        fn effort(&self) -> Effort {
+            Effort { usual_nanos: 100_000, worst_nanos: 100_000 }
+        }
+
+        fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+            assert!(input.len() <= 5 && !room.is_empty());
+            let (taken, byte) = match (self.kept.take(), input.first(), until) {
+                (Some(kept), ..) => (0, Some(kept)),
+                (None, Some(b'!'), _) => return Err(io::Error::other("refused")),
+                (None, Some(&first), _) => {
+                    self.kept = Some(first);
+                    (1, Some(first))
+                }
+                (None, None, Until::End) if !self.has_ended => {
+                    self.has_ended = true;
+                    (0, Some(b'.'))
+                }
+                (None, None, _) => (0, None),
+            };
+            room[..byte.iter().len()].fill(byte.unwrap_or_default());
+            let is_done = self.kept.is_none() && (self.has_ended || until != Until::End);
+            Ok(Step { taken, made: byte.iter().len(), units: taken, is_done })
+        }
+    }
+
+    /// What comes out, a word for each item.
+    fn items_of(body: Vec<BodyItem>) -> Vec<String> {
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            let body = Body::Items(VecDeque::from(body));
+            let mut stream = Transformed::new(body, Twice::default(), 0);
+            // The request has no location that could say anything.
+            stream.inner.reader = Some(FileReader::default());
+            let mut items = Vec::new();
+            while let Some(item) = poll_fn(|context| stream.poll_next(&Request::default(), context)).await {
+                items.push(match item {
+                    Ok(BodyItem::Flush) => "flush".to_owned(),
+                    Ok(BodyItem::Trailers(_)) => "trailers".to_owned(),
+                    Ok(item) => String::from_utf8(item.bytes().to_vec()).unwrap(),
+                    Err(error) => {
+                        items.push(error.to_string());
+                        break;
+                    }
+                });
+            }
+            items
+        })
+    }
+
+    fn bytes(text: &'static str) -> BodyItem {
+        BodyItem::Bytes(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn flushes_and_trailers_keep_their_places() {
+        let body = vec![bytes("ab"), BodyItem::Flush, bytes(""), BodyItem::Trailers(Vec::new()), bytes("c")];
+        assert_eq!(items_of(body), ["aabb", "flush", "cc.", "trailers"]);
+        assert_eq!(items_of(vec![]), ["."]);
+    }
+
+    #[test]
+    fn what_is_made_leaves_in_pieces_of_bounded_size() {
+        let items = items_of(vec![BodyItem::Bytes(Bytes::from(vec![b'x'; 2000]))]);
+        let lengths: Vec<usize> = items.iter().map(String::len).collect();
+        assert_eq!(lengths, [1024, 1024, 1024, 4001 - 3 * 1024]);
+    }
+
+    #[test]
+    fn an_error_comes_instead_of_what_was_made_before_it() {
+        assert_eq!(items_of(vec![bytes("a"), bytes("!")]), ["refused"]);
+    }
+
+    #[test]
+    fn pieces_of_files_are_read() {
+        let path = std::env::temp_dir().join(format!("gale-transform-{}", std::process::id()));
+        std::fs::write(&path, b"0123456789").unwrap();
+        let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let piece = |offset, length| BodyItem::File(FilePiece { file: file.clone(), offset, length });
+        assert_eq!(items_of(vec![piece(2, 3), piece(0, 0), piece(9, 1)]), ["22334499."]);
+        let truncated = items_of(vec![piece(8, 3)]);
+        // The kernel's words for what has no name any more.
+        let expected = format!("\"{} (deleted)\" was truncated at 10 while it was being sent", path.display());
+        assert_eq!(truncated, [expected]);
+    }
+}

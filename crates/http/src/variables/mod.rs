@@ -1,0 +1,383 @@
+//! Variables: names in the configuration, indices at run time.
+//!
+//! A name that the configuration mentions gets an index when it is read. The
+//! value is worked out when it is first needed, appended straight to where it
+//! goes, and kept only where working it out again could give another answer.
+//!
+//! | of | value | kept |
+//! |---|---|---|
+//! | a module ([`Variable`]) | worked out | never: it is cheap, or changes |
+//! | a directive such as `map` ([`Definition`]) | worked out | for the request, unless volatile |
+//! | a named group, `set` | what was stored last | for the request |
+//!
+//! What is stored comes before what can be worked out.
+
+pub mod regex;
+pub mod template;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bstr::BStr;
+use gale_config::Span;
+
+use crate::request::Request;
+use gale_engine::nginx_names;
+
+/// A variable, as an index into the configuration's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VariableId(pub u32);
+
+/// Appends the value to the output and says whether there is one. The second
+/// argument is the rest of the name of a variable such as `http_NAME`.
+pub type Evaluate = fn(&Request, &[u8], &mut Vec<u8>) -> bool;
+
+/// What becomes of a value that `set` gives to a variable that a module defines.
+pub type Assign = fn(&mut Request, &[u8]);
+
+/// What a directive makes of a variable: `map`, `geo`.
+pub trait Definition: Send + Sync {
+    /// Appends the value to the output and says whether there is one.
+    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool;
+
+    /// Whether every value is written in the configuration, so that a request only chooses among them.
+    fn is_own(&self) -> bool {
+        false
+    }
+}
+
+/// A variable that a module defines.
+pub struct Variable {
+    /// The name without its dollar sign; for a family (`http_`), the prefix.
+    pub name: &'static str,
+    /// Whether the name stands for every name that begins with it.
+    pub is_prefix: bool,
+    /// What its value is.
+    pub value: Evaluate,
+    /// For a variable that the configuration may change: what `set` does.
+    pub assign: Option<Assign>,
+    /// Whether every `..` in its value is the configuration's own.
+    pub is_own: bool,
+}
+
+impl Variable {
+    /// A variable of this very name.
+    pub const fn named(name: &'static str, value: Evaluate) -> Variable {
+        Variable { name, is_prefix: false, value, assign: None, is_own: false }
+    }
+
+    /// All variables whose names begin with `prefix`.
+    pub const fn family(prefix: &'static str, value: Evaluate) -> Variable {
+        Variable { name: prefix, is_prefix: true, value, assign: None, is_own: false }
+    }
+
+    /// The same variable: what a request brought into it has been looked through already.
+    pub const fn own(self) -> Variable {
+        Variable { is_own: true, ..self }
+    }
+
+    /// The same variable, which the configuration may change.
+    pub const fn assigned_by(self, assign: Assign) -> Variable {
+        Variable { assign: Some(assign), ..self }
+    }
+}
+
+/// Whether a byte may stand in a variable's name.
+pub fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_'
+}
+
+/// The variables of one configuration.
+#[derive(Default)]
+pub struct VariableTable {
+    slots: Vec<Slot>,
+    by_name: HashMap<Box<[u8]>, VariableId>,
+    /// What modules define, for names that turn up only with requests.
+    definitions: Vec<&'static Variable>,
+}
+
+struct Slot {
+    name: Box<[u8]>,
+    source: Source,
+    mentioned_at: Option<Span>,
+    /// Where the configuration makes it or gives it a value.
+    made_at: Option<Span>,
+    /// Until `set` has given it a value; everything else that defines it comes first.
+    unset: Option<Arc<dyn Definition>>,
+    assign: Option<Assign>,
+    /// Something else than the configuration may have a part in the value.
+    is_foreign: bool,
+}
+
+pub(crate) enum Source {
+    /// Mentioned, and nobody has defined it yet.
+    Unknown,
+    /// Worked out by a module.
+    Evaluated { value: Evaluate, argument: Box<[u8]> },
+    /// Worked out by a directive.
+    Defined { definition: Arc<dyn Definition>, is_volatile: bool },
+    /// Set by the request's course, for example by a named group: without a
+    /// value until then.
+    Stored,
+}
+
+/// A variable that was looked up by its name.
+pub(crate) enum Found {
+    /// The configuration mentions it.
+    Mentioned(VariableId),
+    /// A module defines it.
+    Defined(Source),
+}
+
+/// What is wrong with a variable.
+#[derive(Debug)]
+pub struct VariableError {
+    /// In nginx's words.
+    pub message: String,
+    /// What there is to say beyond them.
+    pub hint: Option<&'static str>,
+    /// Where it was first mentioned, or made.
+    pub span: Option<Span>,
+}
+
+const NOT_BUILT_YET: &str = "nginx has this variable, Gale does not have it yet";
+
+impl VariableTable {
+    /// The index for `name`, which the configuration mentions at `span`. Whether
+    /// it exists is settled by [`VariableTable::resolve`].
+    pub fn mention(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
+        // Names of variables are case-insensitive in nginx.
+        let name = name.to_ascii_lowercase();
+        if let Some(&id) = self.by_name.get(&*name) {
+            return id;
+        }
+        let id = VariableId(u32::try_from(self.slots.len()).expect("fewer variables than 2^32"));
+        let name: Box<[u8]> = name.into();
+        self.by_name.insert(name.clone(), id);
+        let (source, unset, assign) = (Source::Unknown, None, None);
+        self.slots.push(Slot { name, source, mentioned_at: span, made_at: None, unset, assign, is_foreign: false });
+        id
+    }
+
+    /// The index for a variable that a named group sets.
+    pub fn stored(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
+        let id = self.make(name, span);
+        let slot = &mut self.slots[id.0 as usize];
+        (slot.source, slot.is_foreign) = (Source::Stored, true);
+        id
+    }
+
+    /// Whether the configuration mentions a variable of this name, in lower case.
+    pub fn is_mentioned(&self, name: &[u8]) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// The index for a variable that a directive defines; the last definition counts.
+    /// Unless it is volatile, its value is worked out once for a request.
+    pub fn define(
+        &mut self,
+        name: &[u8],
+        span: Option<Span>,
+        definition: Arc<dyn Definition>,
+        is_volatile: bool,
+    ) -> VariableId {
+        let id = self.make(name, span);
+        let slot = &mut self.slots[id.0 as usize];
+        slot.is_foreign |= !definition.is_own();
+        slot.source = Source::Defined { definition, is_volatile };
+        id
+    }
+
+    /// The index for a variable that `set` gives a value. Before that the value is that of another definition, or
+    /// else what `unset` says. `is_own` says that the value is a text of the configuration alone.
+    pub fn assigned(
+        &mut self,
+        name: &[u8],
+        span: Option<Span>,
+        unset: Arc<dyn Definition>,
+        is_own: bool,
+    ) -> VariableId {
+        let id = self.make(name, span);
+        let slot = &mut self.slots[id.0 as usize];
+        slot.unset = Some(unset);
+        slot.is_foreign |= !is_own;
+        id
+    }
+
+    fn make(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
+        let id = self.mention(name, span);
+        self.slots[id.0 as usize].made_at = span;
+        id
+    }
+
+    /// Finds the definition of every variable that was mentioned.
+    pub fn resolve<'d>(
+        &mut self,
+        definitions: impl Iterator<Item = &'d Variable> + Clone,
+    ) -> Result<(), VariableError> {
+        for slot in &mut self.slots {
+            let is_made = slot.unset.is_some() || !matches!(slot.source, Source::Unknown);
+            let own = definitions.clone().find(|own| !own.is_prefix && own.name.as_bytes() == &*slot.name);
+            if let Some(own) = own.filter(|_| is_made) {
+                if own.assign.is_none() {
+                    let message = format!("the duplicate \"{}\" variable", BStr::new(&slot.name));
+                    return Err(VariableError { message, hint: None, span: slot.made_at });
+                }
+                slot.assign = own.assign;
+            }
+            if !matches!(slot.source, Source::Unknown) {
+                continue;
+            }
+            let unset = slot.unset.clone();
+            let unset = unset.map(|definition| Source::Defined { definition, is_volatile: false });
+            slot.source = define(&slot.name, definitions.clone()).or(unset).ok_or_else(|| VariableError {
+                message: format!("unknown \"{}\" variable", BStr::new(&slot.name)),
+                hint: nginx_names::has_variable(&slot.name).then_some(NOT_BUILT_YET),
+                span: slot.mentioned_at,
+            })?;
+            let is_own = definitions.clone().any(|own| own.is_own && own.name.as_bytes() == &*slot.name);
+            slot.is_foreign |= matches!(slot.source, Source::Evaluated { .. }) && !is_own;
+        }
+        Ok(())
+    }
+
+    /// Keeps what modules define for [`VariableTable::find`].
+    pub(crate) fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable>) {
+        self.definitions = definitions.collect();
+    }
+
+    /// The variable of this name, in lower case, be it mentioned in the configuration or not.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<Found> {
+        match self.by_name.get(name) {
+            Some(&id) => Some(Found::Mentioned(id)),
+            None => define(name, self.definitions.iter().copied()).map(Found::Defined),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The name of a variable.
+    pub fn name(&self, id: VariableId) -> &[u8] {
+        &self.slots[id.0 as usize].name
+    }
+
+    /// Whether every value that a variable may have is a text of the configuration.
+    pub fn is_own(&self, id: VariableId) -> bool {
+        !self.slots[id.0 as usize].is_foreign
+    }
+
+    pub(crate) fn source(&self, id: VariableId) -> &Source {
+        &self.slots[id.0 as usize].source
+    }
+
+    pub(crate) fn assign(&self, id: VariableId) -> Option<Assign> {
+        self.slots[id.0 as usize].assign
+    }
+}
+
+/// An exact name comes before a family; of families the longest prefix wins.
+fn define<'d>(name: &[u8], definitions: impl Iterator<Item = &'d Variable>) -> Option<Source> {
+    let mut best: Option<&Variable> = None;
+    for candidate in definitions {
+        if !candidate.is_prefix && candidate.name.as_bytes() == name {
+            best = Some(candidate);
+            break;
+        }
+        let is_longer = best.is_none_or(|best| best.name.len() < candidate.name.len());
+        if candidate.is_prefix && name.starts_with(candidate.name.as_bytes()) && is_longer {
+            best = Some(candidate);
+        }
+    }
+    best.map(|found| Source::Evaluated {
+        value: found.value,
+        argument: if found.is_prefix { name[found.name.len()..].into() } else { [].into() },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nothing(_: &Request, _: &[u8], _: &mut Vec<u8>) -> bool {
+        false
+    }
+
+    #[test]
+    fn names_resolve_to_the_exact_definition_or_the_longest_family() {
+        let definitions = [
+            Variable::family("http_", nothing),
+            Variable::named("http_host", nothing),
+            Variable::family("http_x_", nothing),
+        ];
+        let mut table = VariableTable::default();
+        let host = table.mention(b"HTTP_Host", None);
+        let family = table.mention(b"http_x_y", None);
+        assert_eq!(table.mention(b"http_host", None), host);
+        table.resolve(definitions.iter()).unwrap();
+        let argument = |id| match table.source(id) {
+            Source::Evaluated { argument, .. } => argument.to_vec(),
+            _ => panic!("not resolved"),
+        };
+        assert_eq!(argument(host), b"");
+        assert_eq!(argument(family), b"y");
+    }
+
+    #[test]
+    fn an_unknown_name_is_told() {
+        let mut table = VariableTable::default();
+        table.mention(b"nonsense", None);
+        let error = table.resolve([].iter()).unwrap_err();
+        assert_eq!(error.message, "unknown \"nonsense\" variable");
+    }
+
+    #[test]
+    fn a_stored_variable_needs_no_definition() {
+        let mut table = VariableTable::default();
+        let id = table.mention(b"group", None);
+        assert_eq!(table.stored(b"group", None), id);
+        table.resolve([].iter()).unwrap();
+    }
+
+    struct Nothing;
+
+    impl Definition for Nothing {
+        fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn only_what_may_be_changed_is_made_anew() {
+        let definitions = [
+            Variable::named("uri", nothing),
+            Variable::named("args", nothing).assigned_by(|_, _| {}),
+            Variable::family("http_", nothing),
+        ];
+        let resolve = |make: &dyn Fn(&mut VariableTable) -> VariableId| {
+            let mut table = VariableTable::default();
+            make(&mut table);
+            table.resolve(definitions.iter()).map_err(|error| error.message).map(|()| table)
+        };
+        let taken = Err("the duplicate \"uri\" variable".to_owned());
+        assert_eq!(resolve(&|table| table.stored(b"URI", None)).map(|_| ()), taken);
+        assert_eq!(resolve(&|table| table.define(b"uri", None, Arc::new(Nothing), false)).map(|_| ()), taken);
+        assert_eq!(resolve(&|table| table.assigned(b"uri", None, Arc::new(Nothing), true)).map(|_| ()), taken);
+        // A family gives the value until there is another one.
+        let table = resolve(&|table| table.assigned(b"http_x", None, Arc::new(Nothing), true)).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
+        assert!(table.assign(VariableId(0)).is_none());
+        let table = resolve(&|table| table.assigned(b"args", None, Arc::new(Nothing), true)).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
+        assert!(table.assign(VariableId(0)).is_some());
+        let table = resolve(&|table| table.assigned(b"own", None, Arc::new(Nothing), true)).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Defined { .. }));
+    }
+}

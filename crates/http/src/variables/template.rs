@@ -1,0 +1,298 @@
+//! A text with variables, compiled when the configuration is read.
+//!
+//! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use gale_base::units;
+use gale_protocol::uri::escape::{Class, escape};
+
+use crate::request::Request;
+use crate::variables::{VariableId, is_name_byte};
+use gale_base::log_level::Level;
+
+/// A compiled text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    segments: Box<[Segment]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(Box<[u8]>),
+    Variable(VariableId),
+    /// `$1` to `$9`: a group of the last regular expression.
+    Capture(usize),
+}
+
+impl Template {
+    /// Compiles `text`; `variable` gives the index for a name. The error is
+    /// nginx's message.
+    pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template, String> {
+        if memchr::memchr(b'$', text).is_none() {
+            return Ok(Template::constant(text));
+        }
+        let mut segments = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let Some(dollar) = memchr::memchr(b'$', rest) else {
+                segments.push(Segment::Literal(rest.into()));
+                break;
+            };
+            if dollar > 0 {
+                segments.push(Segment::Literal(rest[..dollar].into()));
+            }
+            let (name, after) = name_after_dollar(&rest[dollar + 1..])?;
+            segments.push(match name {
+                [digit @ b'1'..=b'9'] => Segment::Capture(usize::from(digit - b'0')),
+                name => Segment::Variable(variable(name)),
+            });
+            rest = after;
+        }
+        Ok(Template { segments: segments.into() })
+    }
+
+    /// A text without variables.
+    pub fn constant(text: &[u8]) -> Template {
+        let segments = if text.is_empty() { Vec::new() } else { vec![Segment::Literal(text.into())] };
+        Template { segments: segments.into() }
+    }
+
+    /// The text, when there is nothing to evaluate in it.
+    pub fn as_constant(&self) -> Option<&[u8]> {
+        match &*self.segments {
+            [] => Some(b""),
+            [Segment::Literal(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether the text is empty and always will be.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Whether groups of a regular expression are part of it.
+    pub fn has_captures(&self) -> bool {
+        self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
+    }
+
+    /// Appends the text for this request to `out`; a variable without a value
+    /// adds nothing.
+    pub fn append(&self, request: &Request, out: &mut Vec<u8>) {
+        self.append_with(request, out, |text, out| out.extend_from_slice(text));
+    }
+
+    /// Like [`Template::append`], with the groups of a regular expression encoded as arguments are.
+    pub fn append_encoded(&self, request: &Request, out: &mut Vec<u8>) {
+        self.append_with(request, out, |text, out| escape(Class::Args, text, out));
+    }
+
+    fn append_with(&self, request: &Request, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
+        for segment in &self.segments {
+            match segment {
+                Segment::Literal(text) => out.extend_from_slice(text),
+                Segment::Variable(id) => {
+                    request.append_variable(*id, out);
+                }
+                Segment::Capture(number) => request.with_capture(*number, |text| append_capture(text, out)),
+            }
+        }
+    }
+
+    /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its segments
+    /// is `..` and not the configuration's own: what a client may have had a part in must not lead out of a directory.
+    #[must_use]
+    pub fn append_path(&self, request: &Request, out: &mut Vec<u8>) -> bool {
+        let start = out.len();
+        self.append(request, out);
+        if self.as_constant().is_some() || !has_two_dots(&out[start..]) {
+            return true;
+        }
+        // Anew: what is looked at is what is used, and not every variable says the same a second time.
+        out.truncate(start);
+        let foreign = self.append_marked(request, out);
+        if leads_upwards(&out[start..], |place| foreign.iter().any(|range| range.contains(&(start + place)))) {
+            refuse_path(request, &out[start..]);
+            out.truncate(start);
+            return false;
+        }
+        true
+    }
+
+    /// Appends the text and tells which parts of it are not the configuration's own.
+    fn append_marked(&self, request: &Request, out: &mut Vec<u8>) -> Vec<Range<usize>> {
+        let mut foreign = Vec::new();
+        for segment in &self.segments {
+            let start = out.len();
+            let is_own = match segment {
+                Segment::Literal(text) => {
+                    out.extend_from_slice(text);
+                    true
+                }
+                Segment::Variable(id) => {
+                    request.append_variable(*id, out);
+                    // A dot at its end may become two with what follows.
+                    request.http().variables.is_own(*id) && !out.ends_with(b".")
+                }
+                Segment::Capture(number) => {
+                    request.with_capture(*number, |text| out.extend_from_slice(text));
+                    false
+                }
+            };
+            if !is_own {
+                foreign.push(start..out.len());
+            }
+        }
+        foreign
+    }
+
+    /// The text for this request: itself, where there is nothing to evaluate.
+    pub fn text(&self, request: &Request) -> Cow<'_, [u8]> {
+        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(request)), Cow::Borrowed)
+    }
+
+    /// The text for this request.
+    pub fn evaluate(&self, request: &Request) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        self.append(request, &mut out);
+        out
+    }
+}
+
+/// Hardly any path has two dots in a row.
+fn has_two_dots(path: &[u8]) -> bool {
+    memchr::memmem::find(path, b"..").is_some()
+}
+
+/// Whether one of the segments is `..`, and one of the two dots or the slash before them is at a place that counts.
+pub(crate) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
+    let mut start = 0;
+    has_two_dots(path)
+        && path.split(|&byte| byte == b'/').any(|segment| {
+            let place = start;
+            start += segment.len() + 1;
+            segment == b".." && (place.saturating_sub(1)..place + 2).any(&counts)
+        })
+}
+
+/// Tells the error log of a path that leads out of its directory.
+pub(crate) fn refuse_path(request: &Request, path: &[u8]) {
+    request.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
+}
+
+/// Whether any of these texts is neither empty nor `0`: nginx's predicates.
+pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
+    texts.iter().any(|text| !matches!(&*text.text(request), b"" | b"0"))
+}
+
+/// A size in bytes that may depend on the request: `4k`, `$arg_rate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SizeTemplate {
+    /// Known.
+    Constant(u64),
+    /// A text that becomes a size.
+    Text(Template),
+}
+
+impl SizeTemplate {
+    /// What a compiled text says; `None` when it says no size, and never will.
+    pub fn new(text: Template) -> Option<SizeTemplate> {
+        match text.as_constant() {
+            Some(constant) => units::parse_size(constant).map(SizeTemplate::Constant),
+            None => Some(SizeTemplate::Text(text)),
+        }
+    }
+
+    /// The size for this request. Zero for an empty text, and for one that is no size, of which the error log is told.
+    pub fn evaluate(&self, request: &Request) -> u64 {
+        let text = match self {
+            SizeTemplate::Constant(size) => return *size,
+            SizeTemplate::Text(text) => text.evaluate(request),
+        };
+        if text.is_empty() {
+            return 0;
+        }
+        units::parse_size(&text).unwrap_or_else(|| {
+            request.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
+            0
+        })
+    }
+}
+
+/// The name after a dollar sign and what follows it.
+fn name_after_dollar(text: &[u8]) -> Result<(&[u8], &[u8]), String> {
+    const INVALID: &str = "invalid variable name";
+    match text.first() {
+        Some(b'{') => {
+            let inner = &text[1..];
+            let length = inner.iter().take_while(|&&byte| is_name_byte(byte)).count();
+            match inner.get(length) {
+                Some(b'}') if length > 0 => Ok((&inner[..length], &inner[length + 1..])),
+                Some(b'}') => Err(INVALID.to_owned()),
+                _ => {
+                    Err(format!("the closing bracket in \"{}\" variable is missing", bstr::BStr::new(&inner[..length])))
+                }
+            }
+        }
+        Some(b'1'..=b'9') => Ok(text.split_at(1)),
+        _ => {
+            let length = text.iter().take_while(|&&byte| is_name_byte(byte)).count();
+            if length == 0 { Err(INVALID.to_owned()) } else { Ok(text.split_at(length)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Result<Vec<String>, String> {
+        let mut names = Vec::new();
+        Template::compile(text.as_bytes(), |name| {
+            names.push(String::from_utf8(name.to_vec()).unwrap());
+            VariableId(0)
+        })?;
+        Ok(names)
+    }
+
+    #[test]
+    fn names_end_where_nginx_ends_them() {
+        assert_eq!(names("$a$b_c-$d.e").unwrap(), ["a", "b_c", "d"]);
+        assert_eq!(names("${a}b$1$22").unwrap(), ["a"]);
+        assert_eq!(names("plain").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn wrong_references_are_refused_in_nginx_s_words() {
+        assert_eq!(names("a$").unwrap_err(), "invalid variable name");
+        assert_eq!(names("$-").unwrap_err(), "invalid variable name");
+        assert_eq!(names("${}").unwrap_err(), "invalid variable name");
+        assert_eq!(names("${a").unwrap_err(), "the closing bracket in \"a\" variable is missing");
+        assert_eq!(names("${a-b}").unwrap_err(), "the closing bracket in \"a\" variable is missing");
+    }
+
+    #[test]
+    fn two_dots_lead_upwards_only_as_a_segment() {
+        for path in ["..", "../a", "/..", "/a/../b", "a/.."] {
+            assert!(leads_upwards(path.as_bytes(), |_| true), "{path}");
+            assert!(!leads_upwards(path.as_bytes(), |_| false), "{path}");
+        }
+        for path in ["", "/", "/a..", "..a", "/a..b/c", "/.../x", "/./."] {
+            assert!(!leads_upwards(path.as_bytes(), |_| true), "{path}");
+        }
+        // The slash before them belongs to them, what comes behind does not.
+        let counts = [false, false, true, true, true, false, false];
+        let found: Vec<bool> = (0..7).map(|place| leads_upwards(b"/a/../b", |other| other == place)).collect();
+        assert_eq!(found, counts);
+    }
+
+    #[test]
+    fn a_text_without_variables_is_known_to_be_constant() {
+        assert_eq!(Template::constant(b"x").as_constant(), Some(&b"x"[..]));
+        assert_eq!(Template::constant(b"").as_constant(), Some(&b""[..]));
+        let template = Template::compile(b"x$y", |_| VariableId(0)).unwrap();
+        assert_eq!(template.as_constant(), None);
+    }
+}
