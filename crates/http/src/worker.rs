@@ -231,7 +231,7 @@ impl ProtocolWorker for HttpWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::pipeline;
+    use crate::request::respond;
 
     /// How many bytes the future of an asynchronous function takes, which need not be called for that.
     fn future_bytes<A, F: Future>(_function: impl FnOnce(A) -> F) -> usize {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_connection_is_small_and_an_exchange_is_not_much_larger() {
         let connection = future_bytes(Http1::serve);
-        let exchange = future_bytes(|(request, step)| pipeline::finish_and_send(request, step));
+        let exchange = future_bytes(|(request, step)| respond::finish_and_send(request, step));
         let state = size_of::<Http1>();
         println!("futures: connection {connection} bytes, exchange {exchange} bytes; Http1 {state} bytes");
         // What is allocated for each idle connection: just within the allocator's classes of 64 and 192 bytes.

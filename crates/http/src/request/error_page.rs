@@ -11,7 +11,7 @@ use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::browser::Browser;
 use crate::request::phases::Flow;
-use crate::request::pipeline::server_field;
+use crate::request::server_field::server_field;
 
 /// Answers a request that ended with `status`.
 pub fn respond(request: &mut Request, status: u16) -> Flow {

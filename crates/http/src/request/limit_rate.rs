@@ -131,7 +131,8 @@ mod tests {
     use super::*;
     use crate::request::body::Body;
     use crate::request::exchange::mock::{Event, MockExchange, request, settings};
-    use crate::request::pipeline;
+    use crate::request::pump;
+    use crate::request::respond;
     use crate::variables::template::SizeTemplate;
 
     fn at(milliseconds: u64) -> Moment {
@@ -184,8 +185,8 @@ mod tests {
                 BodyItem::Bytes(lease.freeze())
             };
             let body = Body::Items([lease(), lease()].into());
-            let rest = pipeline::start_response(&mut request, body).expect("items are sent one by one");
-            pipeline::send_rest(&request, rest).await;
+            let rest = respond::start_response(&mut request, body).expect("items are sent one by one");
+            pump::send_rest(&request, rest).await;
             let piece = || Event::Piece("abc".into());
             let saw = client.saw();
             assert!(matches!(saw[0], Event::Start(200, _)), "{saw:?}");

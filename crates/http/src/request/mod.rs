@@ -4,6 +4,7 @@
 //! lives for one exchange and goes back to its worker's store of spare ones, so
 //! that the next request finds its memory ready.
 
+pub(crate) mod advance;
 pub mod body;
 pub mod browser;
 pub mod error_page;
@@ -11,10 +12,13 @@ pub mod exchange;
 pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
+mod outcome;
 pub mod phases;
-pub mod pipeline;
+pub(crate) mod pump;
 pub mod request_body;
+pub(crate) mod respond;
 pub mod response;
+pub mod server_field;
 pub mod subrequest;
 pub mod transform;
 

@@ -28,10 +28,11 @@ use gale_protocol::uri;
 use gale_runtime::{Bytes, SocketAddress};
 
 use crate::request::Request;
+use crate::request::advance;
+use crate::request::advance::Step;
 use crate::request::body::{Body, BodyItem, BodyStream};
 use crate::request::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
-use crate::request::pipeline::{self, Step};
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
@@ -125,12 +126,12 @@ impl Subrequest {
         let exchange = Side::of(parent);
         let mut request = Lent::new(parent, target, exchange)?;
         let mut subrequest = Subrequest { state: State::Ended, has_ended: Rc::default() };
-        match pipeline::advance(&mut request) {
+        match advance::advance(&mut request) {
             Step::Answer(body) => subrequest.decided(request, Some(body)),
             Step::Close => subrequest.decided(request, None),
             step => {
                 subrequest.state = State::Deciding(Box::pin(async move {
-                    let body = pipeline::finish(&mut request, step).await;
+                    let body = advance::finish(&mut request, step).await;
                     (request, body)
                 }));
             }
@@ -337,8 +338,8 @@ impl Deref for Answer {
 pub async fn ask(parent: &Request, target: Target) -> Result<Answer, u16> {
     let exchange = Side::of(parent);
     let mut request = Lent::new(parent, target, exchange).ok_or(500_u16)?;
-    let step = pipeline::advance(&mut request);
-    match pipeline::finish(&mut request, step).await {
+    let step = advance::advance(&mut request);
+    match advance::finish(&mut request, step).await {
         Some(_body) => {
             request.log_if_wanted();
             Ok(Answer(request))
@@ -356,8 +357,8 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
     let generation = request.http().generation;
     let worker = Rc::clone(request.worker());
     let started = worker.spawn_background(generation, async move {
-        let step = pipeline::advance(&mut request);
-        if pipeline::finish(&mut request, step).await.is_some() {
+        let step = advance::advance(&mut request);
+        if advance::finish(&mut request, step).await.is_some() {
             request.log_if_wanted();
         }
     });
@@ -408,7 +409,7 @@ impl Lent {
     /// `log_subrequest`
     fn log_if_wanted(&mut self) {
         if *self.scope().core.log_subrequest.get() {
-            pipeline::log(self);
+            advance::log(self);
         }
     }
 }

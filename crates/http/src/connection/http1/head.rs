@@ -17,8 +17,9 @@ use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
 use crate::configuration::HttpConfiguration;
 use crate::configuration::settings::CoreSettings;
 use crate::request::Request;
+use crate::request::advance;
+use crate::request::advance::Step;
 use crate::request::exchange::Exchange;
-use crate::request::pipeline::{self, Step};
 use gale_base::log_level::Level;
 use gale_engine::connections::OwnCounters;
 
@@ -287,11 +288,11 @@ impl Http1 {
         match offence.map_or_else(|| self.prepare(request, core), Err) {
             Ok(()) if gale_runtime::leases_exhausted() => {
                 request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
-                pipeline::fail(request, 503)
+                advance::fail(request, 503)
             }
             Ok(()) if chosen.is_err() => {
                 request.close_after_response();
-                pipeline::fail(request, 500)
+                advance::fail(request, 500)
             }
             Ok(()) => self.run(request),
             Err(offence) => {
@@ -306,7 +307,7 @@ impl Http1 {
                     request.answer_as_get();
                 }
                 self.state.borrow_mut().transfer().body.never_mind();
-                pipeline::fail(request, offence.status())
+                advance::fail(request, offence.status())
             }
         }
     }
@@ -318,9 +319,9 @@ impl Http1 {
             let name = String::from_utf8_lossy(name).into_owned();
             request.log(Level::Info, format_args!("client sent {name} method"));
             request.close_after_response();
-            return pipeline::fail(request, 405);
+            return advance::fail(request, 405);
         }
-        pipeline::advance(request)
+        advance::advance(request)
     }
 
     /// The path, the arguments and the host.

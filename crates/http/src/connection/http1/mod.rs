@@ -27,11 +27,14 @@ use self::send::{After, Sender};
 use crate::configuration::HttpConfiguration;
 use crate::configuration::settings::{CoreSettings, LingeringClose};
 use crate::request::Request;
+use crate::request::advance;
+use crate::request::advance::Step;
 use crate::request::body::BodyItem;
 use crate::request::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
-use crate::request::pipeline::{self, Step};
+use crate::request::pump;
 use crate::request::request_body;
+use crate::request::respond;
 use crate::request::response::ResponseHead;
 use crate::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
@@ -294,7 +297,7 @@ impl Http1 {
         let error = self.state.borrow_mut().transfer().sender.take_refused()?;
         request.log(Level::Error, format_args!("{error}"));
         request.response.clear();
-        Some(pipeline::fail(request, 503))
+        Some(advance::fail(request, 503))
     }
 
     /// Does what has to be done before it can be decided what comes after the response: answers anew if nothing of it has left,
@@ -302,7 +305,7 @@ impl Http1 {
     /// request's body.
     async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> Afterwards {
         while let Some(step) = self.refuse(request) {
-            if !pipeline::finish_and_send(request, step).await {
+            if !respond::finish_and_send(request, step).await {
                 return Afterwards::Close;
             }
             sent = poll_fn(|context| self.poll_sent(context)).await;
@@ -341,20 +344,20 @@ impl Http1 {
         match self.begin(request) {
             Step::Close => Some(Box::pin(std::future::ready(false))),
             Step::Answer(body) => {
-                let rest = pipeline::start_response(request, body)?;
+                let rest = respond::start_response(request, body)?;
                 Some(Box::pin(async move {
-                    pipeline::send_rest(request, rest).await;
+                    pump::send_rest(request, rest).await;
                     true
                 }))
             }
-            step => Some(Box::pin(pipeline::finish_and_send(request, step))),
+            step => Some(Box::pin(respond::finish_and_send(request, step))),
         }
     }
 
     /// The end of an exchange: it is logged, and its memory goes back.
     fn end(&self, mut request: Box<Request>) {
         self.first_configuration.take();
-        pipeline::log(&mut request);
+        advance::log(&mut request);
         self.worker.give_back(request);
         let state = &mut *self.state.borrow_mut();
         let Some(mut transfer) = state.transfer.take() else { return };

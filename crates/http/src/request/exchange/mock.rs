@@ -360,7 +360,8 @@ mod tests {
     use super::Event::*;
     use super::*;
     use crate::request::body::{Body, BodyStream};
-    use crate::request::pipeline;
+    use crate::request::pump;
+    use crate::request::respond;
 
     fn bytes(text: &'static str) -> Event {
         Piece(text.into())
@@ -420,7 +421,7 @@ mod tests {
 
     fn start_echo(exchange: &Rc<MockExchange>, request: &mut Request) -> Body {
         let echo = Echo(Rc::clone(exchange), request.body_limits());
-        pipeline::start_response(request, Body::Stream(Box::new(echo))).expect("a stream is sent item by item")
+        respond::start_response(request, Body::Stream(Box::new(echo))).expect("a stream is sent item by item")
     }
 
     #[test]
@@ -428,7 +429,7 @@ mod tests {
         with_request(|client, request| {
             let body = start_echo(client, request);
             assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd)]);
-            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            let mut sending = Driven::new(pump::send_rest(request, body));
             assert!(sending.run().is_pending());
             client.sends(b"one");
             assert!(sending.run().is_pending());
@@ -446,7 +447,7 @@ mod tests {
         with_request(|client, request| {
             client.is_slow();
             let body = start_echo(client, request);
-            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            let mut sending = Driven::new(pump::send_rest(request, body));
             client.sends(b"one");
             client.sends(b"two");
             assert!(sending.run().is_pending());
@@ -461,7 +462,7 @@ mod tests {
     fn an_answer_that_cannot_be_completed_is_broken_off() {
         with_request(|client, request| {
             let body = start_echo(client, request);
-            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            let mut sending = Driven::new(pump::send_rest(request, body));
             client.sends(b"one");
             client.fails(BodyError::Malformed);
             assert!(sending.run().is_ready());
@@ -472,7 +473,7 @@ mod tests {
     #[test]
     fn an_answer_may_end_before_the_request_and_the_body_be_read_afterwards() {
         with_request(|client, request| {
-            assert!(pipeline::start_response(request, Body::Bytes("done".into())).is_none());
+            assert!(respond::start_response(request, Body::Bytes("done".into())).is_none());
             assert_eq!(client.saw(), [Start(200, BodyLength::Known(4)), bytes("done"), End]);
             assert!(!client.body_is_read());
             let (exchange, limits) = (request.exchange(), request.body_limits());
@@ -490,7 +491,7 @@ mod tests {
         with_request(|client, request| {
             request.exchange().interim(103, &[("Link".into(), "</style.css>".into())]);
             request.exchange().interim(103, &[]);
-            pipeline::start_response(request, Body::Empty);
+            respond::start_response(request, Body::Empty);
             assert_eq!(client.saw(), [Interim(103), Interim(103), Start(200, BodyLength::Known(0)), End]);
         });
     }
@@ -521,7 +522,7 @@ mod tests {
         with_request(|client, request| {
             client.is_slow();
             let body = start_echo(client, request);
-            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            let mut sending = Driven::new(pump::send_rest(request, body));
             client.sends(b"one");
             assert!(sending.run().is_pending());
             client.leaves();
@@ -559,7 +560,7 @@ mod tests {
             request.response.status = 101;
             let body = start_echo(client, request);
             assert_eq!(client.saw(), [Start(101, BodyLength::UntilEnd)]);
-            let mut sending = Driven::new(pipeline::send_rest(request, body));
+            let mut sending = Driven::new(pump::send_rest(request, body));
             client.state.borrow_mut().received = BODY_MAX;
             client.sends(b"ping");
             assert!(sending.run().is_pending());

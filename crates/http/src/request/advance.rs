@@ -1,0 +1,232 @@
+//! A request's way through the phases: the next handler decides, and what it decided leads on.
+//!
+//! [`advance`] goes as far as it can without waiting; a request that never waits
+//! costs no future. [`finish`] is the rest, for those that do. What comes of a decision is `outcome`'s, sending the
+//! answer `respond`'s and the pump's.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_engine::configuration::ScopeId;
+use gale_runtime::Timer;
+
+use crate::configuration::{BoundHandler, HttpConfiguration};
+use crate::files;
+use crate::request::Request;
+use crate::request::body::Body;
+use crate::request::outcome::{conclude, deny, perform, spend_redirect};
+use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Phase};
+use crate::request::request_body;
+
+/// Where a request stands when it cannot go on by itself.
+#[derive(Debug)]
+pub enum Step {
+    /// The body is to be sent; the head is in the request. The filters have seen both.
+    Answer(Body),
+    /// A handler has to wait.
+    Wait(Waiting),
+    /// Nothing happens for this time.
+    Delay(Duration, Afterwards),
+    /// The connection is closed without an answer (444).
+    Close,
+}
+
+/// What comes after a delay.
+#[derive(Clone, Copy, Debug)]
+pub enum Afterwards {
+    /// The handler that asked for the delay is asked again.
+    AskAgain,
+    /// The request ends with this status.
+    Respond(u16),
+}
+
+/// A handler that has to wait, and the scope that it was asked in: its settings are those of that one, although what it
+/// did may have brought the request into another.
+pub struct Waiting(BoundHandler, ScopeId);
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Waiting")
+    }
+}
+
+/// Runs a request from its current phase as far as it goes without waiting.
+pub fn advance(request: &mut Request) -> Step {
+    let configuration = Rc::clone(request.configuration());
+    loop {
+        let flow = match next_handler(configuration.http(), request) {
+            Next::Handler(bound) => {
+                let scope = request.scope;
+                let conf = configuration.http().conf(&bound, scope);
+                match bound.handler.decide(request, conf) {
+                    Decision::Flow(flow) => flow,
+                    Decision::MustWait => return Step::Wait(Waiting(bound, scope)),
+                }
+            }
+            Next::Flow(flow) => match conclude(request, flow) {
+                Some(step) => return step,
+                None => continue,
+            },
+            Next::Denied(status) => match deny(request, status) {
+                Some(step) => return step,
+                None => continue,
+            },
+        };
+        if let Some(step) = perform(request, flow) {
+            return step;
+        }
+    }
+}
+
+/// Goes on from a step that has to wait, until there is an answer.
+pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
+    loop {
+        let performed = match step {
+            Step::Answer(body) => return Some(body),
+            Step::Close => return None,
+            Step::Delay(time, afterwards) => match (client_stays(request, time).await, afterwards) {
+                (false, _) => conclude(request, Flow::Respond(CLIENT_LEFT)),
+                (true, Afterwards::Respond(status)) => conclude(request, Flow::Respond(status)),
+                (true, Afterwards::AskAgain) => {
+                    request.next_handler -= 1;
+                    None
+                }
+            },
+            Step::Wait(Waiting(bound, scope)) => {
+                let configuration = Rc::clone(request.configuration());
+                let conf = configuration.http().conf(&bound, scope);
+                let flow = bound.handler.wait(request, conf).await;
+                perform(request, flow)
+            }
+        };
+        step = match performed {
+            Some(step) => step,
+            None => advance(request),
+        };
+    }
+}
+
+/// Waits for a time; `false` if the client leaves before.
+async fn client_stays(request: &Request, time: Duration) -> bool {
+    let exchange = request.exchange();
+    let mut timer = Timer::after(time);
+    let stays = poll_fn(|context| match timer.poll_expired(context) {
+        Poll::Ready(()) => Poll::Ready(true),
+        Poll::Pending => exchange.poll_gone(context).map(|()| false),
+    })
+    .await;
+    if !stays {
+        request.log(Level::Info, format_args!("client prematurely closed connection"));
+    }
+    stays
+}
+
+/// Ends a request with a status before any phase has run: a head that cannot be
+/// understood.
+pub fn fail(request: &mut Request, status: u16) -> Step {
+    conclude(request, Flow::Respond(status)).unwrap_or_else(|| advance(request))
+}
+
+enum Next {
+    Handler(BoundHandler),
+    Flow(Flow),
+    /// Nobody in the access phase was satisfied.
+    Denied(u16),
+}
+
+/// The next handler in the order of the phases. Between the phases lies what
+/// belongs to no module: the location is found, a changed URI searched again.
+fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
+    loop {
+        let handlers = &http.scope(request.scope).handlers[request.phase as usize];
+        if let Some(&bound) = handlers.get(request.next_handler) {
+            request.next_handler += 1;
+            return Next::Handler(bound);
+        }
+        request.next_handler = 0;
+        request.phase = match request.phase {
+            Phase::PostRead => Phase::ServerRewrite,
+            Phase::ServerRewrite => match find_location(http, request) {
+                Ok(()) => Phase::Rewrite,
+                Err(status) => return Next::Flow(Flow::Respond(status)),
+            },
+            Phase::Rewrite if request.uri_was_changed => {
+                if !spend_redirect(request) {
+                    request.log(
+                        Level::Error,
+                        format_args!(
+                            "rewrite or internal redirection cycle while processing \"{}\"",
+                            bstr::BStr::new(&request.uri)
+                        ),
+                    );
+                    return Next::Flow(Flow::Respond(500));
+                }
+                request.scope = http.server(request.server).scope;
+                match find_location(http, request) {
+                    Ok(()) => Phase::Rewrite,
+                    Err(status) => return Next::Flow(Flow::Respond(status)),
+                }
+            }
+            Phase::Rewrite => Phase::PreAccess,
+            // Whether the client may was settled for its own request.
+            Phase::PreAccess if !request.is_main() => Phase::PreContent,
+            Phase::PreAccess => Phase::Access,
+            Phase::Access => match request.refusal.take() {
+                Some(status) => return Next::Denied(status),
+                None => Phase::PreContent,
+            },
+            Phase::PreContent => Phase::Content,
+            Phase::Content | Phase::Log => return Next::Flow(no_content(request)),
+        };
+    }
+}
+
+/// No module had an answer.
+fn no_content(request: &Request) -> Flow {
+    if request.uri.last() == Some(&b'/') {
+        let mut path = Vec::new();
+        if files::find_path(request, &mut path).is_ok() {
+            request.log(Level::Error, format_args!("directory index of \"{}\" is forbidden", bstr::BStr::new(&path)));
+        }
+        return Flow::Respond(403);
+    }
+    request.log(Level::Error, format_args!("no handler found"));
+    Flow::Respond(404)
+}
+
+/// Puts the request into the location for its URI.
+fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
+    request.uri_was_changed = false;
+    request.has_left_location = false;
+    let server = http.server(request.server);
+    let found = server.locations.find(&request.uri).map_err(|error| {
+        request.log(Level::Alert, format_args!("{}", error.0));
+        500_u16
+    })?;
+    if let Some(found) = found {
+        request.scope = http.scope_for(found.scope, request.method());
+        if let Some(matched) = found.matched {
+            let subject = std::mem::take(&mut request.uri);
+            request.take_match(matched, &subject);
+            request.uri = subject;
+        }
+    }
+    let core = &http.scope(request.scope).core;
+    if *core.internal.get() && !request.is_internal {
+        return Err(404);
+    }
+    if request_body::is_refused(request) { Err(413) } else { Ok(()) }
+}
+
+/// Runs the handlers of the log phase.
+pub fn log(request: &mut Request) {
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    for bound in &scope.handlers[Phase::Log as usize] {
+        // Nothing waits and nothing is decided any more.
+        let _ = bound.handler.decide(request, scope.conf(bound.module));
+    }
+}

@@ -1,0 +1,153 @@
+//! The head of a response: what it says of the body, of the connection and of the server; then the body follows.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use gale_protocol::http1::Version;
+use gale_runtime::{Bytes, SocketAddress};
+
+use crate::configuration::settings::CoreSettings;
+use crate::files::delivery::FileOptions;
+use crate::request::Request;
+use crate::request::advance::{Step, finish};
+use crate::request::body::{Body, BodyItem};
+use crate::request::error_page;
+use crate::request::exchange::{BodyLength, ResponseOptions};
+use crate::request::limit_rate::Rate;
+use crate::request::pump::send_rest;
+use crate::request::server_field::server_line;
+
+/// The rest of a request that has to wait: through the phases and on to the last
+/// item of the body. `false` when the connection is to be closed without an answer.
+pub async fn finish_and_send(request: &mut Request, step: Step) -> bool {
+    let Some(body) = finish(request, step).await else { return false };
+    if let Some(rest) = start_response(request, body) {
+        send_rest(request, rest).await;
+    }
+    true
+}
+
+/// Gives the head to the exchange and returns the body to send, both as the
+/// filters made them. When this returns `None`, all of it has been given.
+pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    let files = match &body {
+        Body::Empty | Body::Bytes(_) => None,
+        // What filters have made of no body.
+        _ if request.response.status == 304 => None,
+        Body::File(_) | Body::Items(_) | Body::Stream(_) => {
+            let files = FileOptions::of(request, &scope.core);
+            if files.is_none() {
+                // Its fields speak of the body that there will not be.
+                request.response.clear();
+                request.close_after_response();
+                body = error_page::plain(request, 500);
+            }
+            files
+        }
+    };
+    make_location_absolute(request, &scope.core);
+    let length = body_length(request, &body);
+    let exchange = request.exchange();
+    let core = &scope.core;
+    let server_line = server_line(request, core);
+    let keep_alive = *core.keepalive_timeout.get();
+    let keeps_alive = request.keeps_alive();
+    let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
+    let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
+    // What is sent bit by bit is gathered as `postpone_output` says.
+    let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
+    let options = ResponseOptions {
+        length,
+        server_line: &server_line,
+        keep_alive: keeps_alive,
+        keep_alive_idle: keep_alive.idle,
+        keep_alive_advertised: keep_alive.told(),
+        lingering_close: request.lingering_close(),
+        chunked: *core.chunked_transfer_encoding.get(),
+        files,
+        send_timeout: *core.send_timeout.get(),
+    };
+    let body = if length == BodyLength::NoBody { Body::Empty } else { body };
+    match body {
+        body if is_limited || has_trailers => {
+            exchange.start(&request.response, &options);
+            return Some(body);
+        }
+        Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
+        Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
+        Body::File(piece) => {
+            exchange.start(&request.response, &options);
+            exchange.push(BodyItem::File(piece));
+            exchange.end();
+        }
+        rest @ (Body::Items(_) | Body::Stream(_)) => {
+            exchange.start(&request.response, &options);
+            return Some(rest);
+        }
+    }
+    None
+}
+
+/// `absolute_redirect`: a path becomes a URL with the scheme, the host that was asked
+/// for, and the port. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#absolute_redirect>)
+fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
+    if request.response.location.first() != Some(&b'/') || !*core.absolute_redirect.get() {
+        return;
+    }
+    let exchange = request.exchange();
+    let local = exchange.local_address().and_then(SocketAddress::inet);
+    let mut url = b"http://".to_vec();
+    if *core.server_name_in_redirect.get() {
+        url.extend_from_slice(&request.server().name);
+    } else if !request.host.is_empty() {
+        url.extend_from_slice(&request.host);
+    } else if let Some(local) = local {
+        match local {
+            SocketAddr::V4(local) => url.extend_from_slice(local.ip().to_string().as_bytes()),
+            SocketAddr::V6(local) => url.extend_from_slice(format!("[{}]", local.ip()).as_bytes()),
+        }
+    }
+    let port = local.map_or(HTTP_PORT, |local| local.port());
+    if *core.port_in_redirect.get() && port != HTTP_PORT {
+        url.extend_from_slice(format!(":{port}").as_bytes());
+    }
+    url.append(&mut request.response.location);
+    request.response.location = url;
+}
+
+/// The port that need not be named.
+const HTTP_PORT: u16 = 80;
+
+/// How the body's end is told, and what the head announces.
+fn body_length(request: &mut Request, body: &Body) -> BodyLength {
+    let length = body.length();
+    let status = request.response.status;
+    let can_be_chunked = request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get();
+    if request.is_tunnel {
+        request.response.content_length = None;
+        return BodyLength::UntilEnd;
+    }
+    if status < 200 || matches!(status, 204 | 304) {
+        match status {
+            // An `error_page` has made it out of something with a body.
+            204 => request.response.content_type.clear(),
+            304 => request.response.describe_nothing(),
+            _ => {}
+        }
+        request.response.content_length = None;
+        return BodyLength::NoBody;
+    }
+    if length.is_some() {
+        request.response.content_length = length;
+    }
+    if request.is_head() {
+        return BodyLength::NoBody;
+    }
+    let response = &mut request.response;
+    if response.has_trailers && can_be_chunked {
+        response.content_length = None;
+    }
+    request.response.content_length.map_or(BodyLength::UntilEnd, BodyLength::Known)
+}

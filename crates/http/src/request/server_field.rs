@@ -1,0 +1,36 @@
+//! What the `Server` field says. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#server_tokens>)
+
+use std::borrow::Cow;
+
+use gale_protocol::http1::response;
+
+use crate::configuration::settings::{CoreSettings, ServerTokens};
+use crate::request::Request;
+
+/// What the `Server` field says.
+pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(crate::SERVER),
+        ServerTokens::Text(text) => match text.as_constant() {
+            Some(text) => Cow::Borrowed(text),
+            None => Cow::Owned(text.evaluate(request)),
+        },
+    }
+}
+
+/// The `Server` field with its line end; empty when there is none.
+pub(super) fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_LINE_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(crate::SERVER_LINE),
+        ServerTokens::Text(_) => {
+            let value = server_field(request, core);
+            let mut line = Vec::new();
+            if !value.is_empty() {
+                response::write_header(&mut line, b"Server", &value);
+            }
+            Cow::Owned(line)
+        }
+    }
+}
