@@ -10,7 +10,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
 
 /// See the file's head.
-pub const MODULE: Module =
+pub static MODULE: Module =
     Module { name: "event", directives: DIRECTIVES, conf: Some(ConfType::of::<EventsSettings>()), ..Module::EMPTY };
 
 const DIRECTIVES: &[Directive] = &[

@@ -2,17 +2,10 @@
 //!
 //! A name without variables is checked when the configuration is read; one with variables when it is needed, and then a
 //! pool that is not there is an error of that request alone.
-//!
-//! And how a request waits for a pool, or for a file: no longer than its client does.
-
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
-use std::time::Duration;
 
 use bstr::BStr;
 use gale_config::{Diagnostic, Word};
-use gale_runtime::{ThreadPool, timeout};
+use gale_runtime::ThreadPool;
 
 use crate::configuration::builder::InHttp;
 use crate::request::Request;
@@ -54,36 +47,4 @@ impl PoolName {
         }
         pool.cloned()
     }
-}
-
-/// How long a client that has ended its own direction is waited with, and how often its connection is looked at. Over TCP one
-/// that has closed its socket looks the same until something is sent to it; so a disk that hangs would keep them for ever. An
-/// hour is longer than anybody waits for an answer.
-const HALF_CLOSED_LOOKS: u32 = 3600;
-const HALF_CLOSED_LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// Waits for something, a task of a thread pool say, as long as the client does. `None` when it has left first: then what
-/// was waited for is dropped (a task that has not begun is cancelled), and the answer is `Flow::Respond(CLIENT_LEFT)`.
-///
-/// A client has left when its connection is broken. One that has only ended its own direction, as `nc -N` does, is still
-/// answered, as nginx does where it does not look at its clients meanwhile; but not for ever.
-pub async fn while_client_stays<F: Future>(request: &Request, awaited: F) -> Option<F::Output> {
-    let exchange = request.exchange();
-    let mut awaited = pin!(awaited);
-    let first = poll_fn(|context| match awaited.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => exchange.poll_gone(context).map(|()| None),
-    });
-    if let Some(output) = first.await {
-        return Some(output);
-    }
-    for _ in 0..HALF_CLOSED_LOOKS {
-        if exchange.is_broken() {
-            break;
-        }
-        if let Ok(output) = timeout(HALF_CLOSED_LOOK_EVERY, awaited.as_mut()).await {
-            return Some(output);
-        }
-    }
-    None
 }

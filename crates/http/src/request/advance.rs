@@ -4,6 +4,7 @@
 //! costs no future. [`finish`] is the rest, for those that do. What comes of a decision is `outcome`'s, sending the
 //! answer `respond`'s and the pump's.
 
+use std::any::Any;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
@@ -17,8 +18,9 @@ use crate::configuration::{BoundHandler, HttpConfiguration};
 use crate::files;
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::departure::{Departure, HANDLER_PATIENCE};
 use crate::request::outcome::{conclude, deny, perform, spend_redirect};
-use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Phase};
+use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
 use crate::request::request_body;
 
 /// Where a request stands when it cannot go on by itself.
@@ -98,7 +100,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
             Step::Wait(Waiting(bound, scope)) => {
                 let configuration = Rc::clone(request.configuration());
                 let conf = configuration.http().conf(&bound, scope);
-                let flow = bound.handler.wait(request, conf).await;
+                let flow = wait(bound.handler, request, conf).await;
                 perform(request, flow)
             }
         };
@@ -107,6 +109,22 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
             None => advance(request),
         };
     }
+}
+
+/// Waits for a handler, unless its client leaves: then it is dropped with what it waits for (a task of a pool that has not
+/// begun is cancelled).
+async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
+    let exchange = request.exchange_handle();
+    let stays = handler.outlives_client();
+    let mut departure = Departure::default();
+    let mut waiting = handler.wait(request, conf);
+    poll_fn(|context| match waiting.as_mut().poll(context) {
+        Poll::Pending if !stays => {
+            departure.poll(&*exchange, HANDLER_PATIENCE, context).map(|()| Flow::Respond(CLIENT_LEFT))
+        }
+        polled => polled,
+    })
+    .await
 }
 
 /// Waits for a time; `false` if the client leaves before.

@@ -4,12 +4,16 @@
 //! how to send a file's piece in the way that suits the connection.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::task::{Context, Poll};
 
-use gale_runtime::{Bytes, File};
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_runtime::{Bytes, File, PoolError};
 
 use crate::request::Request;
+use crate::request::exchange::RequestBodyError;
 use crate::request::subrequest::Subrequest;
 
 /// A body on its way out.
@@ -92,11 +96,87 @@ impl BodyItem {
     }
 }
 
+/// Why a body cannot be completed. If some of it has left already, the client has to notice.
+#[derive(Debug)]
+pub enum BodyError {
+    /// Nothing came from its source for as long as that is waited for.
+    TimedOut,
+    /// Its source was reset.
+    Reset,
+    /// It ended before its announced length; the text says what did.
+    Short(String),
+    /// A thread pool has no room for what has to be done, or no thread: that passes.
+    Overloaded(PoolError),
+    /// The worker's memory for buffers is exhausted.
+    NoMemory,
+    /// A file, named and quoted, cannot be read.
+    File(String, io::Error),
+    /// The request's body, of which this one is made, broke off.
+    Request(RequestBodyError),
+    /// What the text says.
+    Other(String),
+}
+
+impl BodyError {
+    /// Why a file of this name, quoted, could not be read.
+    pub fn of_file(name: String, error: io::Error) -> BodyError {
+        match BodyError::from(error) {
+            BodyError::Other(text) => BodyError::File(name, io::Error::other(text)),
+            BodyError::File(_, error) => BodyError::File(name, error),
+            error => error,
+        }
+    }
+
+    /// How severe a message about it is.
+    pub fn level(&self) -> Level {
+        match self {
+            // Somebody shortens a file while it is sent.
+            BodyError::Short(_) | BodyError::NoMemory => Level::Alert,
+            BodyError::File(..) => Level::Crit,
+            _ => Level::Error,
+        }
+    }
+}
+
+impl From<io::Error> for BodyError {
+    fn from(error: io::Error) -> BodyError {
+        match error.kind() {
+            io::ErrorKind::OutOfMemory if error.raw_os_error().is_none() => return BodyError::NoMemory,
+            io::ErrorKind::UnexpectedEof => return BodyError::Short(error.to_string()),
+            _ if error.raw_os_error().is_some() => return BodyError::File("a file".to_owned(), error),
+            _ => {}
+        }
+        match error.downcast::<PoolError>() {
+            Ok(overload @ (PoolError::Overflow { .. } | PoolError::NoThread(_))) => BodyError::Overloaded(overload),
+            Ok(error) => BodyError::Other(error.to_string()),
+            Err(error) => BodyError::Other(error.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BodyError::TimedOut => formatter.write_str("timed out"),
+            BodyError::Reset => formatter.write_str("the connection was reset"),
+            BodyError::Short(text) | BodyError::Other(text) => formatter.write_str(text),
+            BodyError::Overloaded(error) => error.fmt(formatter),
+            BodyError::NoMemory => formatter.write_str("the worker's memory for buffers is exhausted"),
+            BodyError::File(name, error) => write!(formatter, "reading {name} failed {}", OsErrorText(error)),
+            BodyError::Request(error) => write!(formatter, "the request's body broke off: {error:?}"),
+        }
+    }
+}
+
 /// A body that comes as it is made.
 pub trait BodyStream {
     /// The next item of this request's response, `None` at the end. An error means that
     /// the response cannot be completed: the client has to notice.
-    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>>;
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>>;
+
+    /// Goes on with what can be done before the client's side takes another item: reads ahead, within bounds, or stores
+    /// what comes. Asked in place of [`BodyStream::poll_next`] while the client is slow.
+    fn poll_ahead(&mut self, _request: &Request, _context: &mut Context<'_>) {}
 
     /// Whether it is known that no further item will come.
     fn is_at_end(&self) -> bool {
@@ -108,8 +188,12 @@ pub trait BodyStream {
         None
     }
 
-    /// One that has not begun and puts another byte in the place of each of a body has that body cut by `cut`. Any other
-    /// leaves it: it cannot be had in parts. Whoever does cut knows its length.
+    /// Whether parts of it can be had: it has not begun, knows its length, and [`BodyStream::cut`] cuts it.
+    fn can_be_cut(&self) -> bool {
+        false
+    }
+
+    /// One that can be cut, since it puts another byte in the place of each of a body, has that body cut by `cut`.
     fn cut(&mut self, _cut: &mut dyn FnMut(Body) -> Body) {}
 }
 
@@ -125,6 +209,21 @@ impl Body {
         }
     }
 
+    /// Whether parts of it can be had.
+    pub fn can_be_cut(&self) -> bool {
+        match self {
+            Body::Empty | Body::Bytes(_) | Body::File(_) | Body::Items(_) => true,
+            Body::Stream(stream) => stream.can_be_cut(),
+        }
+    }
+
+    /// Goes on with what can be done before the client's side takes another item.
+    pub fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        if let Body::Stream(stream) = self {
+            stream.poll_ahead(request, context);
+        }
+    }
+
     /// Whether it is known that no further item will come.
     pub fn is_at_end(&self) -> bool {
         match self {
@@ -136,7 +235,11 @@ impl Body {
     }
 
     /// The next item of this request's response, `None` at the end.
-    pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    pub fn poll_next(
+        &mut self,
+        request: &Request,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<BodyItem, BodyError>>> {
         let item = match self {
             Body::Stream(stream) => return stream.poll_next(request, context),
             Body::Items(items) => items.pop_front(),

@@ -6,12 +6,11 @@
 //! file, whose tests are what keeps it honest.
 //!
 //! Nothing here blocks or buffers without bound: [`Exchange::push`] queues, and
-//! whoever pushes waits in [`Exchange::poll_sent`] before pushing more.
+//! whoever pushes waits in [`Exchange::poll_ready`] before pushing more.
 
 #[cfg(test)]
 pub(crate) mod mock;
 
-use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
 use crate::configuration::settings::{LingeringClose, MinRate};
 use crate::files::delivery::FileOptions;
-use crate::request::body::BodyItem;
+use crate::request::body::{BodyError, BodyItem};
 use crate::request::response::ResponseHead;
 use gale_engine::connections::ConnectionInfo;
 
@@ -36,7 +35,7 @@ pub enum Gone {
 
 /// Why a request's body cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyError {
+pub enum RequestBodyError {
     /// The client closed or reset the connection before the end.
     PeerGone,
     /// Nothing came for `client_body_timeout`: 408.
@@ -54,16 +53,16 @@ pub enum BodyError {
     NotStored,
 }
 
-impl BodyError {
+impl RequestBodyError {
     /// The status that answers it.
     pub fn status(self) -> u16 {
         match self {
-            BodyError::PeerGone => 400,
-            BodyError::TimedOut | BodyError::TooSlow => 408,
-            BodyError::TooLarge => 413,
-            BodyError::Malformed => 400,
-            BodyError::NoMemory => 503,
-            BodyError::NotStored => 500,
+            RequestBodyError::PeerGone => 400,
+            RequestBodyError::TimedOut | RequestBodyError::TooSlow => 408,
+            RequestBodyError::TooLarge => 413,
+            RequestBodyError::Malformed => 400,
+            RequestBodyError::NoMemory => 503,
+            RequestBodyError::NotStored => 500,
         }
     }
 }
@@ -148,24 +147,29 @@ pub trait Exchange {
     }
     /// Queues an item of the body.
     fn push(&self, item: BodyItem);
-    /// Whether so little is queued that it may wait for the next item, if that is there at once (`postpone_output`).
-    fn may_gather(&self) -> bool {
-        false
-    }
     /// Nothing more will be pushed.
     fn end(&self);
     /// The response breaks off here and the client has to see that it is not whole.
     fn abort(&self);
     /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the exchange
     /// will have another answer in its place, and nothing more is to be given; else the error comes back.
-    fn take_back(&self, error: io::Error) -> Result<(), io::Error> {
+    fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
         Err(error)
     }
-    /// Ready when the queue is empty (then more may be pushed) or the client gone.
+    /// Sends what is queued. Ready when all of it has left, or the client has.
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
+    /// Sends what is queued. Ready when no more than `low_water` bytes are left of it, so that more may be pushed, or the
+    /// client has left. What may wait for the next item (`postpone_output`) is not sent for that.
+    fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
+    /// How many bytes are queued.
+    fn queued_bytes(&self) -> u64;
     /// The next piece of the request's body; `None` at its end. Asking for the
     /// first piece sends `100 Continue` when the client waits for it.
-    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>>;
+    fn poll_body(
+        &self,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>>;
     /// Whether the body has been read to its end (or there is none).
     fn body_is_read(&self) -> bool;
     /// How many bytes of the body have been read.

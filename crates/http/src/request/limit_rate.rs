@@ -4,16 +4,12 @@
 //! nginx's reckoning: what has been sent, the head included, may at no time be more than the rate allows for the seconds since
 //! the request began, the current one included. So bodies go out in pieces, with pauses between them. The head never waits.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use gale_runtime::Moment;
 
 use crate::request::Request;
 use crate::request::body::BodyItem;
-use crate::request::exchange::{Exchange, Gone};
 
 /// Most of a file or a buffer that goes out at once, whatever the rate: nginx's default for `sendfile_max_chunk`.
 const PIECE_MAX: u64 = 2 * 1024 * 1024;
@@ -42,7 +38,7 @@ impl Rate {
     }
 
     /// How many bytes may go out now that so many have been sent, or until when to wait.
-    fn allows(&self, sent: u64, now: Moment) -> Result<u64, Moment> {
+    pub(super) fn allows(&self, sent: u64, now: Moment) -> Result<u64, Moment> {
         if now < self.next {
             return Err(self.next);
         }
@@ -58,7 +54,7 @@ impl Rate {
     }
 
     /// Notes that a piece has gone out.
-    fn note(&mut self, before: u64, count: u64, now: Moment) {
+    pub(super) fn note(&mut self, before: u64, count: u64, now: Moment) {
         let counted = (before + count).saturating_sub(self.after.max(before));
         self.next = now + self.time_for(counted);
     }
@@ -68,48 +64,8 @@ impl Rate {
     }
 }
 
-/// Pushes an item in pieces as the rate allows, and waits until each has been sent.
-pub async fn push(exchange: &dyn Exchange, rate: &mut Rate, mut item: BodyItem) -> Result<(), Gone> {
-    let mut left = item.length();
-    if left == 0 {
-        exchange.push(item);
-        return Ok(());
-    }
-    // What is queued, the head above all, counts, but does not wait.
-    poll_fn(|context| exchange.poll_sent(context)).await?;
-    while left > 0 {
-        let sent = exchange.sent().bytes;
-        let now = gale_runtime::now();
-        let count = match rate.allows(sent, now) {
-            Ok(count) => count.min(left),
-            Err(until) => {
-                pause(exchange, until).await?;
-                continue;
-            }
-        };
-        exchange.push(split(&mut item, count));
-        left -= count;
-        poll_fn(|context| exchange.poll_sent(context)).await?;
-        rate.note(sent, count, gale_runtime::now());
-    }
-    Ok(())
-}
-
-/// Waits, unless the client leaves first; one that has ended its own direction counts as one, as it does for nginx here.
-async fn pause(exchange: &dyn Exchange, until: Moment) -> Result<(), Gone> {
-    let mut timer = pin!(gale_runtime::sleep_until(until));
-    poll_fn(|context| match timer.as_mut().poll(context) {
-        Poll::Ready(()) => Poll::Ready(Ok(())),
-        Poll::Pending => exchange.poll_gone(context).map(|()| {
-            exchange.abort();
-            Err(Gone::ByPeer)
-        }),
-    })
-    .await
-}
-
 /// Takes the first `count` bytes, of which there are as many.
-fn split(item: &mut BodyItem, count: u64) -> BodyItem {
+pub(super) fn split(item: &mut BodyItem, count: u64) -> BodyItem {
     let size = usize::try_from(count).unwrap_or(usize::MAX);
     match item {
         BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.split_to(size)),

@@ -7,6 +7,7 @@
 pub(crate) mod advance;
 pub mod body;
 pub mod browser;
+pub(crate) mod departure;
 pub mod error_page;
 pub mod exchange;
 pub mod filters;
@@ -678,8 +679,13 @@ impl Request {
     }
 
     /// The way to the client: for modules that read the body or send by themselves.
-    pub fn exchange(&self) -> Rc<dyn Exchange> {
-        Rc::clone(self.exchange.as_ref().expect("a request in the phases has its exchange"))
+    pub fn exchange(&self) -> &dyn Exchange {
+        &**self.exchange.as_ref().expect("a request in use has its exchange")
+    }
+
+    /// The exchange, for what goes on beside the request and ends before it does.
+    pub(crate) fn exchange_handle(&self) -> Rc<dyn Exchange> {
+        Rc::clone(self.exchange.as_ref().expect("a request in use has its exchange"))
     }
 
     /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.

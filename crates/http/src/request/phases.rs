@@ -118,6 +118,11 @@ pub trait Handler: Sync {
     fn applies(&self, conf: &dyn Any) -> bool;
     /// Decides without waiting, if it can.
     fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision;
+    /// Whether what it waits for goes on when the client has left. Any other is dropped then, and the request ends with
+    /// [`CLIENT_LEFT`].
+    fn outlives_client(&self) -> bool {
+        false
+    }
     /// Decides, waiting as long as it takes. Called only after `MustWait`.
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow>;
 }

@@ -1,61 +1,108 @@
 //! Sends the body of a response: asks it for items as the client takes them.
+//!
+//! In every poll all three are asked: the client's side whether it takes more, the body for its next item (or to read ahead,
+//! while the client is slow), and the client whether it is still there. So a slow client does not keep a body from reading
+//! ahead, and a client that leaves ends the body, whatever that waits for.
 
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
+use gale_runtime::Timer;
 
 use crate::request::Request;
-use crate::request::body::{Body, BodyItem};
-use crate::request::limit_rate::{self, Rate};
+use crate::request::body::{Body, BodyError, BodyItem};
+use crate::request::departure::Departure;
+use crate::request::exchange::Gone;
+use crate::request::limit_rate::{Rate, split};
 
-/// Sends a body that comes in several items, waiting for the client between them.
-pub async fn send_rest(request: &Request, mut body: Body) {
-    let exchange = request.exchange();
-    let mut rate = Rate::of(request).map(Box::new);
-    loop {
-        let next = poll_fn(|context| match body.poll_next(request, context) {
-            Poll::Ready(item) => Poll::Ready(Ok(item)),
-            // What is queued, the head at first, need not wait for what comes.
-            Poll::Pending => match exchange.poll_sent(context) {
-                Poll::Ready(Err(gone)) => Poll::Ready(Err(gone)),
-                Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
-            },
-        });
-        let Ok(item) = next.await else { return };
-        match item {
-            Some(Ok(item)) => match &mut rate {
-                None => exchange.push(item),
-                Some(rate) => {
-                    if Box::pin(limit_rate::push(&*exchange, rate, item)).await.is_err() {
-                        return;
+/// More is asked of a body when no more than so many bytes wait for the client.
+const LOW_WATER_BYTES: u64 = 16 * 1024;
+
+/// Sends a body to its end, or until the client leaves.
+pub async fn send_rest(request: &Request, body: Body) {
+    let rate = Rate::of(request).map(Paced::new).map(Box::new);
+    let mut pump = Pump { body, rate, departure: Departure::default(), broken: None };
+    // Whoever has left gets nothing more, and what waits for him ends with the pump.
+    let _ = poll_fn(|context| pump.poll(request, context)).await;
+}
+
+struct Pump {
+    body: Body,
+    rate: Option<Box<Paced>>,
+    departure: Departure,
+    /// The body cannot be completed; what came before is still the client's.
+    broken: Option<BodyError>,
+}
+
+impl Pump {
+    fn poll(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        let exchange = request.exchange();
+        loop {
+            if let Some(error) = &self.broken {
+                // Also if it was still being gathered. Without the client nothing is.
+                let _ = ready!(exchange.poll_sent(context));
+                request.log(Level::Error, format_args!("the response broke off: {error}"));
+                exchange.abort();
+                return Poll::Ready(Err(Gone::Aborted));
+            }
+            match exchange.poll_ready(LOW_WATER_BYTES, context) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => {
+                    self.body.poll_ahead(request, context);
+                    return Poll::Pending;
+                }
+            }
+            let item = match &mut self.rate {
+                None => self.body.poll_next(request, context),
+                Some(rate) => match rate.poll_next(&mut self.body, request, context) {
+                    Poll::Ready(Err(gone)) => return Poll::Ready(Err(gone)),
+                    Poll::Ready(Ok(item)) => Poll::Ready(item),
+                    Poll::Pending => Poll::Pending,
+                },
+            };
+            match item {
+                Poll::Ready(Some(Ok(item))) => {
+                    self.departure.begin_again();
+                    exchange.push(item);
+                    // The last item and the end leave together.
+                    if self.is_at_end() {
+                        end(request);
+                        return Poll::Ready(Ok(()));
                     }
                 }
-            },
-            Some(Err(error)) => {
-                let Err(error) = exchange.take_back(error) else { return };
-                request.log(Level::Error, format_args!("the response broke off: {error}"));
-                // What came before is the client's, also if it was still being gathered. Without the client nothing is.
-                let _ = poll_fn(|context| exchange.poll_sent(context)).await;
-                return exchange.abort();
+                Poll::Ready(Some(Err(error))) => match exchange.take_back(error) {
+                    Ok(()) => return Poll::Ready(Err(Gone::Aborted)),
+                    Err(error) => self.broken = Some(error),
+                },
+                Poll::Ready(None) => {
+                    end(request);
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Pending => {
+                    // What is queued, the head at first, need not wait for what comes.
+                    if let Poll::Ready(Err(gone)) = exchange.poll_sent(context) {
+                        return Poll::Ready(Err(gone));
+                    }
+                    // As long as it may take nothing of what there is: the disk behind the body may never answer.
+                    let patience = *request.scope().core.send_timeout.get();
+                    ready!(self.departure.poll(exchange, patience, context));
+                    request.log(Level::Info, format_args!("client prematurely closed connection"));
+                    exchange.abort();
+                    return Poll::Ready(Err(Gone::ByPeer));
+                }
             }
-            None => return end_response(request),
         }
-        // The last item and the end leave together.
-        if body.is_at_end() {
-            return end_response(request);
-        }
-        if exchange.may_gather() {
-            continue;
-        }
-        if poll_fn(|context| exchange.poll_sent(context)).await.is_err() {
-            return;
-        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.body.is_at_end() && self.rate.as_ref().is_none_or(|rate| rate.item.is_none())
     }
 }
 
-fn end_response(request: &Request) {
+/// The end of the body, behind its trailers if it has some.
+fn end(request: &Request) {
     let exchange = request.exchange();
     if request.response.has_trailers {
         let configuration = Rc::clone(request.configuration());
@@ -66,4 +113,66 @@ fn end_response(request: &Request) {
         exchange.push(BodyItem::Trailers(request.trailers().clone()));
     }
     exchange.end();
+}
+
+/// A body that goes out as `limit_rate` allows: in pieces, with pauses between them.
+struct Paced {
+    rate: Rate,
+    /// What is left of the item that is being sent.
+    item: Option<BodyItem>,
+    /// The piece that goes out: how much had been sent before, and its length.
+    piece: Option<(u64, u64)>,
+    pause: Timer,
+}
+
+impl Paced {
+    fn new(rate: Rate) -> Paced {
+        Paced { rate, item: None, piece: None, pause: Timer::new() }
+    }
+
+    /// The next piece, when it may go out. Of what was pushed nothing is left by then: it counts.
+    fn poll_next(
+        &mut self,
+        body: &mut Body,
+        request: &Request,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Result<BodyItem, BodyError>>, Gone>> {
+        let exchange = request.exchange();
+        if self.piece.is_some() {
+            ready!(exchange.poll_sent(context))?;
+            if let Some((before, length)) = self.piece.take() {
+                self.rate.note(before, length, gale_runtime::now());
+            }
+        }
+        if self.item.is_none() {
+            match ready!(body.poll_next(request, context)) {
+                Some(Ok(item)) if item.length() > 0 => self.item = Some(item),
+                other => return Poll::Ready(Ok(other)),
+            }
+        }
+        // The head above all.
+        ready!(exchange.poll_sent(context))?;
+        let allowed = loop {
+            match self.rate.allows(exchange.sent().bytes, gale_runtime::now()) {
+                Ok(allowed) => break allowed,
+                Err(until) => {
+                    self.pause.set(until);
+                    if self.pause.poll_expired(context).is_pending() {
+                        // One that has ended its own direction counts as one that has left, as it does for nginx here.
+                        ready!(exchange.poll_gone(context));
+                        exchange.abort();
+                        return Poll::Ready(Err(Gone::ByPeer));
+                    }
+                }
+            }
+        };
+        let item = self.item.as_mut().expect("there is one");
+        let length = allowed.min(item.length());
+        let piece = split(item, length);
+        if item.length() == 0 {
+            self.item = None;
+        }
+        self.piece = Some((exchange.sent().bytes, length));
+        Poll::Ready(Ok(Some(Ok(piece))))
+    }
 }

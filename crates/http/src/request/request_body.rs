@@ -26,7 +26,7 @@ use gale_runtime::{Buffer, Bytes, File, OpenFlags, default_pool};
 use crate::configuration::settings::{BodyInFile, TempPath};
 use crate::request::Request;
 use crate::request::body::{Body, BodyItem, FilePiece};
-use crate::request::exchange::BodyError;
+use crate::request::exchange::RequestBodyError;
 use gale_base::log_level::Level;
 
 /// Pieces that come from the client are gathered in leases of this size: many
@@ -80,9 +80,9 @@ impl StoredBody {
 /// Reads the request's body to its end, waiting for the client, and keeps it with the
 /// request: whoever asks again gets the same, and so do subrequests.
 ///
-/// Errors: those of the client, [`BodyError::NoMemory`] and [`BodyError::NotStored`]; all of them are in
+/// Errors: those of the client, [`RequestBodyError::NoMemory`] and [`RequestBodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
-pub async fn read_body(request: &mut Request) -> Result<StoredBody, BodyError> {
+pub async fn read_body(request: &mut Request) -> Result<StoredBody, RequestBodyError> {
     if let Some(stored) = &request.body {
         return Ok(stored.clone());
     }
@@ -103,7 +103,7 @@ pub fn is_refused(request: &mut Request) -> bool {
     true
 }
 
-async fn store_body(request: &Request) -> Result<StoredBody, BodyError> {
+async fn store_body(request: &Request) -> Result<StoredBody, RequestBodyError> {
     let (exchange, limits) = (request.exchange(), request.body_limits());
     let mut store = Store::new(request);
     loop {
@@ -120,25 +120,25 @@ async fn store_body(request: &Request) -> Result<StoredBody, BodyError> {
 }
 
 /// Says in the error log, in nginx's words, why a body could not be read. Whoever reads a body piece by piece calls it, too.
-pub fn log_error(request: &Request, error: BodyError) {
+pub fn log_error(request: &Request, error: RequestBodyError) {
     let received = request.exchange().received();
     match error {
-        BodyError::PeerGone => request.log(Level::Info, format_args!("client prematurely closed connection")),
-        BodyError::TimedOut => request.log(Level::Info, format_args!("client timed out")),
-        BodyError::TooSlow => {
+        RequestBodyError::PeerGone => request.log(Level::Info, format_args!("client prematurely closed connection")),
+        RequestBodyError::TimedOut => request.log(Level::Info, format_args!("client timed out")),
+        RequestBodyError::TooSlow => {
             request.log(Level::Info, format_args!("client sends its body too slowly: {received} bytes so far"));
         }
-        BodyError::Malformed => request.log(Level::Error, format_args!("client sent invalid chunked body")),
-        BodyError::TooLarge => {
+        RequestBodyError::Malformed => request.log(Level::Error, format_args!("client sent invalid chunked body")),
+        RequestBodyError::TooLarge => {
             request.log(
                 Level::Error,
                 format_args!("client intended to send too large chunked body: over {received} bytes"),
             );
         }
-        BodyError::NoMemory => {
+        RequestBodyError::NoMemory => {
             request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
         }
-        BodyError::NotStored => {}
+        RequestBodyError::NotStored => {}
     }
 }
 
@@ -273,15 +273,15 @@ impl Unstored {
     }
 
     /// Says so in the error log.
-    fn tell(&self, request: &Request) -> BodyError {
+    fn tell(&self, request: &Request) -> RequestBodyError {
         match self {
             Unstored::NoMemory => {
-                log_error(request, BodyError::NoMemory);
-                BodyError::NoMemory
+                log_error(request, RequestBodyError::NoMemory);
+                RequestBodyError::NoMemory
             }
             Unstored::InFile(failure) => {
                 request.log(Level::Crit, format_args!("{failure}"));
-                BodyError::NotStored
+                RequestBodyError::NotStored
             }
         }
     }
@@ -417,7 +417,7 @@ mod tests {
     }
 
     /// Reads what `send` lets the client send, with this much memory.
-    fn read(directory: &Path, memory: usize, send: impl FnOnce(&MockExchange)) -> Result<StoredBody, BodyError> {
+    fn read(directory: &Path, memory: usize, send: impl FnOnce(&MockExchange)) -> Result<StoredBody, RequestBodyError> {
         on_a_loop(async {
             let exchange = MockExchange::new();
             send(&exchange);
@@ -541,7 +541,7 @@ mod tests {
                 core.client_body_temp_path.set(TempPath { path: directory.path().into(), levels: smallvec![] }, None);
                 let mut request = mock::request(&exchange, core);
                 let error = read_body(&mut request).await.unwrap_err();
-                assert_eq!((error, error.status()), (BodyError::NoMemory, 503));
+                assert_eq!((error, error.status()), (RequestBodyError::NoMemory, 503));
                 assert_eq!(gale_runtime::leased_bytes(), 0);
             });
         }
@@ -550,10 +550,10 @@ mod tests {
     #[test]
     fn the_client_s_faults_are_reported() {
         for (error, status) in [
-            (BodyError::PeerGone, 400),
-            (BodyError::TimedOut, 408),
-            (BodyError::Malformed, 400),
-            (BodyError::TooLarge, 413),
+            (RequestBodyError::PeerGone, 400),
+            (RequestBodyError::TimedOut, 408),
+            (RequestBodyError::Malformed, 400),
+            (RequestBodyError::TooLarge, 413),
         ] {
             let found = read(Path::new("/nowhere"), 100, |client| {
                 client.sends(b"some");
@@ -569,7 +569,7 @@ mod tests {
             client.sends(&sample(mock::BODY_MAX as usize + 1));
             client.ends();
         });
-        assert_eq!(found.unwrap_err(), BodyError::TooLarge);
+        assert_eq!(found.unwrap_err(), RequestBodyError::TooLarge);
     }
 
     #[test]
@@ -579,7 +579,7 @@ mod tests {
             client.ends();
         });
         let error = found.unwrap_err();
-        assert_eq!((error, error.status()), (BodyError::NotStored, 500));
+        assert_eq!((error, error.status()), (RequestBodyError::NotStored, 500));
     }
 
     #[test]

@@ -19,7 +19,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -30,8 +29,8 @@ use gale_runtime::{Bytes, SocketAddress};
 use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
-use crate::request::body::{Body, BodyItem, BodyStream};
-use crate::request::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
+use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::transform::InMemory;
@@ -113,7 +112,7 @@ struct Answering {
     request: Lent,
     body: Body,
     /// What was taken before its turn. An error is the last thing.
-    ahead: VecDeque<io::Result<BodyItem>>,
+    ahead: VecDeque<Result<BodyItem, BodyError>>,
     ahead_bytes: u64,
     has_ended: bool,
     is_empty: bool,
@@ -167,7 +166,7 @@ impl Subrequest {
     }
 
     /// The next item of its body, `None` at the end.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         if self.poll_answer(context).is_pending() {
             return Poll::Pending;
         }
@@ -184,7 +183,7 @@ impl Subrequest {
             }
             State::Refusing => {
                 self.state = State::Ended;
-                Poll::Ready(Some(Err(io::Error::other("a subrequest was closed without an answer"))))
+                Poll::Ready(Some(Err(BodyError::Other("a subrequest was closed without an answer".to_owned()))))
             }
             State::Deciding(_) | State::Ended => Poll::Ready(None),
         }
@@ -225,7 +224,7 @@ impl Answering {
         }
     }
 
-    fn poll_item(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_item(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         if self.has_ended {
             return Poll::Ready(None);
         }
@@ -281,7 +280,7 @@ impl InMemorySubrequest {
     }
 
     /// The status and the body. An error means that the parent's response cannot be completed.
-    pub fn poll(&mut self, parent: &Request, context: &mut Context<'_>) -> Poll<io::Result<(u16, Bytes)>> {
+    pub fn poll(&mut self, parent: &Request, context: &mut Context<'_>) -> Poll<Result<(u16, Bytes), BodyError>> {
         loop {
             match &mut self.0 {
                 Gathering::Asking(subrequest) => {
@@ -300,7 +299,7 @@ impl InMemorySubrequest {
                 Gathering::Taking { status, body, text, bytes_max } => {
                     match ready!(body.poll_next(parent, context)).transpose()? {
                         Some(item) if item.bytes().len() > *bytes_max - text.len() => {
-                            return Poll::Ready(Err(io::Error::other("too big subrequest response")));
+                            return Poll::Ready(Err(BodyError::Other("too big subrequest response".to_owned())));
                         }
                         Some(item) => text.extend_from_slice(item.bytes()),
                         None => {
@@ -318,7 +317,7 @@ impl InMemorySubrequest {
 
 /// Its body, for whoever reads bodies.
 impl BodyStream for Subrequest {
-    fn poll_next(&mut self, _parent: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, _parent: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         Subrequest::poll_next(self, context)
     }
 }
@@ -454,7 +453,7 @@ enum Side {
 
 impl Side {
     fn of(parent: &Request) -> Rc<dyn Exchange> {
-        if parent.is_main() { Rc::new(Side::Of(parent.exchange())) } else { parent.exchange() }
+        if parent.is_main() { Rc::new(Side::Of(parent.exchange_handle())) } else { parent.exchange_handle() }
     }
 
     fn left_behind(parent: &Request) -> Rc<dyn Exchange> {
@@ -505,8 +504,20 @@ impl Exchange for Side {
         Poll::Ready(Ok(()))
     }
 
+    fn poll_ready(&self, _low_water: u64, _context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn queued_bytes(&self) -> u64 {
+        0
+    }
+
     /// The client's body is its own request's; what that has stored is shared.
-    fn poll_body(&self, _context: &mut Context<'_>, _limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
+    fn poll_body(
+        &self,
+        _context: &mut Context<'_>,
+        _limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
         Poll::Ready(Ok(None))
     }
 

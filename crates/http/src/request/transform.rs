@@ -7,7 +7,6 @@
 //!
 //! The head is the filter's: see [`ResponseHead::will_change`](crate::request::response::ResponseHead::will_change).
 
-use std::io;
 use std::task::{Context, Poll, ready};
 
 use gale_runtime::{Effort, Lease, charge_units, poll_units};
@@ -15,7 +14,7 @@ use gale_runtime::{Effort, Lease, charge_units, poll_units};
 use crate::files::delivery::FileOptions;
 use crate::files::reader::FileReader;
 use crate::request::Request;
-use crate::request::body::{Body, BodyItem, BodyStream, FilePiece};
+use crate::request::body::{Body, BodyError, BodyItem, BodyStream, FilePiece};
 
 /// A body whose bytes all come in memory: pieces of files are read.
 #[derive(Default)]
@@ -34,7 +33,11 @@ impl InMemory {
     }
 
     /// The next item, never a piece of a file; `None` at the end.
-    pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    pub fn poll_next(
+        &mut self,
+        request: &Request,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<BodyItem, BodyError>>> {
         loop {
             if let Some(piece) = &mut self.piece {
                 let reader = match &mut self.reader {
@@ -42,10 +45,11 @@ impl InMemory {
                     none => none.insert(reader_of(request)?),
                 };
                 let read = ready!(reader.poll_read(piece, context));
+                let read = read.map(BodyItem::Bytes).map_err(|error| BodyError::of_file(piece.name(), error));
                 if read.is_err() || piece.length == 0 {
                     self.piece = None;
                 }
-                return Poll::Ready(Some(read.map(BodyItem::Bytes)));
+                return Poll::Ready(Some(read));
             }
             match ready!(self.body.poll_next(request, context)) {
                 Some(Ok(BodyItem::File(piece))) if piece.length > 0 => self.piece = Some(piece),
@@ -57,9 +61,9 @@ impl InMemory {
 }
 
 /// A reader that does what the request's location says.
-fn reader_of(request: &Request) -> io::Result<FileReader> {
+fn reader_of(request: &Request) -> Result<FileReader, BodyError> {
     let options = FileOptions::of(request, &request.scope().core);
-    options.map(FileReader::new).ok_or_else(|| io::Error::other("there is no such thread pool"))
+    options.map(FileReader::new).ok_or_else(|| BodyError::Other("there is no such thread pool".to_owned()))
 }
 
 /// Makes other bytes of the bytes of a body.
@@ -75,7 +79,7 @@ pub trait Transform {
     /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and has
     /// input or is asked for an end takes or makes something, or works off what was kept back. Errors: what came cannot be
     /// understood, and the response breaks off.
-    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step>;
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError>;
 }
 
 /// How far a step is to go.
@@ -143,7 +147,7 @@ impl<T: Transform> Transformed<T> {
     }
 
     /// Takes the next item of the body in.
-    fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         match ready!(self.inner.poll_next(request, context)).transpose()? {
             Some(item @ (BodyItem::Flush | BodyItem::Subrequest(_))) => self.state = State::Flushing(item),
             Some(trailers @ BodyItem::Trailers(_)) => self.trailers = Some(trailers),
@@ -155,7 +159,7 @@ impl<T: Transform> Transformed<T> {
     }
 
     /// One step, when it has its share of the turn.
-    fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let (input, until) = match &self.state {
             State::Taking(item, taken) => (&item.bytes()[*taken..], Until::MoreInput),
             State::Flushing(_) => (&[][..], Until::Flush),
@@ -202,7 +206,7 @@ impl<T: Transform> Transformed<T> {
 }
 
 impl<T: Transform> BodyStream for Transformed<T> {
-    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         loop {
             if self.is_full() {
                 return Poll::Ready(self.take_made().map(Ok));
@@ -260,11 +264,11 @@ mod tests {
             Effort { usual_nanos: 100_000, worst_nanos: 100_000 }
         }
 
-        fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+        fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
             assert!(input.len() <= 5 && !room.is_empty());
             let (taken, byte) = match (self.kept.take(), input.first(), until) {
                 (Some(kept), ..) => (0, Some(kept)),
-                (None, Some(b'!'), _) => return Err(io::Error::other("refused")),
+                (None, Some(b'!'), _) => return Err(BodyError::Other("refused".to_owned())),
                 (None, Some(&first), _) => {
                     self.kept = Some(first);
                     (1, Some(first))

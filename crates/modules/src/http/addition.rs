@@ -7,7 +7,6 @@
 //! Only to responses of status 200. What comes after begins together with what comes before, unless the body in
 //! between comes as it is made: then it begins when that has ended, so that nothing is kept ready for a long time.
 
-use std::io;
 use std::task::{Context, Poll, ready};
 
 use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot};
@@ -15,7 +14,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::subrequest::{Subrequest, Target};
 
@@ -108,7 +107,7 @@ struct Added {
 }
 
 impl BodyStream for Added {
-    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         let is_made_later = matches!(self.body, Body::Stream(_));
         if let Some(before) = self.before.take() {
             return Poll::Ready(Some(begin(request, before)));
@@ -132,7 +131,8 @@ impl BodyStream for Added {
     }
 }
 
-fn begin(request: &Request, target: Target) -> io::Result<BodyItem> {
-    let subrequest = Subrequest::start(request, target).ok_or_else(|| io::Error::other("too many subrequests"))?;
+fn begin(request: &Request, target: Target) -> Result<BodyItem, BodyError> {
+    let subrequest =
+        Subrequest::start(request, target).ok_or_else(|| BodyError::Other("too many subrequests".to_owned()))?;
     Ok(BodyItem::Subrequest(Box::new(subrequest)))
 }

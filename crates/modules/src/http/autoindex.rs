@@ -25,11 +25,10 @@ use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::room::Room;
 use gale_http::files::find_path;
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};
 use gale_runtime::files::likely_device;
@@ -196,9 +195,8 @@ fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             let directory = read_directory(&own)?;
             Ok((in_room(form.write(&directory.entries)), directory.skipped, directory.is_cut))
         });
-        let Some(listed) = while_client_stays(request, listed).await else { return Flow::Respond(CLIENT_LEFT) };
         let refused = |refused: PoolError| Err(Failure { call: "readdir", path, error: refused.into() });
-        let (text, skipped, is_cut) = match listed.unwrap_or_else(refused) {
+        let (text, skipped, is_cut) = match listed.await.unwrap_or_else(refused) {
             Ok(list) => list,
             Err(failure) => return Flow::Respond(refusal(request, &failure)),
         };

@@ -13,7 +13,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -28,7 +28,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::VariableId;
@@ -445,7 +445,7 @@ enum State {
 }
 
 impl BodyStream for ByteForByte {
-    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         if let State::Whole(body) = &mut self.state {
             let stream = converting(std::mem::take(body), Bytes(Arc::clone(&self.table)));
             self.state = State::Converting(Box::new(stream));
@@ -463,6 +463,10 @@ impl BodyStream for ByteForByte {
             State::Whole(body) => body.length(),
             State::Converting(_) => None,
         }
+    }
+
+    fn can_be_cut(&self) -> bool {
+        matches!(&self.state, State::Whole(body) if body.can_be_cut())
     }
 
     fn cut(&mut self, cut: &mut dyn FnMut(Body) -> Body) {
@@ -518,7 +522,7 @@ impl<E: Encoder> Transform for Converting<E> {
         Effort { usual_nanos: 3, worst_nanos: 100 }
     }
 
-    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         let mut step = Step { taken: 0, made: self.ready.take(room), units: 0, is_done: false };
         while step.made < room.len() {
             let rest = &input[step.taken..];

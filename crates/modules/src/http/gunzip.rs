@@ -5,14 +5,12 @@
 //! A few bytes may become gigabytes: what is made is bounded and leaves before more is made, and the work has its share of
 //! the turn. Only `Content-Encoding: gzip`, with nothing else in it, is understood.
 
-use std::io;
-
 use flate2::{Decompress, FlushDecompress, Status};
 use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::Body;
+use gale_http::request::body::{Body, BodyError};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{Step, Transform, Transformed, Until};
 use gale_runtime::Effort;
@@ -98,14 +96,14 @@ impl Transform for Inflate {
         room_bytes
     }
 
-    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         if self.inflater.is_none() && self.may_end && input.is_empty() {
             return Ok(Step { taken: 0, made: 0, units: 0, is_done: true });
         }
         let inflater = self.inflater.get_or_insert_with(|| Decompress::new_gzip(WINDOW_BITS));
         let (taken, made) = (inflater.total_in(), inflater.total_out());
         let status = inflater.decompress(input, room, FlushDecompress::None);
-        let status = status.map_err(|error| io::Error::other(format!("inflate() failed: {error}")))?;
+        let status = status.map_err(|error| BodyError::Other(format!("inflate() failed: {error}")))?;
         let taken = (inflater.total_in() - taken) as usize;
         let made = (inflater.total_out() - made) as usize;
         if status == Status::StreamEnd {
@@ -115,7 +113,7 @@ impl Transform for Inflate {
         // Room is left when there is nothing more to make of what came.
         let is_dry = made < room.len();
         if is_dry && until == Until::End && self.inflater.is_some() {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "inflate() has no end on response end"));
+            return Err(BodyError::Other("inflate() has no end on response end".to_owned()));
         }
         Ok(Step { taken, made, units: made, is_done: is_dry })
     }

@@ -14,7 +14,6 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -29,7 +28,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::Body;
+use gale_http::request::body::{Body, BodyError};
 use gale_http::request::filters::Change;
 use gale_http::request::response::{Field, ResponseHead};
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
@@ -441,7 +440,7 @@ impl Transform for Deflate {
         }
     }
 
-    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         if self.gather_max > 0 {
             if until == Until::MoreInput && self.may_gather(input) {
                 self.gathered.append(input)?;
@@ -478,7 +477,7 @@ impl Deflate {
         &input[..input.len().min(stream_effort(self.level).units_at_once())]
     }
 
-    fn step_of_stream(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+    fn step_of_stream(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         let input = self.next_of_stream(input);
         let level = zlib_level(self.level);
         let stream = self.stream.get_or_insert_with(|| take_spare(level));
@@ -488,7 +487,7 @@ impl Deflate {
             Until::Flush => FlushCompress::Sync,
             Until::End => FlushCompress::Finish,
         };
-        let status = stream.compress(input, room, flush).map_err(io::Error::other)?;
+        let status = stream.compress(input, room, flush).map_err(|error| BodyError::Other(error.to_string()))?;
         let (taken_in_all, made_in_all) = (stream.total_in(), stream.total_out());
         let (taken, made) = ((taken_in_all - taken) as usize, (made_in_all - made) as usize);
         let is_done = match until {
@@ -688,7 +687,7 @@ mod tests {
                 let (packed, at_once) = compressed(level, gather_max, room_bytes, &pieces);
                 assert_eq!(at_once, is_at_once, "level {level}, {gather_max}");
                 let mut unpacked = Vec::new();
-                io::copy(&mut flate2::read::GzDecoder::new(&packed[..]), &mut unpacked).unwrap();
+                std::io::copy(&mut flate2::read::GzDecoder::new(&packed[..]), &mut unpacked).unwrap();
                 assert!(unpacked == whole, "level {level}, {gather_max}");
             }
         }

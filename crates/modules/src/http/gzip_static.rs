@@ -10,10 +10,9 @@ use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement,
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::files::find_path;
 use gale_http::files::open_files::{self, Opened};
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::http1::Method;
 
 use super::{gzip, static_files};
@@ -72,8 +71,7 @@ fn serve<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
     Box::pin(async move {
         match path_of_compressed(request, conf) {
             Ok(path) => {
-                let opened = while_client_stays(request, open_files::open(request, &path)).await;
-                let Some(opened) = opened else { return Flow::Respond(CLIENT_LEFT) };
+                let opened = open_files::open(request, &path).await;
                 opened_or_not(request, conf, &path, opened)
             }
             Err(flow) => flow,

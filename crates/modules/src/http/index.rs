@@ -13,10 +13,9 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::files::find_path;
 use gale_http::files::open_files;
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
 use gale_protocol::http1::Method;
 
@@ -98,9 +97,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
                 return Flow::Redirect { uri: name, args: None };
             }
             let path = [&directory[..], &name].concat();
-            let found = while_client_stays(request, open_files::stat(request, &path)).await;
-            let Some(found) = found else { return Flow::Respond(CLIENT_LEFT) };
-            match found {
+            match open_files::stat(request, &path).await {
                 // As nginx: a directory of that name, too; it is redirected to.
                 Ok(_) => return Flow::Redirect { uri: [&request.uri[..], &name].concat(), args: None },
                 Err(error) if is_absent(&error) => {
@@ -120,9 +117,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 
 /// The status when the directory itself is not there; `path` is what was looked for in it.
 async fn check_directory(request: &Request, directory: &[u8], path: &[u8]) -> Option<u16> {
-    let found = while_client_stays(request, open_files::stat_directory(request, directory)).await;
-    let Some(found) = found else { return Some(CLIENT_LEFT) };
-    match found {
+    match open_files::stat_directory(request, directory).await {
         Ok(metadata) if metadata.is_directory() => None,
         Ok(_) => {
             request.log(Level::Alert, format_args!("\"{}\" is not a directory", BStr::new(directory)));

@@ -7,13 +7,12 @@
 //! subrequests in it begin. What is kept that way is bounded, in items and in bytes.
 
 use std::collections::VecDeque;
-use std::io;
 use std::task::{Context, Poll, ready};
 
 use gale_engine::module::Module;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 
 /// See the file's head.
@@ -40,12 +39,12 @@ struct Postponed {
     /// What comes from the filters before; `None` when it has ended.
     source: Option<Body>,
     /// What has come, in order. An error is the last thing.
-    waiting: VecDeque<io::Result<BodyItem>>,
+    waiting: VecDeque<Result<BodyItem, BodyError>>,
     waiting_bytes: usize,
 }
 
 impl BodyStream for Postponed {
-    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         loop {
             if self.waiting.is_empty() {
                 let Some(source) = &mut self.source else { return Poll::Ready(None) };
@@ -86,7 +85,7 @@ impl Postponed {
         }
     }
 
-    fn take(&mut self, item: Option<io::Result<BodyItem>>, context: &mut Context<'_>) {
+    fn take(&mut self, item: Option<Result<BodyItem, BodyError>>, context: &mut Context<'_>) {
         if !matches!(item, Some(Ok(_))) {
             self.source = None;
         }
@@ -99,7 +98,7 @@ impl Postponed {
         self.waiting.push_back(item);
     }
 
-    fn give(&mut self) -> Option<io::Result<BodyItem>> {
+    fn give(&mut self) -> Option<Result<BodyItem, BodyError>> {
         let item = self.waiting.pop_front()?;
         if let Ok(item) = &item {
             self.waiting_bytes -= bytes_in_memory(item);

@@ -14,10 +14,9 @@ use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, One, Place, Setting, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::files::find_path;
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::http1::Method;
 use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;
@@ -71,8 +70,7 @@ fn choose(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
         let name = path.display().to_string();
         let seed = gale_runtime::random_u64();
         let chosen = default_pool().run_for(likely_device(&path), move || one_of(&path, seed));
-        let Some(chosen) = while_client_stays(request, chosen).await else { return Flow::Respond(CLIENT_LEFT) };
-        match chosen.unwrap_or_else(|refused| Err(refused.into())) {
+        match chosen.await.unwrap_or_else(|refused| Err(refused.into())) {
             Ok(Some(file)) => Flow::Redirect { uri: [&request.uri[..], file.as_bytes()].concat(), args: None },
             Ok(None) => Flow::Next,
             Err(error) => {

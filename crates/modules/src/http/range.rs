@@ -10,7 +10,7 @@
 //! what a request makes us send is bounded by what is there.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::task::{Context, Poll};
 use std::vec;
@@ -19,7 +19,7 @@ use gale_base::http_date;
 use gale_engine::module::Module;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::{Body, BodyItem, BodyStream, FilePiece};
+use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream, FilePiece};
 use gale_http::request::filters::{Filtered, Judge};
 use gale_http::request::response::ResponseHead;
 use gale_protocol::byte_ranges::{Asked, parse};
@@ -27,7 +27,7 @@ use gale_protocol::http1::{KnownHeader, Version};
 use gale_runtime::Bytes;
 
 /// See the file's head.
-pub const MODULE: Module = Module {
+pub static MODULE: Module = Module {
     name: "http_range_filter",
     parts: &[&HttpPart { filters: &[&Judge { applies: |_: &()| true, run: cut }], ..HttpPart::EMPTY }],
     ..Module::EMPTY
@@ -40,7 +40,7 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     let max_ranges = *request.scope().core.max_ranges.get();
     let head = &request.response;
     let may_be_cut = head.status == 200 && max_ranges > 0 && request.version() != Version::Http09;
-    let Some(total) = body.length().filter(|_| may_be_cut) else {
+    let Some(total) = body.length().filter(|_| may_be_cut && body.can_be_cut()) else {
         request.response.allows_ranges = false;
         return Filtered::Goes;
     };
@@ -160,7 +160,11 @@ impl Parts {
 }
 
 impl BodyStream for Parts {
-    fn poll_next(&mut self, _request: &Request, _context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(
+        &mut self,
+        _request: &Request,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<Result<BodyItem, BodyError>>> {
         if self.ready.is_empty()
             && let Some(range) = self.ranges.next()
         {

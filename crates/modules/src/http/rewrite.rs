@@ -34,11 +34,10 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::builder::nameless_block;
 use gale_http::files::open_files;
 use gale_http::files::set_content_type;
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::regex::Regex;
 use gale_http::variables::template::Template;
 use gale_http::variables::{Definition, VariableId};
@@ -446,10 +445,9 @@ fn go_on<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
             };
             let path = text_of(path, request, position.encodes);
             let found = match test {
-                FileTest::Directory => while_client_stays(request, open_files::stat_directory(request, &path)).await,
-                _ => while_client_stays(request, open_files::stat(request, &path)).await,
+                FileTest::Directory => open_files::stat_directory(request, &path).await,
+                _ => open_files::stat(request, &path).await,
             };
-            let Some(found) = found else { return Flow::Respond(CLIENT_LEFT) };
             let holds = test_file(request, &path, *test, found) != *is_negated;
             branch(request, &mut position, holds, *scope, *length);
         }

@@ -10,11 +10,10 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::module::Module;
 use gale_http::files::open_files::{self, Opened};
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::files::{find_path, set_content_type};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::http1::Method;
 use gale_protocol::uri::escape::{Class, escape};
 
@@ -53,8 +52,7 @@ fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
         if let Err(status) = find_path(request, &mut path) {
             return Flow::Respond(status);
         }
-        let opened = while_client_stays(request, open_files::open(request, &path)).await;
-        let Some(opened) = opened else { return Flow::Respond(CLIENT_LEFT) };
+        let opened = open_files::open(request, &path).await;
         opened_or_not(request, &path, opened)
     })
 }

@@ -10,7 +10,6 @@
 //! data to know. With `sub_filter_once` each is replaced once.
 
 use std::any::Any;
-use std::io;
 use std::sync::Arc;
 
 use gale_config::{
@@ -22,7 +21,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::Body;
+use gale_http::request::body::{Body, BodyError};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::template::Template;
@@ -277,7 +276,7 @@ impl Transform for Substitution {
         self.search.effort()
     }
 
-    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> io::Result<Step> {
+    fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         let mut step = Step { taken: 0, made: self.put(room), units: input.len(), is_done: false };
         while step.made < room.len() && !step.is_done {
             if until == Until::MoreInput && self.is_decided {

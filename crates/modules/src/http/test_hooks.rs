@@ -27,7 +27,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gale_base::log_level::Level;
@@ -36,12 +35,12 @@ use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
-use gale_http::files::thread_pool::{PoolName, while_client_stays};
+use gale_http::files::thread_pool::PoolName;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::body::{Body, BodyItem, BodyStream};
-use gale_http::request::exchange::{BodyLimits, Exchange};
-use gale_http::request::phases::{CLIENT_LEFT, Decide, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
+use gale_http::request::exchange::BodyLimits;
+use gale_http::request::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::request::request_body::{StoredBody, log_error, read_body};
 use gale_http::variables::template::Template;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
@@ -323,10 +322,7 @@ async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
         }
         Ok(())
     });
-    let Some(waited) = while_client_stays(request, waited).await else {
-        return Flow::Respond(CLIENT_LEFT);
-    };
-    match waited.unwrap_or_else(|error| Err(error.into())) {
+    match waited.await.unwrap_or_else(|error| Err(error.into())) {
         Ok(()) => text(request, "done".to_owned()),
         Err(error) => {
             request.log(Level::Error, format_args!("{error}"));
@@ -341,10 +337,9 @@ async fn resolve(request: &mut Request, name: &Template) -> Flow {
         return text(request, "no resolver defined".to_owned());
     };
     let resolving = async move { resolver.resolve(&name, time_max).await };
-    match while_client_stays(request, resolving).await {
-        None => Flow::Respond(CLIENT_LEFT),
-        Some(Err(error)) => text(request, error.to_string()),
-        Some(Ok(resolved)) => {
+    match resolving.await {
+        Err(error) => text(request, error.to_string()),
+        Ok(resolved) => {
             let mut addresses: Vec<String> = resolved.found.iter().map(ToString::to_string).collect();
             addresses.sort();
             text(request, addresses.join(" "))
@@ -400,18 +395,15 @@ fn text(request: &mut Request, text: String) -> Flow {
 
 fn echo(request: &mut Request) -> Flow {
     request.response.status = 200;
-    Flow::Answer(Body::Stream(Box::new(Echo { exchange: request.exchange(), limits: request.body_limits() })))
+    Flow::Answer(Body::Stream(Box::new(Echo(request.body_limits()))))
 }
 
-struct Echo {
-    exchange: Rc<dyn Exchange>,
-    limits: BodyLimits,
-}
+struct Echo(BodyLimits);
 
 impl BodyStream for Echo {
-    fn poll_next(&mut self, _request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
-        let item = self.exchange.poll_body(context, &self.limits);
-        item.map(|item| item.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        let item = request.exchange().poll_body(context, &self.0);
+        item.map(|item| item.map_err(BodyError::Request).transpose())
     }
 }
 

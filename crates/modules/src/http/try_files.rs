@@ -17,11 +17,10 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::settings::Alias;
 use gale_http::files::open_files;
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::files::{append_path, may_lead_out};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
 use gale_runtime::FileMetadata;
 
@@ -121,10 +120,9 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
         for candidate in &conf.candidates {
             let Some(name) = candidate.name_and_path(request, &mut path) else { continue };
             let found = match candidate.is_directory {
-                true => while_client_stays(request, open_files::stat_directory(request, &path)).await,
-                false => while_client_stays(request, open_files::stat(request, &path)).await,
+                true => open_files::stat_directory(request, &path).await,
+                false => open_files::stat(request, &path).await,
             };
-            let Some(found) = found else { return Flow::Respond(CLIENT_LEFT) };
             if let Some(flow) = candidate.take(request, name, &path, found) {
                 return flow;
             }

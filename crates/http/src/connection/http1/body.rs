@@ -8,7 +8,7 @@ use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Ve
 use gale_runtime::{Buffer, Moment, Stream, Timer};
 
 use crate::request::body::BodyItem;
-use crate::request::exchange::{BodyError, BodyLimits};
+use crate::request::exchange::{BodyLimits, RequestBodyError};
 
 /// Largest piece that is read at once: a slow consumer holds no more.
 const PIECE_MAX: usize = 16 * 1024;
@@ -37,7 +37,7 @@ enum Coding {
     /// The head was broken: what follows it cannot be understood, and counts as no body.
     Unknown,
     /// The body was broken, or did not come: nothing behind it can be understood.
-    Broken(BodyError),
+    Broken(RequestBodyError),
 }
 
 impl RequestBody {
@@ -97,7 +97,7 @@ impl RequestBody {
         timer: &mut Timer,
         context: &mut Context<'_>,
         limits: &BodyLimits,
-    ) -> Poll<Result<Option<BodyItem>, BodyError>> {
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
         let piece = ready!(self.poll_piece(stream, input, timer, context, limits));
         if let Err(error) = piece {
             timer.clear();
@@ -113,7 +113,7 @@ impl RequestBody {
         timer: &mut Timer,
         context: &mut Context<'_>,
         limits: &BodyLimits,
-    ) -> Poll<Result<Option<BodyItem>, BodyError>> {
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
         loop {
             match self.framing {
                 Coding::Read | Coding::Unknown => {
@@ -141,9 +141,9 @@ impl RequestBody {
                     return Poll::Ready(Ok(None));
                 }
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
-                    return Poll::Ready(Err(BodyError::NoMemory));
+                    return Poll::Ready(Err(RequestBodyError::NoMemory));
                 }
-                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(BodyError::PeerGone)),
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(RequestBodyError::PeerGone)),
                 Poll::Ready(Ok(_)) => self.stop_waiting(),
                 Poll::Pending => {
                     if matches!(self.framing, Coding::Tunnel) {
@@ -157,7 +157,7 @@ impl RequestBody {
                     self.waiting_since = Some(since);
                     return timer.poll_expired(context).map(|()| {
                         let is_silent = gale_runtime::now().since(since) >= limits.silence_max;
-                        Err(if is_silent { BodyError::TimedOut } else { BodyError::TooSlow })
+                        Err(if is_silent { RequestBodyError::TimedOut } else { RequestBodyError::TooSlow })
                     });
                 }
             }
@@ -179,7 +179,7 @@ impl RequestBody {
     }
 
     /// What `input` holds of the body; `None` when that was framing alone.
-    fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, BodyError> {
+    fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, RequestBodyError> {
         let lease = match &mut self.framing {
             Coding::Read | Coding::Unknown | Coding::Broken(_) => return Ok(None),
             Coding::Tunnel => input.take_lease(),
@@ -192,7 +192,7 @@ impl RequestBody {
                 Some(input.split_to(piece).map_err(no_memory)?)
             }
             Coding::Chunked(decoder) => {
-                let decoded = decoder.decode(input.readable()).map_err(|_| BodyError::Malformed)?;
+                let decoded = decoder.decode(input.readable()).map_err(|_| RequestBodyError::Malformed)?;
                 if decoded.finished {
                     self.framing = Coding::Read;
                 }
@@ -208,13 +208,13 @@ impl RequestBody {
         let Some(lease) = lease else { return Ok(None) };
         self.received += lease.len() as u64;
         if limits.length_max > 0 && self.received > limits.length_max && !matches!(self.framing, Coding::Tunnel) {
-            return Err(BodyError::TooLarge);
+            return Err(RequestBodyError::TooLarge);
         }
         Ok(Some(BodyItem::Bytes(lease.freeze())))
     }
 }
 
 /// Only a lease that was refused says this.
-fn no_memory(_: io::Error) -> BodyError {
-    BodyError::NoMemory
+fn no_memory(_: io::Error) -> RequestBodyError {
+    RequestBodyError::NoMemory
 }

@@ -11,15 +11,13 @@ mod send;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
-use std::io;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_base::os_error::OsErrorText;
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Bytes, Moment, PoolError, SocketAddress, Stream, TcpInfo, Timer};
+use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, Stream, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
@@ -29,8 +27,8 @@ use crate::configuration::settings::{CoreSettings, LingeringClose};
 use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
-use crate::request::body::BodyItem;
-use crate::request::exchange::{BodyError, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use crate::request::body::{BodyError, BodyItem};
+use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::pump;
 use crate::request::request_body;
@@ -380,7 +378,7 @@ impl Http1 {
             if self.state.borrow_mut().transfer().sender.is_refused() {
                 return None;
             }
-            self.log_file_error(request);
+            self.log_failure(request);
         }
         let core = &request.scope().core;
         let mut state = self.state.borrow_mut();
@@ -409,21 +407,10 @@ impl Http1 {
         gale_runtime::now() != request.started && self.stream.has_unread()
     }
 
-    /// A file that somebody shortens while it is sent is worth an alert, as in nginx.
-    fn log_file_error(&self, request: &Request) {
-        let error = self.state.borrow_mut().transfer().sender.take_file_error();
-        match error {
-            Some((_, error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                request.log(Level::Alert, format_args!("{error}"));
-            }
-            // An overflow, as nginx says it.
-            Some((_, error)) if error.get_ref().is_some_and(|inner| inner.is::<PoolError>()) => {
-                request.log(Level::Error, format_args!("{error}"));
-            }
-            Some((name, error)) => {
-                request.log(Level::Crit, format_args!("reading {name} failed {}", OsErrorText(&error)));
-            }
-            None => {}
+    /// Tells why a file could not be sent to its end, if that is what happened.
+    fn log_failure(&self, request: &Request) {
+        if let Some(error) = self.state.borrow_mut().transfer().sender.take_failure() {
+            request.log(error.level(), format_args!("{error}"));
         }
     }
 
@@ -443,9 +430,9 @@ impl Http1 {
                     }
                     Ok(None) => return Afterwards::KeepAlive,
                     // The answer is on its way and the client still sending.
-                    Err(BodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
+                    Err(RequestBodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
                     Err(error) => {
-                        if error == BodyError::NoMemory {
+                        if error == RequestBodyError::NoMemory {
                             request_body::log_error(request, error);
                         }
                         return Afterwards::Close;
@@ -656,10 +643,6 @@ impl Exchange for Http1 {
         self.state.borrow_mut().transfer().sender.push(item);
     }
 
-    fn may_gather(&self) -> bool {
-        self.state.borrow_mut().transfer().sender.may_gather()
-    }
-
     fn end(&self) {
         self.state.borrow_mut().transfer().sender.end();
     }
@@ -668,7 +651,7 @@ impl Exchange for Http1 {
         self.state.borrow_mut().transfer().sender.abort();
     }
 
-    fn take_back(&self, error: io::Error) -> Result<(), io::Error> {
+    fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
         self.state.borrow_mut().transfer().sender.refuse(error)
     }
 
@@ -676,7 +659,19 @@ impl Exchange for Http1 {
         self.state.borrow_mut().transfer().sender.poll_sent(&self.stream, context)
     }
 
-    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
+    fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.state.borrow_mut().transfer().sender.poll_ready(low_water, &self.stream, context)
+    }
+
+    fn queued_bytes(&self) -> u64 {
+        self.state.borrow_mut().transfer().sender.queued_bytes()
+    }
+
+    fn poll_body(
+        &self,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
         let State { timer, transfer } = &mut *self.state.borrow_mut();
         let Transfer { input, body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
         if body.wants_continue() && !sender.is_started() {

@@ -11,10 +11,10 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::http1::{Version, response};
-use gale_runtime::{Bytes, Output, PoolError, Stream, Timer, poll_copy};
+use gale_runtime::{Bytes, Output, Stream, Timer, poll_copy};
 
 use crate::files::delivery::{Delivery, FileError, Next};
-use crate::request::body::BodyItem;
+use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{BodyLength, Gone, ResponseOptions, Sent};
 use crate::request::response::ResponseHead;
 use crate::worker::HttpWorker;
@@ -56,8 +56,8 @@ pub(super) struct Sender {
     timer: Timer,
     is_waiting: bool,
     send_timeout: Duration,
-    /// Why a file could not be sent to its end, and its name.
-    file_error: Option<(String, io::Error)>,
+    /// Why the response could not be completed.
+    failure: Option<BodyError>,
     /// The fields that follow a chunked body.
     trailers: Vec<u8>,
     is_ended: bool,
@@ -104,7 +104,7 @@ impl Sender {
         self.is_waiting = false;
         self.forget_files();
         self.flushes = false;
-        self.file_error = None;
+        self.failure = None;
         self.trailers.clear();
         self.is_ended = false;
     }
@@ -120,34 +120,33 @@ impl Sender {
         self.gone == Some(Gone::Aborted) && matches!(self.coding, Coding::UntilClose)
     }
 
-    /// Why a file could not be sent to its end, and its name, if that is what happened.
-    pub(super) fn take_file_error(&mut self) -> Option<(String, io::Error)> {
-        self.file_error.take()
+    /// Why the response could not be completed, if a file was the reason.
+    pub(super) fn take_failure(&mut self) -> Option<BodyError> {
+        self.failure.take()
     }
 
     /// The response cannot be completed: notes the error, to be asked for by [`Sender::take_refused`]; or gives it back when it is
     /// not such a one.
-    pub(super) fn refuse(&mut self, error: io::Error) -> Result<(), io::Error> {
-        if self.has_left || !is_overload(&error) {
+    pub(super) fn refuse(&mut self, error: BodyError) -> Result<(), BodyError> {
+        if self.has_left || !matches!(error, BodyError::Overloaded(_)) {
             return Err(error);
         }
-        self.file_error = Some((String::new(), error));
+        self.failure = Some(error);
         self.abort();
         Ok(())
     }
 
     /// Whether the response broke off because the server is too busy to read a file, and nothing of it has left.
     pub(super) fn is_refused(&self) -> bool {
-        let is_overload = self.file_error.as_ref().is_some_and(|(_, error)| is_overload(error));
-        is_overload && self.gone == Some(Gone::Aborted) && !self.has_left
+        matches!(self.failure, Some(BodyError::Overloaded(_))) && self.gone == Some(Gone::Aborted) && !self.has_left
     }
 
     /// Then it is forgotten, so that another may be started; and the error told.
-    pub(super) fn take_refused(&mut self) -> Option<io::Error> {
+    pub(super) fn take_refused(&mut self) -> Option<BodyError> {
         if !self.is_refused() {
             return None;
         }
-        let (_, error) = self.file_error.take()?;
+        let error = self.failure.take()?;
         let (version, sent) = (self.version, self.sent);
         self.clear();
         self.timer.clear();
@@ -185,8 +184,29 @@ impl Sender {
         self.sendfile_bytes = 0;
     }
 
+    /// How many bytes are queued.
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.output.len_bytes() as u64 + self.queue.iter().map(BodyItem::length).sum::<u64>()
+    }
+
+    /// As [`Sender::poll_sent`], until no more than `low_water` bytes are left.
+    pub(super) fn poll_ready(
+        &mut self,
+        low_water: u64,
+        stream: &Stream,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Gone>> {
+        if self.may_gather() {
+            return Poll::Ready(Ok(()));
+        }
+        match self.poll_sent(stream, context) {
+            Poll::Pending if self.queued_bytes() <= low_water => Poll::Ready(Ok(())),
+            sent => sent,
+        }
+    }
+
     /// Whether so little is queued that it may wait for the next item.
-    pub(super) fn may_gather(&self) -> bool {
+    fn may_gather(&self) -> bool {
         let postponed_bytes = self.delivery.options().postponed_bytes;
         self.gone.is_none()
             && !self.flushes
@@ -553,12 +573,10 @@ impl Sender {
     /// The server is at fault, not the client: a disk, or a file that has changed.
     fn fail_with_file(&mut self, error: io::Error) {
         let name = match self.queue.front() {
-            // It says nothing of the file.
-            _ if is_overload(&error) => String::new(),
             Some(BodyItem::File(piece)) => piece.name(),
             _ => "a file".to_owned(),
         };
-        self.file_error = Some((name, error));
+        self.failure = Some(BodyError::of_file(name, error));
         self.abort();
     }
 
@@ -647,12 +665,6 @@ impl Sender {
             self.queue.pop_front();
         }
     }
-}
-
-/// Whether a pool had no room, or no thread, for what was to be done: that passes.
-fn is_overload(error: &io::Error) -> bool {
-    let error = error.get_ref().and_then(|error| error.downcast_ref());
-    matches!(error, Some(PoolError::Overflow { .. } | PoolError::NoThread(_)))
 }
 
 /// What the head says of a connection that becomes a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a

@@ -18,7 +18,7 @@ use std::time::Duration;
 use gale_protocol::http1::Framing;
 use gale_runtime::{Bytes, Moment, SocketAddress};
 
-use super::{BodyError, BodyLength, BodyLimits, Exchange, Gone, ResponseOptions, Sent};
+use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::configuration::location::Locations;
 use crate::configuration::settings::{
     Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens,
@@ -59,7 +59,7 @@ pub(crate) struct MockExchange {
 #[derive(Default)]
 struct State {
     coming: VecDeque<Bytes>,
-    coming_end: Option<Result<(), BodyError>>,
+    coming_end: Option<Result<(), RequestBodyError>>,
     received: u64,
     was_asked_for_body: bool,
     events: Vec<Event>,
@@ -99,11 +99,11 @@ impl MockExchange {
     }
 
     /// The request's body breaks off.
-    pub(crate) fn fails(&self, error: BodyError) {
+    pub(crate) fn fails(&self, error: RequestBodyError) {
         self.ends_with(Err(error));
     }
 
-    fn ends_with(&self, end: Result<(), BodyError>) {
+    fn ends_with(&self, end: Result<(), RequestBodyError>) {
         let mut state = self.state.borrow_mut();
         state.coming_end = Some(end);
         state.body_waker.take().into_iter().for_each(Waker::wake);
@@ -206,16 +206,28 @@ impl Exchange for MockExchange {
         Poll::Pending
     }
 
-    fn poll_body(&self, context: &mut Context<'_>, limits: &BodyLimits) -> Poll<Result<Option<BodyItem>, BodyError>> {
+    fn poll_ready(&self, _low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.poll_sent(context)
+    }
+
+    fn queued_bytes(&self) -> u64 {
+        u64::from(self.state.borrow().is_queued)
+    }
+
+    fn poll_body(
+        &self,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
         let mut state = self.state.borrow_mut();
         state.was_asked_for_body = true;
         if state.has_left {
-            return Poll::Ready(Err(BodyError::PeerGone));
+            return Poll::Ready(Err(RequestBodyError::PeerGone));
         }
         if let Some(bytes) = state.coming.pop_front() {
             state.received += bytes.len() as u64;
             let is_too_large = !state.is_tunnel && state.received > limits.length_max;
-            let result = if is_too_large { Err(BodyError::TooLarge) } else { Ok(Some(BodyItem::Bytes(bytes))) };
+            let result = if is_too_large { Err(RequestBodyError::TooLarge) } else { Ok(Some(BodyItem::Bytes(bytes))) };
             return Poll::Ready(result);
         }
         if let Some(end) = state.coming_end {
@@ -351,7 +363,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
 }
 
 mod tests {
-    use std::io;
+    use std::cell::Cell;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Wake, ready};
 
@@ -359,7 +371,7 @@ mod tests {
 
     use super::Event::*;
     use super::*;
-    use crate::request::body::{Body, BodyStream};
+    use crate::request::body::{Body, BodyError, BodyStream};
     use crate::request::pump;
     use crate::request::respond;
 
@@ -403,9 +415,13 @@ mod tests {
     struct Echo(Rc<MockExchange>, BodyLimits);
 
     impl BodyStream for Echo {
-        fn poll_next(&mut self, _request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+        fn poll_next(
+            &mut self,
+            _request: &Request,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<BodyItem, BodyError>>> {
             let piece = ready!(self.0.poll_body(context, &self.1));
-            Poll::Ready(piece.map_err(|error| io::Error::other(format!("{error:?}"))).transpose())
+            Poll::Ready(piece.map_err(BodyError::Request).transpose())
         }
     }
 
@@ -464,7 +480,7 @@ mod tests {
             let body = start_echo(client, request);
             let mut sending = Driven::new(pump::send_rest(request, body));
             client.sends(b"one");
-            client.fails(BodyError::Malformed);
+            client.fails(RequestBodyError::Malformed);
             assert!(sending.run().is_ready());
             assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd), bytes("one"), Aborted]);
         });
@@ -476,7 +492,7 @@ mod tests {
             assert!(respond::start_response(request, Body::Bytes("done".into())).is_none());
             assert_eq!(client.saw(), [Start(200, BodyLength::Known(4)), bytes("done"), End]);
             assert!(!client.body_is_read());
-            let (exchange, limits) = (request.exchange(), request.body_limits());
+            let (exchange, limits) = (request.exchange_handle(), request.body_limits());
             let mut reading = Driven::new(poll_fn(|context| exchange.poll_body(context, &limits)));
             assert!(reading.run().is_pending());
             client.sends(b"late");
@@ -499,7 +515,7 @@ mod tests {
     #[test]
     fn a_handler_that_waits_for_something_else_notices_that_the_client_left() {
         with_request(|client, request| {
-            let exchange = request.exchange();
+            let exchange = request.exchange_handle();
             let something_else = std::future::pending::<()>();
             let mut waiting = Driven::new(async {
                 let mut something_else = std::pin::pin!(something_else);
@@ -531,11 +547,53 @@ mod tests {
         });
     }
 
+    /// A body that waits for ever, and counts how often it was asked to read ahead.
+    struct Hanging(Rc<Cell<usize>>);
+
+    impl BodyStream for Hanging {
+        fn poll_next(&mut self, _: &Request, _: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+            Poll::Pending
+        }
+
+        fn poll_ahead(&mut self, _: &Request, _: &mut Context<'_>) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    #[test]
+    fn a_client_that_leaves_ends_a_body_that_waits_for_something_else() {
+        with_request(|client, request| {
+            let body = Rc::new(Cell::new(0));
+            let stream = Body::Stream(Box::new(Hanging(Rc::clone(&body))));
+            let rest = respond::start_response(request, stream).expect("a stream is sent item by item");
+            let mut sending = Driven::new(pump::send_rest(request, rest));
+            assert!(sending.run().is_pending());
+            client.leaves();
+            assert!(sending.run().is_ready());
+            drop(sending);
+            assert_eq!((Rc::strong_count(&body), body.get()), (1, 0), "what waited has ended");
+        });
+    }
+
+    #[test]
+    fn while_the_client_is_slow_a_body_reads_ahead() {
+        with_request(|client, request| {
+            client.is_slow();
+            let ahead = Rc::new(Cell::new(0));
+            let stream = Body::Stream(Box::new(Hanging(Rc::clone(&ahead))));
+            let rest = respond::start_response(request, stream).expect("a stream is sent item by item");
+            client.push(BodyItem::Bytes("one".into()));
+            let mut sending = Driven::new(pump::send_rest(request, rest));
+            assert!(sending.run().is_pending());
+            assert_eq!(ahead.get(), 1);
+        });
+    }
+
     #[test]
     fn both_directions_are_waited_for_at_once() {
         with_request(|client, request| {
             client.is_slow();
-            let (exchange, limits) = (request.exchange(), request.body_limits());
+            let (exchange, limits) = (request.exchange_handle(), request.body_limits());
             let _rest = start_echo(client, request);
             exchange.push(BodyItem::Bytes("answer".into()));
             let either = |context: &mut Context<'_>| match exchange.poll_sent(context) {

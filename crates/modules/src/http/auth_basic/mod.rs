@@ -28,10 +28,9 @@ use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, W
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
-use gale_http::files::thread_pool::while_client_stays;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture, Phase, Wait};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
 use gale_protocol::http1::{KnownHeader, Method};
 use gale_runtime::ThreadPool;
@@ -184,10 +183,7 @@ async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> 
     let proof = Proof::new(file.metadata(), &credentials);
     let user = credentials.user().to_vec();
     let task = hashing_pool().run(move || judge(&file, &credentials));
-    let Some(verdict) = while_client_stays(request, task).await else {
-        return Flow::Respond(CLIENT_LEFT);
-    };
-    match verdict {
+    match task.await {
         Ok(Ok(Verdict::Right)) => {
             recent::remember(request.worker(), proof);
             Flow::Allow

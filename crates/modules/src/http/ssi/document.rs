@@ -5,14 +5,13 @@
 //! for more while that is under way. Only `wait` and `set` of `include` make the document itself wait.
 
 use std::cell::Cell;
-use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_http::request::Request;
-use gale_http::request::body::{Body, BodyItem, BodyStream};
+use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::subrequest::{Fallback, InMemorySubrequest, Subrequest, Target};
 use gale_http::request::transform::InMemory;
 use gale_http::variables::regex::Regex;
@@ -171,7 +170,7 @@ impl Document {
 }
 
 impl BodyStream for Document {
-    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<io::Result<BodyItem>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         loop {
             if let Err(error) = ready!(self.poll_waited(request, context)) {
                 return Poll::Ready(Some(Err(error)));
@@ -233,7 +232,7 @@ impl BodyStream for Document {
 
 impl Document {
     /// Ready when nothing is waited for any more.
-    fn poll_waited(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_waited(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         match &mut self.waits_for {
             Waiting::Nothing => return Poll::Ready(Ok(())),
             // Whoever puts the output into its place asks again.
