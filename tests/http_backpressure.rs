@@ -9,6 +9,7 @@ with_each_driver!(
     slow_readers_get_every_byte_in_its_order,
     a_consumer_that_stalls_stops_its_sender,
     a_reader_that_stalls_stops_what_is_echoed_to_it,
+    a_tunnel_goes_on_in_one_direction_when_the_other_has_ended,
     an_upload_that_nobody_keeps_takes_no_memory,
 );
 
@@ -202,6 +203,30 @@ fn a_reader_that_stalls_stops_what_is_echoed_to_it(driver: Driver) {
             }
         });
         assert_eq!(returned, end);
+    }
+    server.stop();
+}
+
+fn a_tunnel_goes_on_in_one_direction_when_the_other_has_ended(driver: Driver) {
+    let server = one_worker(driver, "location / { test_tunnel; }").start();
+    let sent = pattern(8_000_003);
+    for mut client in [server.connect(), server.connect_tcp(1)] {
+        client.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n");
+        let head = client.head();
+        assert_eq!(
+            (head.status, head.header("connection"), head.header("upgrade")),
+            (101, Some("upgrade"), Some("echo"))
+        );
+        let mut sender = client.sender();
+        let received = std::thread::scope(|scope| {
+            // More than all buffers on the way hold: it comes back while it is still being sent.
+            scope.spawn(|| {
+                sender.send(&sent);
+                sender.finish_sending();
+            });
+            client.read_to_end()
+        });
+        assert!(received == sent, "{} of {} bytes came back", received.len(), sent.len());
     }
     server.stop();
 }

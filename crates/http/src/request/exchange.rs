@@ -121,6 +121,11 @@ pub struct BodyLimits {
     pub min_rate: Option<MinRate>,
 }
 
+impl BodyLimits {
+    /// None: for what is no body of a request, such as the bytes of a tunnel.
+    pub const NONE: BodyLimits = BodyLimits { length_max: 0, silence_max: Duration::MAX, min_rate: None };
+}
+
 /// One exchange, seen from above. All methods belong to the worker that owns the
 /// connection.
 pub trait Exchange {

@@ -87,7 +87,6 @@ mod tests {
     use super::*;
     use crate::request::body::Body;
     use crate::request::exchange::mock::{Event, MockExchange, request, settings};
-    use crate::request::pump;
     use crate::request::respond;
     use crate::variables::template::SizeTemplate;
 
@@ -142,7 +141,7 @@ mod tests {
             };
             let body = Body::Items([lease(), lease()].into());
             let rest = respond::start_response(&mut request, body).expect("items are sent one by one");
-            pump::send_rest(&request, rest).await;
+            rest.send(&request).await;
             let piece = || Event::Piece("abc".into());
             let saw = client.saw();
             assert!(matches!(saw[0], Event::Start(200, _)), "{saw:?}");

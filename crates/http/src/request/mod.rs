@@ -22,6 +22,7 @@ pub mod response;
 pub mod server_field;
 pub mod subrequest;
 pub mod transform;
+pub mod tunnel;
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
@@ -40,6 +41,7 @@ use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
+use crate::request::tunnel::Tunnel;
 use crate::variables::regex::{CAPTURES_MAX, Captures, Match};
 use crate::variables::template::any_is_true;
 use crate::variables::{Found, Source, VariableId};
@@ -147,7 +149,7 @@ pub struct Request {
     /// The URI was changed and the request stays in its location: `alias` has nothing to replace.
     pub(crate) has_left_location: bool,
     pub(crate) redirects_left: u8,
-    pub(crate) is_tunnel: bool,
+    pub(crate) tunnel: Option<Box<dyn Tunnel>>,
     pub(crate) body_was_refused: bool,
     /// What the access phase will answer unless somebody in it is satisfied.
     pub(crate) refusal: Option<u16>,
@@ -229,7 +231,7 @@ impl Request {
             uri_was_changed: false,
             has_left_location: false,
             redirects_left: REDIRECTS_MAX,
-            is_tunnel: false,
+            tunnel: None,
             body_was_refused: false,
             refusal: None,
             exchange: None,
@@ -285,7 +287,7 @@ impl Request {
         self.uri_was_changed = false;
         self.has_left_location = false;
         self.redirects_left = REDIRECTS_MAX;
-        self.is_tunnel = false;
+        self.tunnel = None;
         self.body_was_refused = false;
         self.refusal = None;
         self.exchange = None;
@@ -694,14 +696,6 @@ impl Request {
         if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
             self.exchange().interim(103, fields);
         }
-    }
-
-    /// From now on bytes pass unframed in both directions: the handler answers
-    /// with 101 (or 2xx to CONNECT) and a stream, and reads from the exchange
-    /// what the client sends.
-    pub fn become_tunnel(&mut self) {
-        self.is_tunnel = true;
-        self.exchange().become_tunnel();
     }
 
     /// How much of the response has been sent.

@@ -79,6 +79,15 @@ pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
             }
             Flow::Delay(time) => return Some(Step::Delay(time, Afterwards::AskAgain)),
             Flow::Answer(body) => body,
+            Flow::Upgrade(_) if !request.is_main() => {
+                request.log(Level::Error, format_args!("a subrequest cannot become a tunnel"));
+                flow = Flow::Respond(500);
+                continue;
+            }
+            Flow::Upgrade(tunnel) => {
+                request.tunnel = Some(tunnel);
+                Body::Empty
+            }
             Flow::Respond(_) if request.fallback.is_some() => {
                 let fallback = request.fallback.take()?;
                 request.response.clear();
@@ -146,11 +155,13 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     let scope = configuration.http().scope(request.scope);
     for bound in &scope.filters {
         if let Filtered::Respond(status) = bound.filter.apply(request, scope.conf(bound.module), &mut body) {
+            request.tunnel = None;
             return Filtering::Refused(status);
         }
     }
     if request.take_too_costly() {
         request.response.clear();
+        request.tunnel = None;
         return Filtering::TooCostly;
     }
     Filtering::Done(body)

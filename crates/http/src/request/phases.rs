@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::tunnel::Tunnel;
 
 /// nginx's phases, as far as modules take part in them. Finding the location
 /// comes between `ServerRewrite` and `Rewrite` and belongs to the engine.
@@ -67,6 +68,9 @@ pub enum Flow {
     Respond(u16),
     /// The response's head is set in the request; this is its body.
     Answer(Body),
+    /// The connection becomes a tunnel: the response's head is set in the request (101, or 2xx to CONNECT), and this is the
+    /// other end.
+    Upgrade(Box<dyn Tunnel>),
     /// Start again with another URI, as nginx's internal redirect. `None` for
     /// the arguments keeps those of the request.
     Redirect {

@@ -16,20 +16,39 @@ use crate::request::exchange::{BodyLength, ResponseOptions};
 use crate::request::limit_rate::Rate;
 use crate::request::pump::send_rest;
 use crate::request::server_field::server_line;
+use crate::request::tunnel::{self, Tunnel};
 
 /// The rest of a request that has to wait: through the phases and on to the last
 /// item of the body. `false` when the connection is to be closed without an answer.
 pub async fn finish_and_send(request: &mut Request, step: Step) -> bool {
     let Some(body) = finish(request, step).await else { return false };
     if let Some(rest) = start_response(request, body) {
-        send_rest(request, rest).await;
+        rest.send(request).await;
     }
     true
 }
 
-/// Gives the head to the exchange and returns the body to send, both as the
+/// What follows a response's head and is not given with it.
+pub enum Rest {
+    /// A body that comes item by item.
+    Body(Body),
+    /// Bytes both ways.
+    Tunnel(Box<dyn Tunnel>),
+}
+
+impl Rest {
+    /// Sends it to its end, or until the client leaves.
+    pub async fn send(self, request: &Request) {
+        match self {
+            Rest::Body(body) => send_rest(request, body).await,
+            Rest::Tunnel(other_end) => Box::pin(tunnel::carry(request, other_end)).await,
+        }
+    }
+}
+
+/// Gives the head to the exchange and returns what is to follow, both as the
 /// filters made them. When this returns `None`, all of it has been given.
-pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
+pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     let files = match &body {
@@ -49,7 +68,6 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
     };
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
-    let exchange = request.exchange();
     let core = &scope.core;
     let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
@@ -69,11 +87,18 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         files,
         send_timeout: *core.send_timeout.get(),
     };
+    if let Some(other_end) = request.tunnel.take() {
+        let exchange = request.exchange();
+        exchange.become_tunnel();
+        exchange.start(&request.response, &options);
+        return Some(Rest::Tunnel(other_end));
+    }
+    let exchange = request.exchange();
     let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
         body if is_limited || has_trailers => {
             exchange.start(&request.response, &options);
-            return Some(body);
+            return Some(Rest::Body(body));
         }
         Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
         Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
@@ -84,7 +109,7 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Body> {
         }
         rest @ (Body::Items(_) | Body::Stream(_)) => {
             exchange.start(&request.response, &options);
-            return Some(rest);
+            return Some(Rest::Body(rest));
         }
     }
     None
@@ -125,7 +150,7 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
     let can_be_chunked = request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get();
-    if request.is_tunnel {
+    if request.tunnel.is_some() {
         request.response.content_length = None;
         return BodyLength::UntilEnd;
     }

@@ -2,6 +2,7 @@
 //! alone, which `cargo test` turns on.
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
+//!   test_tunnel;             location    becomes a tunnel that sends everything back
 //!   test_store_body;         location    reads the whole body and tells what became of it
 //!   test_worker;             location    tells the number of the worker that answers
 //!   test_count_body [held];  location    reads the whole body and keeps nothing of it; held: not before it is released
@@ -20,6 +21,7 @@
 //! depend on them.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::future::poll_fn;
@@ -28,6 +30,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::units;
@@ -42,6 +45,7 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::exchange::BodyLimits;
 use gale_http::request::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::request::request_body::{StoredBody, log_error, read_body};
+use gale_http::request::tunnel::Tunnel;
 use gale_http::variables::template::Template;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
@@ -60,6 +64,12 @@ pub static MODULE: Module = Module {
             name: "test_echo",
             about: "For tests: sends the request's body back while it is still coming.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Echo)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_tunnel",
+            about: "For tests: becomes a tunnel that sends everything back.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Tunnel)),
             ..HOOK
         },
         Directive {
@@ -195,6 +205,7 @@ enum Answer {
     Panic,
     PanicWaiting,
     Echo,
+    Tunnel,
     StoreBody,
     Worker,
     Leases { bytes_max: Option<usize> },
@@ -259,6 +270,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     match conf.answer.expect("there whenever the handler is") {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
+        Answer::Tunnel => Some(tunnel(request)),
         Answer::Worker => Some(tell_worker(request)),
         Answer::Leases { bytes_max } => Some(tell_leases(request, bytes_max)),
         Answer::Pools => Some(text(request, describe_pools())),
@@ -404,6 +416,61 @@ impl BodyStream for Echo {
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         let item = request.exchange().poll_body(context, &self.0);
         item.map(|item| item.map_err(BodyError::Request).transpose())
+    }
+}
+
+fn tunnel(request: &mut Request) -> Flow {
+    request.response.status = 101;
+    request.response.add(b"Upgrade", b"echo");
+    Flow::Upgrade(Box::<EchoTunnel>::default())
+}
+
+/// Sends back what it is given, and holds a bounded part of it.
+#[derive(Default)]
+struct EchoTunnel {
+    held: VecDeque<Bytes>,
+    held_bytes: usize,
+    has_ended: bool,
+    waker: Option<Waker>,
+}
+
+impl Tunnel for EchoTunnel {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyError>> {
+        match self.held.pop_front() {
+            Some(bytes) => {
+                self.held_bytes -= bytes.len();
+                self.waker.take().into_iter().for_each(Waker::wake);
+                Poll::Ready(Ok(Some(bytes)))
+            }
+            None if self.has_ended => Poll::Ready(Ok(None)),
+            None => {
+                self.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        if self.held_bytes < 64 * 1024 || self.has_ended {
+            return Poll::Ready(Ok(()));
+        }
+        self.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn write(&mut self, bytes: Bytes) {
+        self.held_bytes += bytes.len();
+        self.held.push_back(bytes);
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn end(&mut self) {
+        self.has_ended = true;
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn idle_max(&self) -> Duration {
+        Duration::from_secs(60)
     }
 }
 

@@ -30,7 +30,6 @@ use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
-use crate::request::pump;
 use crate::request::request_body;
 use crate::request::respond;
 use crate::request::response::ResponseHead;
@@ -344,7 +343,7 @@ impl Http1 {
             Step::Answer(body) => {
                 let rest = respond::start_response(request, body)?;
                 Some(Box::pin(async move {
-                    pump::send_rest(request, rest).await;
+                    rest.send(request).await;
                     true
                 }))
             }

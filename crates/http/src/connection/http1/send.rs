@@ -61,6 +61,8 @@ pub(super) struct Sender {
     /// The fields that follow a chunked body.
     trailers: Vec<u8>,
     is_ended: bool,
+    /// Our direction of a tunnel has ended, and the client was told.
+    is_shut_down: bool,
 }
 
 /// What comes after a response, as far as it is known before.
@@ -107,6 +109,7 @@ impl Sender {
         self.failure = None;
         self.trailers.clear();
         self.is_ended = false;
+        self.is_shut_down = false;
     }
 
     /// Whether everything has left, to the last byte.
@@ -464,6 +467,10 @@ impl Sender {
             }
             if self.output.is_empty() && self.queue.is_empty() {
                 self.uncork(stream);
+                if self.coding == Coding::Raw && self.is_ended && !std::mem::replace(&mut self.is_shut_down, true) {
+                    // The other direction of a tunnel goes on. A failure shows there.
+                    let _ = stream.shutdown_write();
+                }
                 self.has_interim = false;
                 self.has_left &= self.is_started;
                 self.flushes = false;

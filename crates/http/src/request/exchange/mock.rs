@@ -372,8 +372,8 @@ mod tests {
     use super::Event::*;
     use super::*;
     use crate::request::body::{Body, BodyError, BodyStream};
-    use crate::request::pump;
-    use crate::request::respond;
+    use crate::request::respond::{self, Rest};
+    use crate::request::tunnel::Tunnel;
 
     fn bytes(text: &'static str) -> Event {
         Piece(text.into())
@@ -435,7 +435,7 @@ mod tests {
         });
     }
 
-    fn start_echo(exchange: &Rc<MockExchange>, request: &mut Request) -> Body {
+    fn start_echo(exchange: &Rc<MockExchange>, request: &mut Request) -> Rest {
         let echo = Echo(Rc::clone(exchange), request.body_limits());
         respond::start_response(request, Body::Stream(Box::new(echo))).expect("a stream is sent item by item")
     }
@@ -445,7 +445,7 @@ mod tests {
         with_request(|client, request| {
             let body = start_echo(client, request);
             assert_eq!(client.saw(), [Start(200, BodyLength::UntilEnd)]);
-            let mut sending = Driven::new(pump::send_rest(request, body));
+            let mut sending = Driven::new(body.send(request));
             assert!(sending.run().is_pending());
             client.sends(b"one");
             assert!(sending.run().is_pending());
@@ -463,7 +463,7 @@ mod tests {
         with_request(|client, request| {
             client.is_slow();
             let body = start_echo(client, request);
-            let mut sending = Driven::new(pump::send_rest(request, body));
+            let mut sending = Driven::new(body.send(request));
             client.sends(b"one");
             client.sends(b"two");
             assert!(sending.run().is_pending());
@@ -478,7 +478,7 @@ mod tests {
     fn an_answer_that_cannot_be_completed_is_broken_off() {
         with_request(|client, request| {
             let body = start_echo(client, request);
-            let mut sending = Driven::new(pump::send_rest(request, body));
+            let mut sending = Driven::new(body.send(request));
             client.sends(b"one");
             client.fails(RequestBodyError::Malformed);
             assert!(sending.run().is_ready());
@@ -538,7 +538,7 @@ mod tests {
         with_request(|client, request| {
             client.is_slow();
             let body = start_echo(client, request);
-            let mut sending = Driven::new(pump::send_rest(request, body));
+            let mut sending = Driven::new(body.send(request));
             client.sends(b"one");
             assert!(sending.run().is_pending());
             client.leaves();
@@ -566,7 +566,7 @@ mod tests {
             let body = Rc::new(Cell::new(0));
             let stream = Body::Stream(Box::new(Hanging(Rc::clone(&body))));
             let rest = respond::start_response(request, stream).expect("a stream is sent item by item");
-            let mut sending = Driven::new(pump::send_rest(request, rest));
+            let mut sending = Driven::new(rest.send(request));
             assert!(sending.run().is_pending());
             client.leaves();
             assert!(sending.run().is_ready());
@@ -583,7 +583,7 @@ mod tests {
             let stream = Body::Stream(Box::new(Hanging(Rc::clone(&ahead))));
             let rest = respond::start_response(request, stream).expect("a stream is sent item by item");
             client.push(BodyItem::Bytes("one".into()));
-            let mut sending = Driven::new(pump::send_rest(request, rest));
+            let mut sending = Driven::new(rest.send(request));
             assert!(sending.run().is_pending());
             assert_eq!(ahead.get(), 1);
         });
@@ -611,21 +611,132 @@ mod tests {
         });
     }
 
+    /// The other end of a tunnel, which the test plays.
+    #[derive(Default)]
+    struct OtherEnd {
+        sends: VecDeque<Bytes>,
+        has_ended: bool,
+        got: Vec<Bytes>,
+        was_told_of_end: bool,
+        takes_nothing: bool,
+        waker: Option<Waker>,
+    }
+
+    struct Played(Rc<RefCell<OtherEnd>>);
+
+    impl Tunnel for Played {
+        fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyError>> {
+            let mut end = self.0.borrow_mut();
+            match end.sends.pop_front() {
+                Some(bytes) => Poll::Ready(Ok(Some(bytes))),
+                None if end.has_ended => Poll::Ready(Ok(None)),
+                None => {
+                    end.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        }
+
+        fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+            let mut end = self.0.borrow_mut();
+            if end.takes_nothing {
+                end.waker = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(Ok(()))
+        }
+
+        fn write(&mut self, bytes: Bytes) {
+            self.0.borrow_mut().got.push(bytes);
+        }
+
+        fn end(&mut self) {
+            self.0.borrow_mut().was_told_of_end = true;
+        }
+
+        fn idle_max(&self) -> Duration {
+            Duration::from_secs(60)
+        }
+    }
+
+    fn change(end: &RefCell<OtherEnd>, change: impl FnOnce(&mut OtherEnd)) {
+        change(&mut end.borrow_mut());
+        end.borrow_mut().waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn start_tunnel(client: &Rc<MockExchange>, request: &mut Request) -> (Rest, Rc<RefCell<OtherEnd>>) {
+        let end = Rc::new(RefCell::new(OtherEnd::default()));
+        request.response.status = 101;
+        request.tunnel = Some(Box::new(Played(Rc::clone(&end))));
+        let rest = respond::start_response(request, Body::Empty).expect("a tunnel follows");
+        assert_eq!(client.saw(), [Start(101, BodyLength::UntilEnd)]);
+        (rest, end)
+    }
+
     #[test]
     fn a_tunnel_carries_bytes_both_ways_past_every_limit() {
         with_request(|client, request| {
-            request.become_tunnel();
-            request.response.status = 101;
-            let body = start_echo(client, request);
-            assert_eq!(client.saw(), [Start(101, BodyLength::UntilEnd)]);
-            let mut sending = Driven::new(pump::send_rest(request, body));
+            let (tunnel, end) = start_tunnel(client, request);
+            let mut carrying = Driven::new(tunnel.send(request));
             client.state.borrow_mut().received = BODY_MAX;
             client.sends(b"ping");
-            assert!(sending.run().is_pending());
-            assert_eq!(client.saw(), [bytes("ping")]);
+            assert!(carrying.run().is_pending());
+            assert_eq!(end.borrow().got, ["ping"]);
+            change(&end, |end| end.sends.push_back("pong".into()));
+            assert!(carrying.run().is_pending());
+            assert_eq!(client.saw(), [bytes("pong")]);
+        });
+    }
+
+    #[test]
+    fn one_direction_of_a_tunnel_may_end_before_the_other() {
+        with_request(|client, request| {
+            let (tunnel, end) = start_tunnel(client, request);
+            let mut carrying = Driven::new(tunnel.send(request));
+            client.sends(b"all");
             client.ends();
-            assert!(sending.run().is_ready());
-            assert_eq!(client.saw(), [End]);
+            assert!(carrying.run().is_pending());
+            assert!(end.borrow().was_told_of_end);
+            change(&end, |end| end.sends.push_back("late".into()));
+            assert!(carrying.run().is_pending());
+            change(&end, |end| end.has_ended = true);
+            assert!(carrying.run().is_ready());
+            assert_eq!(client.saw(), [bytes("late"), End]);
+        });
+    }
+
+    #[test]
+    fn both_ends_of_a_tunnel_may_write_before_either_reads() {
+        with_request(|client, request| {
+            client.is_slow();
+            let (tunnel, end) = start_tunnel(client, request);
+            end.borrow_mut().takes_nothing = true;
+            let mut carrying = Driven::new(tunnel.send(request));
+            for _ in 0..3 {
+                client.sends(b"to the other end");
+                change(&end, |end| end.sends.push_back("to the client".into()));
+            }
+            assert!(carrying.run().is_pending());
+            assert_eq!(client.saw(), [bytes("to the client")], "one piece waits for the client");
+            // Whichever reads first: the other direction need not move for it.
+            change(&end, |end| end.takes_nothing = false);
+            assert!(carrying.run().is_pending());
+            assert_eq!((end.borrow().got.len(), client.saw()), (3, vec![]));
+            client.takes();
+            assert!(carrying.run().is_pending());
+            assert_eq!(client.saw(), [bytes("to the client")]);
+        });
+    }
+
+    #[test]
+    fn a_tunnel_through_which_nothing_passes_ends() {
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            let client = MockExchange::new();
+            let mut request = request(&client, settings());
+            let (tunnel, end) = start_tunnel(&client, &mut request);
+            tunnel.send(&request).await;
+            drop(request);
+            assert_eq!((client.saw(), Rc::strong_count(&end)), (vec![Aborted], 1));
         });
     }
 }

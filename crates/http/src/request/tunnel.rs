@@ -1,0 +1,137 @@
+//! Tunnels: connections that carry plain bytes both ways after a 101, or a 2xx to CONNECT. (RFC 9110 §7.8 and §9.3.6)
+//!
+//! The directions are independent: each goes on when the other one waits or has ended, so that two ends that both write
+//! before they read never wait for each other here. What is held of each is bounded.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_runtime::{Bytes, Timer};
+
+use crate::request::Request;
+use crate::request::body::{BodyError, BodyItem};
+use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError};
+
+/// More is asked of the other end when no more than so many bytes wait for the client.
+const LOW_WATER_BYTES: u64 = 16 * 1024;
+
+/// The other end of a client's tunnel, which a module gives with [`Flow::Upgrade`](crate::request::phases::Flow::Upgrade).
+pub trait Tunnel {
+    /// The next bytes for the client; `None` at the end of that direction.
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyError>>;
+
+    /// Sends on what was written. Ready when more may be written; after [`Tunnel::end`] when all of it has left.
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>>;
+
+    /// Takes bytes from the client. Only when [`Tunnel::poll_ready`] has said so.
+    fn write(&mut self, bytes: Bytes);
+
+    /// The client has ended its direction: nothing more will be written.
+    fn end(&mut self);
+
+    /// How long nothing may pass in either direction.
+    fn idle_max(&self) -> Duration;
+}
+
+impl fmt::Debug for dyn Tunnel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Tunnel")
+    }
+}
+
+/// Why a tunnel ended.
+enum End {
+    /// Both directions have ended.
+    Ended,
+    Idle,
+    Client(Gone),
+    Broken(BodyError),
+}
+
+/// Carries bytes both ways until both directions have ended, one end is lost, or nothing has passed for too long.
+pub(crate) async fn carry(request: &Request, tunnel: Box<dyn Tunnel>) {
+    let exchange = request.exchange();
+    let idle = Timer::after(tunnel.idle_max());
+    let mut carrier = Carrier { tunnel, idle, client_has_ended: false, other_has_ended: false };
+    match poll_fn(|context| carrier.poll(exchange, context)).await {
+        End::Ended | End::Client(Gone::ByPeer) => return,
+        End::Client(gone) => request.log(Level::Info, format_args!("a tunnel ended: {gone:?}")),
+        End::Idle => request.log(Level::Info, format_args!("a tunnel ended: nothing has passed for too long")),
+        End::Broken(error) => request.log(Level::Error, format_args!("a tunnel broke off: {error}")),
+    }
+    exchange.abort();
+}
+
+struct Carrier {
+    tunnel: Box<dyn Tunnel>,
+    idle: Timer,
+    client_has_ended: bool,
+    other_has_ended: bool,
+}
+
+impl Carrier {
+    fn poll(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Poll<End> {
+        match self.poll_both(exchange, context) {
+            Err(end) => Poll::Ready(end),
+            Ok(()) => self.idle.poll_expired(context).map(|()| End::Idle),
+        }
+    }
+
+    /// Carries what there is; an error is the end, whichever.
+    fn poll_both(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Result<(), End> {
+        loop {
+            let takes_more = is_ready(self.tunnel.poll_ready(context).map_err(End::Broken))?;
+            let from_client = takes_more && !self.client_has_ended && self.read_client(exchange, context)?;
+            let client_takes_more = is_ready(exchange.poll_ready(LOW_WATER_BYTES, context).map_err(End::Client))?;
+            let to_client = client_takes_more && !self.other_has_ended && self.read_other(exchange, context)?;
+            if self.client_has_ended && self.other_has_ended {
+                let has_left = is_ready(exchange.poll_sent(context).map_err(End::Client))?;
+                return if has_left && takes_more { Err(End::Ended) } else { Ok(()) };
+            }
+            if !from_client && !to_client {
+                return Ok(());
+            }
+            self.idle.set_after(self.tunnel.idle_max());
+        }
+    }
+
+    /// Whether something came from the client, its end included.
+    fn read_client(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Result<bool, End> {
+        match exchange.poll_body(context, &BodyLimits::NONE) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(Ok(Some(BodyItem::Bytes(bytes)))) => self.tunnel.write(bytes),
+            Poll::Ready(Ok(Some(_))) => {}
+            Poll::Ready(Ok(None)) => {
+                self.client_has_ended = true;
+                self.tunnel.end();
+            }
+            Poll::Ready(Err(RequestBodyError::PeerGone)) => return Err(End::Client(Gone::ByPeer)),
+            Poll::Ready(Err(error)) => return Err(End::Broken(BodyError::Request(error))),
+        }
+        Ok(true)
+    }
+
+    /// Whether something came from the other end, its end included.
+    fn read_other(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Result<bool, End> {
+        match self.tunnel.poll_read(context) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(Ok(Some(bytes))) => exchange.push(BodyItem::Bytes(bytes)),
+            Poll::Ready(Ok(None)) => {
+                self.other_has_ended = true;
+                exchange.end();
+            }
+            Poll::Ready(Err(error)) => return Err(End::Broken(error)),
+        }
+        Ok(true)
+    }
+}
+
+fn is_ready<E>(polled: Poll<Result<(), E>>) -> Result<bool, E> {
+    match polled {
+        Poll::Ready(result) => result.map(|()| true),
+        Poll::Pending => Ok(false),
+    }
+}
