@@ -10,6 +10,8 @@
 
 #[cfg(test)]
 pub(crate) mod mock;
+#[cfg(test)]
+mod streams;
 
 use std::task::{Context, Poll};
 use std::time::Duration;

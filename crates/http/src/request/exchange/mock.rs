@@ -333,8 +333,17 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
     }
 }
 
+/// A request on this exchange, in a server with these settings.
+pub(crate) fn request_on(exchange: Rc<dyn Exchange>, core: CoreSettings) -> Request {
+    request_between(exchange, scope(core))
+}
+
 /// A request in a server that consists of this scope.
 pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
+    request_between(Rc::<MockExchange>::clone(exchange), scope)
+}
+
+fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
     let server =
         Server { scope: ScopeId(0), name: Box::default(), locations: Locations::default(), named: Default::default() };
     let http = HttpConfiguration {
@@ -357,7 +366,6 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     let common = Worker::new(1, Arc::clone(configuration.error_log()));
     request.worker = Some(HttpWorker::new(common, Rc::clone(&configuration)));
     request.parsed_mut().framing = Framing::Chunked;
-    let exchange: Rc<MockExchange> = Rc::clone(exchange);
     request.begin(configuration, exchange, ServerId(0));
     request
 }
