@@ -1,7 +1,8 @@
 //! Request heads: whole, byte by byte and in two pieces give the same result, and no accessor panics.
 #![no_main]
 
-use gale_protocol::http1::{HeadParser, KnownHeader, Limits, RequestHead, Status};
+use gale_protocol::http1::{HeadParser, Limits, Status};
+use gale_protocol::request::{KnownHeader, RequestHead};
 use gale_protocol::{Offence, http1::Framing};
 use libfuzzer_sys::fuzz_target;
 

@@ -11,6 +11,7 @@ pub mod http1;
 mod offence;
 pub mod proxy_protocol;
 mod range;
+pub mod request;
 pub mod ssi;
 pub mod uri;
 

@@ -2,7 +2,8 @@
 //! which a head arrives make no difference.
 
 use gale_protocol::Offence;
-use gale_protocol::http1::{Framing, HeadParser, KnownHeader, Limits, Method, RequestHead, Status, Version};
+use gale_protocol::http1::{HeadParser, Limits, Status, wants_keep_alive};
+use gale_protocol::request::{Framing, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri::Form;
 use proptest::prelude::*;
 
@@ -93,7 +94,7 @@ fn http_0_9() {
     for input in ["GET /\r\n", "GET /\n", "GET /  \r\n", "GET http://a/ \r\n"] {
         let head = accept(input);
         assert_eq!(head.version, Version::Http09);
-        assert!(!head.wants_keep_alive(input.as_bytes()));
+        assert!(!wants_keep_alive(&head, input.as_bytes()));
     }
     assert_eq!(refuse("POST /\r\n"), Offence::InvalidHttp09Method);
     assert_eq!(refuse("CONNECT a:1\r\n"), Offence::InvalidHttp09Method);
@@ -408,7 +409,7 @@ fn keep_alive() {
         ("1.0", "Connection: Upgrade, keep-alive\r\n", true),
     ] {
         let input = format!("GET / HTTP/{version}\r\nHost: a\r\n{field}\r\n");
-        assert_eq!(accept(&input).wants_keep_alive(input.as_bytes()), wanted, "{input:?}");
+        assert_eq!(wants_keep_alive(&accept(&input), input.as_bytes()), wanted, "{input:?}");
     }
 }
 

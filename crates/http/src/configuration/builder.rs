@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 
 use crate::configuration::location::{Locations, Pattern};
 use crate::configuration::server_name::{ServerName, ServerNames};

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 
 use crate::configuration::location::Locations;
 use crate::configuration::server_name::ServerNames;

@@ -1,8 +1,8 @@
 //! What a status becomes: an `error_page`, a redirect, or a page of our own.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#error_page>)
 
-use gale_protocol::http1::Version;
 use gale_protocol::http1::response::reason;
+use gale_protocol::request::Version;
 use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::Bytes;
 

@@ -5,6 +5,7 @@
 //! that the next request finds its memory ready.
 
 pub(crate) mod advance;
+pub(crate) mod begin;
 pub mod body;
 pub mod browser;
 pub(crate) mod departure;
@@ -30,7 +31,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
-use gale_protocol::http1::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
+use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
 use crate::configuration::settings::{KeepaliveDisable, LingeringClose};

@@ -19,7 +19,7 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use gale_protocol::http1::KnownHeader::ContentLength;
+use gale_protocol::request::KnownHeader::ContentLength;
 use gale_runtime::files::{FileError, Writer, create_directories_blocking, likely_device, open_blocking};
 use gale_runtime::{Buffer, Bytes, File, OpenFlags, default_pool};
 

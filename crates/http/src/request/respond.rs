@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use gale_protocol::http1::Version;
+use gale_protocol::request::Version;
 use gale_runtime::{Bytes, SocketAddress};
 
 use crate::configuration::settings::CoreSettings;

@@ -29,7 +29,7 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};
 use gale_runtime::files::likely_device;
 use gale_runtime::{Bytes, PoolError, default_pool};

@@ -9,7 +9,7 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Decide, Flow, Phase};
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 use gale_runtime::Bytes;
 
 /// See the file's head.

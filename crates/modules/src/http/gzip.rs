@@ -34,7 +34,7 @@ use gale_http::request::response::{Field, ResponseHead};
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::Variable;
 use gale_http::variables::regex::Regex;
-use gale_protocol::http1::{KnownHeader, Version};
+use gale_protocol::request::{KnownHeader, Version};
 use gale_runtime::{Buffer, Effort};
 use libdeflater::{CompressionLvl, Compressor};
 

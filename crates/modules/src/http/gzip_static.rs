@@ -13,7 +13,7 @@ use gale_http::files::open_files::{self, Opened};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 
 use super::{gzip, static_files};
 

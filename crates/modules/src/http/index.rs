@@ -17,7 +17,7 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -19,7 +19,7 @@ use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::filters::{Filtered, Judge};
 use gale_http::request::response::ResponseHead;
-use gale_protocol::http1::{KnownHeader, KnownHeaders};
+use gale_protocol::request::{KnownHeader, KnownHeaders};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -17,7 +17,7 @@ use gale_http::files::find_path;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;
 

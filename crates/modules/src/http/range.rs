@@ -23,7 +23,7 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream, FilePiece}
 use gale_http::request::filters::{Filtered, Judge};
 use gale_http::request::response::ResponseHead;
 use gale_protocol::byte_ranges::{Asked, parse};
-use gale_protocol::http1::{KnownHeader, Version};
+use gale_protocol::request::{KnownHeader, Version};
 use gale_runtime::Bytes;
 
 /// See the file's head.

@@ -14,7 +14,7 @@ use gale_http::files::{find_path, set_content_type};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 use gale_protocol::uri::escape::{Class, escape};
 
 /// See the file's head.

@@ -14,7 +14,7 @@ use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::Variable;
-use gale_protocol::http1::Method;
+use gale_protocol::request::Method;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

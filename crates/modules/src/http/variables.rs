@@ -19,8 +19,8 @@ use gale_engine::log::local_time;
 use gale_http::files;
 use gale_http::request::Request;
 use gale_http::variables::Variable;
-use gale_protocol::http1::{KnownHeader, Version};
 use gale_protocol::proxy_protocol::ProxyHeader;
+use gale_protocol::request::{KnownHeader, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::{SocketAddress, TcpInfo};
 

@@ -1,5 +1,7 @@
 //! The Connection field: options that concern this connection only (RFC 9110 §7.6.1).
 
+use crate::request::{KnownHeader, RequestHead, Version};
+
 /// What the Connection field of a message asks for, gathered from all its lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ConnectionOptions {
@@ -27,6 +29,27 @@ impl ConnectionOptions {
                 _ => {}
             }
         }
+    }
+}
+
+/// The options of the Connection field, all its lines together.
+pub fn connection_options(head: &RequestHead, input: &[u8]) -> ConnectionOptions {
+    let mut options = ConnectionOptions::default();
+    for value in head.values(input, KnownHeader::Connection) {
+        options.add(value);
+    }
+    options
+}
+
+/// Whether the client wants the connection kept after this request: RFC 9112 §9.3. `close`
+/// wins; HTTP/1.0 must ask.
+pub fn wants_keep_alive(head: &RequestHead, input: &[u8]) -> bool {
+    let options = connection_options(head, input);
+    match head.version {
+        Version::Http09 => false,
+        Version::Http10 => options.keep_alive && !options.close,
+        // Later versions have no such field.
+        Version::Http11 | Version::Http2 | Version::Http3 => !options.close,
     }
 }
 

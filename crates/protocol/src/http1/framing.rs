@@ -1,20 +1,8 @@
 //! Where a request's body ends: RFC 9112 §6, strictly, because two programs that disagree here can
 //! be made to smuggle requests.
 
-use super::{Method, Version};
+use crate::request::{Framing, Method, Version};
 use crate::{Offence, Range32};
-
-/// How the body of a request is delimited.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Framing {
-    /// There is no body.
-    #[default]
-    None,
-    /// That many bytes follow; may be 0 where the client said so.
-    Length(u64),
-    /// Chunks follow, for a [`super::ChunkedDecoder`].
-    Chunked,
-}
 
 /// Decides on the framing; the fields are unique by now, which the head's parser has seen to.
 pub(super) fn decide(

@@ -5,12 +5,10 @@
 //! beginning that can never become HTTP (a TLS handshake, garbage) is refused at its first wrong
 //! byte. Invariant: the outcome does not depend on how the input was split.
 
-use super::connection::ConnectionOptions;
-use super::framing::{self, Framing};
-use super::header::{KNOWN_COUNT, KnownHeader, KnownHeaders};
-use super::method::Method;
+use super::framing;
 use super::scan::{LineEnd, find_line_end, skip_text};
-use crate::host::{self, Authority, LastHost};
+use crate::host::{self, LastHost};
+use crate::request::{HeaderField, KnownHeader, Method, RequestHead, Version};
 use crate::{Offence, Range32, uri};
 
 /// Bounds and leniencies, from the configuration.
@@ -43,19 +41,6 @@ impl Default for Limits {
     }
 }
 
-/// Version of HTTP that a request speaks. 1.2 to 1.9 count as 1.1 (RFC 9110 §2.5); the text is in
-/// [`RequestHead::version_text`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum Version {
-    /// A request line without version, no header fields.
-    Http09,
-    /// HTTP/1.0.
-    Http10,
-    /// HTTP/1.1.
-    #[default]
-    Http11,
-}
-
 /// Answer of [`HeadParser::parse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
@@ -66,177 +51,6 @@ pub enum Status {
         /// Bytes of the head, leading empty lines included.
         consumed: usize,
     },
-}
-
-/// One header field, as offsets into the input.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HeaderField {
-    /// The name as written.
-    pub name: Range32,
-    /// The value without surrounding spaces and tabs.
-    pub value: Range32,
-    /// Which field it is, if Gale knows it.
-    pub known: Option<KnownHeader>,
-}
-
-impl HeaderField {
-    fn line(&self) -> Range32 {
-        Range32::new(self.name.start(), self.value.end())
-    }
-}
-
-/// A parsed request head: offsets into the input that was parsed.
-///
-/// Reusable: the parser clears it and keeps its capacity. After an offence it holds what had been
-/// understood so far.
-#[derive(Clone, Debug, Default)]
-pub struct RequestHead {
-    /// The method.
-    pub method: Method,
-    /// The method's text.
-    pub method_range: Range32,
-    /// The request target as written: nginx's `$request_uri` in the origin form.
-    pub target_range: Range32,
-    /// The request target in its parts.
-    pub target: uri::Target,
-    /// The version.
-    pub version: Version,
-    /// The version's text, such as "HTTP/1.1"; empty in HTTP/0.9.
-    pub version_range: Range32,
-    /// The request line without its line end: nginx's `$request`. Empty until all of it was understood.
-    pub line: Range32,
-    /// The header fields in their order, without the ignored ones.
-    pub headers: Vec<HeaderField>,
-    /// The host that the request is for: from an absolute target, otherwise from Host.
-    pub authority: Option<Authority>,
-    /// How the body is delimited; meaningful once the head is complete.
-    pub framing: Framing,
-    /// How many header lines were ignored for their names.
-    pub ignored_count: u32,
-    /// The first ignored line, for the log.
-    pub ignored_first: Option<Range32>,
-    known: KnownIndex,
-}
-
-impl RequestHead {
-    /// Forgets everything but the capacity.
-    pub fn clear(&mut self) {
-        // Field by field: what is large, the list and the places of known fields, stays where it is.
-        let RequestHead {
-            method,
-            method_range,
-            target_range,
-            target,
-            version,
-            version_range,
-            line,
-            headers,
-            authority,
-            framing,
-            ignored_count,
-            ignored_first,
-            known,
-        } = self;
-        *method = Method::default();
-        *method_range = Range32::default();
-        *target_range = Range32::default();
-        *target = uri::Target::default();
-        *version = Version::default();
-        *version_range = Range32::default();
-        *line = Range32::default();
-        headers.clear();
-        *authority = None;
-        *framing = Framing::default();
-        *ignored_count = 0;
-        *ignored_first = None;
-        known.present = 0;
-    }
-
-    /// The method's text.
-    pub fn method_name<'i>(&self, input: &'i [u8]) -> &'i [u8] {
-        self.method_range.of(input)
-    }
-
-    /// The version's text; empty in HTTP/0.9.
-    pub fn version_text<'i>(&self, input: &'i [u8]) -> &'i [u8] {
-        self.version_range.of(input)
-    }
-
-    /// Takes the first line for the request line if there was no proper one, as far as it came: so that logs can show it.
-    pub fn keep_first_line(&mut self, input: &[u8]) {
-        let is_line_end = |byte: &&u8| matches!(byte, b'\r' | b'\n');
-        if self.line.is_empty() {
-            let start = input.iter().take_while(is_line_end).count();
-            let length = input[start..].iter().take_while(|byte| !is_line_end(byte)).count();
-            self.line = Range32::new(start, start + length);
-        }
-    }
-
-    /// True if a field of that kind is there.
-    pub fn has(&self, header: KnownHeader) -> bool {
-        self.known.first(header).is_some()
-    }
-
-    /// True if a field of any of these kinds is there.
-    #[inline]
-    pub fn has_any(&self, headers: KnownHeaders) -> bool {
-        headers.has_any_of(self.known.present)
-    }
-
-    /// The first field of that kind.
-    pub fn field(&self, header: KnownHeader) -> Option<&HeaderField> {
-        self.headers.get(self.known.first(header)?)
-    }
-
-    /// The value of the first field of that kind.
-    pub fn value<'i>(&self, input: &'i [u8], header: KnownHeader) -> Option<&'i [u8]> {
-        Some(self.field(header)?.value.of(input))
-    }
-
-    /// The values of all fields of that kind, in their order.
-    pub fn values<'s, 'i>(
-        &'s self,
-        input: &'i [u8],
-        header: KnownHeader,
-    ) -> impl Iterator<Item = &'i [u8]> + use<'s, 'i> {
-        let from = self.known.first(header).unwrap_or(self.headers.len());
-        self.headers[from..]
-            .iter()
-            .filter(move |field| field.known == Some(header))
-            .map(move |field| field.value.of(input))
-    }
-
-    /// The value of the first field of that name, in any case.
-    pub fn value_by_name<'i>(&self, input: &'i [u8], name: &[u8]) -> Option<&'i [u8]> {
-        match KnownHeader::from_name(name) {
-            Some(known) => self.value(input, known),
-            None => {
-                let same =
-                    |field: &&HeaderField| field.known.is_none() && field.name.of(input).eq_ignore_ascii_case(name);
-                Some(self.headers.iter().find(same)?.value.of(input))
-            }
-        }
-    }
-
-    /// The options of the Connection field, all its lines together.
-    pub fn connection(&self, input: &[u8]) -> ConnectionOptions {
-        let mut options = ConnectionOptions::default();
-        for value in self.values(input, KnownHeader::Connection) {
-            options.add(value);
-        }
-        options
-    }
-
-    /// Whether the client wants the connection kept after this request: RFC 9112 §9.3. `close`
-    /// wins; HTTP/1.0 must ask.
-    pub fn wants_keep_alive(&self, input: &[u8]) -> bool {
-        let options = self.connection(input);
-        match self.version {
-            Version::Http09 => false,
-            Version::Http10 => options.keep_alive && !options.close,
-            Version::Http11 => !options.close,
-        }
-    }
 }
 
 /// Incremental parser of request heads: feed it the same, growing buffer until the head is
@@ -684,31 +498,6 @@ fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
 
 /// Most header fields in any head: their places are kept in 16 bits.
 const HEADERS_MAX: usize = u16::MAX as usize;
-
-/// Where the first field of each known kind is.
-#[derive(Clone, Copy, Debug)]
-struct KnownIndex {
-    present: u64,
-    first: [u16; KNOWN_COUNT],
-}
-
-impl Default for KnownIndex {
-    fn default() -> Self {
-        Self { present: 0, first: [0; KNOWN_COUNT] }
-    }
-}
-
-impl KnownIndex {
-    fn first(&self, header: KnownHeader) -> Option<usize> {
-        let present = self.present >> (header as u8) & 1 == 1;
-        present.then(|| self.first[header as usize] as usize)
-    }
-
-    fn note(&mut self, header: KnownHeader, place: usize) {
-        self.present |= 1 << header as u8;
-        self.first[header as usize] = place as u16;
-    }
-}
 
 /// True for the bytes of a token: RFC 9110 §5.6.2.
 pub(super) fn is_token_byte(byte: u8) -> bool {

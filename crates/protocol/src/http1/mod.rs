@@ -7,15 +7,10 @@ mod chunked;
 mod connection;
 mod framing;
 mod head;
-mod header;
-mod method;
 pub mod response;
 mod scan;
 
 pub use crate::offence::{Description, Offence};
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded};
-pub use connection::{ConnectionOptions, names_option};
-pub use framing::Framing;
-pub use head::{HeadParser, HeaderField, Limits, RequestHead, Status, Version};
-pub use header::{KnownHeader, KnownHeaders};
-pub use method::Method;
+pub use connection::{ConnectionOptions, connection_options, names_option, wants_keep_alive};
+pub use head::{HeadParser, Limits, Status};

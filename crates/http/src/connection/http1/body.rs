@@ -4,7 +4,8 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_protocol::http1::{ChunkedDecoder, Framing, KnownHeader, RequestHead, Version};
+use gale_protocol::http1::ChunkedDecoder;
+use gale_protocol::request::{Framing, KnownHeader, RequestHead, Version};
 use gale_runtime::{Buffer, Moment, Stream, Timer};
 
 use crate::request::body::BodyItem;

@@ -7,18 +7,16 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use gale_protocol::http1::{Limits, Offence, Status};
+use gale_protocol::http1::{Limits, Status, wants_keep_alive};
 use gale_protocol::proxy_protocol;
-use gale_protocol::uri::{Form, Target};
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
-use crate::configuration::HttpConfiguration;
-use crate::configuration::settings::CoreSettings;
 use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
+use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
 use crate::request::exchange::Exchange;
 use gale_base::log_level::Level;
 use gale_engine::connections::OwnCounters;
@@ -268,126 +266,26 @@ impl Http1 {
     pub(super) fn begin(&self, request: &mut Request) -> Step {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
-        let configuration = Rc::clone(request.configuration());
-        let http = configuration.http();
         let offence = self.state.borrow_mut().transfer().offence.take();
-        // A head that turns out to be wrong belongs to the server that it names, if it has come so far.
-        let host_is_known = request.parsed.authority.is_some() || matches!(offence, None | Some(Offence::MissingHost));
-        let chosen = if host_is_known { choose_server(request, http) } else { Ok(()) };
-        let core = &http.scope(request.scope).core;
+        let is_kept = offence.is_some() || wants_keep_alive(&request.parsed, request.head.readable());
+        request.more_may_come.set(is_kept);
+        request.keep_alive.set(is_kept && offence.is_none());
+        let prepared = begin::prepare(request, offence);
         {
             let mut state = self.state.borrow_mut();
             let transfer = state.transfer();
             transfer.sender.begin(request.parsed.version);
             transfer.body.begin(&request.parsed, request.head.readable());
-        }
-        let is_kept = offence.is_some() || request.parsed.wants_keep_alive(request.head.readable());
-        request.more_may_come.set(is_kept);
-        request.keep_alive.set(is_kept && offence.is_none());
-        let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
-        match offence.map_or_else(|| self.prepare(request, core), Err) {
-            Ok(()) if gale_runtime::leases_exhausted() => {
-                request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
-                advance::fail(request, 503)
-            }
-            Ok(()) if chosen.is_err() => {
-                request.close_after_response();
-                advance::fail(request, 500)
-            }
-            Ok(()) => self.run(request),
-            Err(offence) => {
-                // The path is for the log, if one has come; an offence in it was told already.
-                if request.parsed.target != Target::default() {
-                    let _ = self.prepare(request, core);
-                }
-                keep_first_line(request);
-                let input = request.head.readable();
-                request.log(Level::Info, format_args!("{} while reading client {reading}", offence.describe(input)));
-                if request.parsed.method_range.is_empty() {
-                    request.answer_as_get();
-                }
-                self.state.borrow_mut().transfer().body.never_mind();
-                advance::fail(request, offence.status())
+            if matches!(prepared, Err(Refusal::Head(_))) {
+                transfer.body.never_mind();
             }
         }
-    }
-
-    /// TRACE and CONNECT mean nothing to a server without modules for them.
-    fn run(&self, request: &mut Request) -> Step {
-        let name = request.method_name();
-        if name == b"TRACE" || name == b"CONNECT" {
-            let name = String::from_utf8_lossy(name).into_owned();
-            request.log(Level::Info, format_args!("client sent {name} method"));
-            request.close_after_response();
-            return advance::fail(request, 405);
+        match prepared {
+            Ok(()) => advance::advance(request),
+            Err(refusal) => refusal.answer(request),
         }
-        advance::advance(request)
-    }
-
-    /// The path, the arguments and the host.
-    fn prepare(&self, request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
-        let Request { parsed, head, uri, args, .. } = request;
-        let input = head.readable();
-        if parsed.target.form == Form::Authority {
-            // As in nginx: there is no path in it.
-            uri.clear();
-            uri.push(b'/');
-            return Ok(());
-        }
-        let mut scratch = std::mem::take(args);
-        uri.clear();
-        uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
-        scratch.clear();
-        if let Some(query) = parsed.target.query {
-            scratch.extend_from_slice(query.of(input));
-        }
-        *args = scratch;
-        if let Some(first) = parsed.ignored_first {
-            let text = bstr::BStr::new(first.of_lenient(input)).to_owned();
-            request.log(Level::Info, format_args!("client sent invalid header line: \"{text}\""));
-        }
-        Ok(())
     }
 }
-
-/// Puts the request into the server for the host that it asks for, which may be none.
-///
-/// # Errors
-/// A regular expression could not be run to its end: which server is meant is unknown, and no other one may answer
-/// instead.
-fn choose_server(request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
-    if let Some(authority) = request.parsed.authority {
-        let mut scratch = Vec::new();
-        let name = authority.lowercase_name(request.head.readable(), &mut scratch);
-        request.host.clear();
-        request.host.extend_from_slice(name);
-    }
-    let servers = &http.addresses[request.place].servers;
-    if servers.names.is_empty() {
-        return Ok(());
-    }
-    let host = std::mem::take(&mut request.host);
-    let found = match servers.names.find(&host) {
-        Ok(Some((server, matched))) => {
-            request.server = server;
-            request.scope = http.server(server).scope;
-            if let Some(matched) = matched {
-                request.take_match(matched, &host);
-            }
-            Ok(())
-        }
-        Ok(None) => Ok(()),
-        Err(error) => {
-            request.log(Level::Alert, format_args!("{error}"));
-            Err(UnknownServer)
-        }
-    };
-    request.host = host;
-    found
-}
-
-/// Which server is meant could not be found out.
-struct UnknownServer;
 
 /// The part of a head that has come and will not be whole. It belongs to the server that it names, if it has come so far.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
@@ -400,19 +298,6 @@ fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Reques
     }
     Some(request)
 }
-
-/// Only the first line of a broken head is relied on from now on.
-fn keep_first_line(request: &mut Request) {
-    let head = Rc::clone(&request.head);
-    request.parsed_mut().keep_first_line(head.readable());
-}
-
-/// nginx's words for what was read of a head that was not understood to its end.
-fn part_read(request: &Request) -> &'static str {
-    if request.parsed.line.is_empty() { REQUEST_LINE } else { "request headers" }
-}
-
-const REQUEST_LINE: &str = "request line";
 
 /// What the first read of a request asks for, before the settings are looked at.
 const FIRST_READ: usize = 1024;

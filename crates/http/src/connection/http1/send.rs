@@ -10,7 +10,8 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_protocol::http1::{Version, response};
+use gale_protocol::http1::response;
+use gale_protocol::request::Version;
 use gale_runtime::{Bytes, Output, Stream, Timer, poll_copy};
 
 use crate::files::delivery::{Delivery, FileError, Next};

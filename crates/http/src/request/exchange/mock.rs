@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use gale_protocol::http1::Framing;
+use gale_protocol::request::Framing;
 use gale_runtime::{Bytes, Moment, SocketAddress};
 
 use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};

@@ -32,7 +32,7 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
-use gale_protocol::http1::{KnownHeader, Method};
+use gale_protocol::request::{KnownHeader, Method};
 use gale_runtime::ThreadPool;
 use gale_runtime::files::{self, OpenFlags};
 

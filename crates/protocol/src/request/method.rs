@@ -1,7 +1,7 @@
 //! Request methods: the ones that nginx knows by name; all others keep their text.
 
 /// A request method. The text of any method, known or not, is in
-/// [`crate::http1::RequestHead::method_name`].
+/// [`crate::request::RequestHead::method_name`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[allow(missing_docs)] // the names say it
 pub enum Method {

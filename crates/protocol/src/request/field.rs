@@ -27,7 +27,7 @@ macro_rules! known_headers {
 
             /// A second line with this name is an offence (as in nginx): the two might be read
             /// differently by two programs.
-            pub(super) const fn is_unique(self) -> bool {
+            pub(crate) const fn is_unique(self) -> bool {
                 match self {
                     $(Self::$variant => $count,)+
                 }
@@ -102,7 +102,7 @@ impl KnownHeader {
     }
 
     /// Like [`KnownHeader::from_name`] for a name that holds no control characters.
-    pub(super) fn from_token(name: &[u8]) -> Option<Self> {
+    pub(crate) fn from_token(name: &[u8]) -> Option<Self> {
         let (&first, &last) = (name.first()?, name.last()?);
         let candidate = SLOTS[slot(name.len(), first, last)]?;
         same_but_for_case(name, candidate.name().as_bytes()).then_some(candidate)
