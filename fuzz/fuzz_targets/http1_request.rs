@@ -3,7 +3,8 @@
 
 use gale_protocol::http1::{HeadParser, Limits, Status};
 use gale_protocol::request::{KnownHeader, RequestHead};
-use gale_protocol::{Offence, http1::Framing};
+use gale_protocol::request::Framing;
+use gale_protocol::{Offence, http1};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -64,7 +65,7 @@ fn use_everything(input: &[u8], consumed: usize, head: &RequestHead) {
     for &header in KnownHeader::ALL {
         assert_eq!(head.values(input, header).next(), head.value(input, header));
     }
-    let _ = head.wants_keep_alive(input);
+    let _ = http1::wants_keep_alive(head, input);
     if let Some(authority) = &head.authority {
         assert!(!authority.lowercase_name(input, &mut scratch).is_empty());
     }

@@ -8,6 +8,7 @@
 //! serve          the program that the processes run
 //! worker         what the protocols of one event loop share
 //! listen         `listen`: addresses and the options of their sockets
+//! transport      what carries a connection: a socket, or TLS above one
 //! connections    accepting, `worker_connections`, idle connections, counters
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
@@ -27,5 +28,6 @@ pub mod resolver;
 pub mod room;
 pub mod serve;
 pub mod server_address;
+pub mod transport;
 pub mod worker;
 pub mod zone;

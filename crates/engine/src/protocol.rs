@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use gale_process::{ListenAddress, ListenerHandle};
-use gale_runtime::{SocketAddress, Stream};
+use gale_runtime::SocketAddress;
 
 use crate::configuration::Configuration;
+use crate::transport::Transport;
 use crate::worker::Worker;
 
 /// A protocol's part of a configuration, complete and immutable.
@@ -42,7 +43,7 @@ pub trait ProtocolWorker {
     /// current one.
     fn serve(
         self: Rc<Self>,
-        stream: Stream,
+        transport: Transport,
         remote: SocketAddress,
         address: &Rc<ListenAddress>,
         configuration: Option<&Arc<Configuration>>,

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use gale_base::http_date;
 use gale_process::ListenAddress;
-use gale_runtime::{SocketAddress, Stream};
+use gale_runtime::SocketAddress;
 
 use crate::configuration::HttpConfiguration;
 use crate::connection::http1::{Http1, Transfer};
@@ -20,6 +20,7 @@ use gale_engine::configuration::{Configuration, ThreadPools};
 use gale_engine::connections::{ConnectionInfo, ConnectionTable};
 use gale_engine::log::ErrorLog;
 use gale_engine::protocol::ProtocolWorker;
+use gale_engine::transport::Transport;
 use gale_engine::worker::Worker;
 
 /// Requests kept for their memory when they are done.
@@ -183,14 +184,14 @@ impl ProtocolWorker for HttpWorker {
 
     fn serve(
         self: Rc<Self>,
-        stream: Stream,
+        transport: Transport,
         remote: SocketAddress,
         address: &Rc<ListenAddress>,
         configuration: Option<&Arc<Configuration>>,
     ) {
         let info = ConnectionInfo::accepted(remote, Rc::clone(address));
         let first = configuration.map(|configuration| Configured::new(Arc::clone(configuration)));
-        let connection = Rc::new(Http1::new(info, stream, Rc::clone(&self), first));
+        let connection = Rc::new(Http1::new(info, transport, Rc::clone(&self), first));
         let number = self.connections.insert(&connection);
         connection.set_listed(number);
         self.connections.set_task(number, gale_runtime::spawn(connection.serve()));

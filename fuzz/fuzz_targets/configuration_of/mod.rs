@@ -2,7 +2,7 @@
 
 use gale_config::MemoryFiles;
 use gale_engine::configuration::main_settings;
-use gale_engine::process::BuildRequest;
+use gale_process::BuildRequest;
 use gale_modules::order::ORDER;
 
 /// `text` stands in the http block; `data` is the file that it includes.

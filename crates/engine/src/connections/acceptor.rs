@@ -22,6 +22,7 @@ use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, 
 use super::reuse::Search;
 use crate::configuration::Configuration;
 use crate::protocol::ProtocolWorker;
+use crate::transport::Transport;
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::ListenAddress;
@@ -96,7 +97,7 @@ impl Acceptor {
                 Ok((stream, remote)) => {
                     make_room(&self.worker);
                     // Once accepted it is served, even one above the limit: sent away it would be lost.
-                    Rc::clone(&self.protocol).serve(stream, remote, &self.address, None);
+                    Rc::clone(&self.protocol).serve(Transport::Plain(stream), remote, &self.address, None);
                 }
                 Err(error) => {
                     tell_of_failure(&self.worker, &error);
@@ -162,7 +163,7 @@ pub async fn accept_late(
         match gale_runtime::timeout(until.since(gale_runtime::now()), next).await {
             Ok((socket, Ok((stream, remote)))) => {
                 make_room(worker);
-                Rc::clone(&socket.protocol).serve(stream, remote, &socket.address, configuration);
+                Rc::clone(&socket.protocol).serve(Transport::Plain(stream), remote, &socket.address, configuration);
             }
             // Out of descriptors, say; told of by who takes what is left, if it goes on.
             Ok((_, Err(_))) => gale_runtime::sleep(MEMORY_PAUSE).await,
@@ -215,7 +216,7 @@ async fn accept_queue(
             Err(error) => return tell_of_failure(worker, &error),
         };
         make_room(worker);
-        Rc::clone(protocol).serve(stream, remote, address, configuration);
+        Rc::clone(protocol).serve(Transport::Plain(stream), remote, address, configuration);
         if count % QUEUED_PER_TURN == 0 {
             gale_runtime::yield_now().await;
         }

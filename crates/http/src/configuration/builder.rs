@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Place, Span, Statement, Word};
-use gale_protocol::request::Method;
+use gale_protocol::request::{Method, Scheme};
 
 use crate::configuration::location::{Locations, Pattern};
 use crate::configuration::server_name::{ServerName, ServerNames};
@@ -33,7 +33,7 @@ use gale_engine::protocol::Protocol;
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
 /// The port when `listen` names none.
-const PORT_DEFAULT: u16 = 80;
+const PORT_DEFAULT: u16 = Scheme::Http.default_port();
 
 /// The port of a server without `listen` when the program does not run as root.
 const PORT_UNPRIVILEGED: u16 = 8000;

@@ -16,6 +16,7 @@ mod streams;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use gale_protocol::request::Scheme;
 use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
 use crate::configuration::settings::{LingeringClose, MinRate};
@@ -135,6 +136,10 @@ pub trait Exchange {
     fn connection(&self) -> &ConnectionInfo;
     /// Our address on it; looked up when first asked for.
     fn local_address(&self) -> Option<&SocketAddress>;
+    /// The scheme that the connection stands for.
+    fn scheme(&self) -> Scheme {
+        Scheme::Http
+    }
     /// What the kernel knows of the TCP connection, if it is one.
     fn tcp_info(&self) -> Option<TcpInfo> {
         None

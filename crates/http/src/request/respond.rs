@@ -123,7 +123,8 @@ fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
     }
     let exchange = request.exchange();
     let local = exchange.local_address().and_then(SocketAddress::inet);
-    let mut url = b"http://".to_vec();
+    let scheme = exchange.scheme();
+    let mut url = [scheme.name().as_bytes(), b"://"].concat();
     if *core.server_name_in_redirect.get() {
         url.extend_from_slice(&request.server().name);
     } else if !request.host.is_empty() {
@@ -134,16 +135,13 @@ fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
             SocketAddr::V6(local) => url.extend_from_slice(format!("[{}]", local.ip()).as_bytes()),
         }
     }
-    let port = local.map_or(HTTP_PORT, |local| local.port());
-    if *core.port_in_redirect.get() && port != HTTP_PORT {
+    let port = local.map_or(scheme.default_port(), |local| local.port());
+    if *core.port_in_redirect.get() && port != scheme.default_port() {
         url.extend_from_slice(format!(":{port}").as_bytes());
     }
     url.append(&mut request.response.location);
     request.response.location = url;
 }
-
-/// The port that need not be named.
-const HTTP_PORT: u16 = 80;
 
 /// How the body's end is told, and what the head announces.
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {

@@ -23,6 +23,7 @@ use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use gale_protocol::request::Scheme;
 use gale_protocol::uri;
 use gale_runtime::{Bytes, SocketAddress};
 
@@ -448,7 +449,7 @@ enum Side {
     /// Beside the client's exchange, which is there longer.
     Of(Rc<dyn Exchange>),
     /// What was known of the client, which may have left.
-    LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress> },
+    LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress>, scheme: Scheme },
 }
 
 impl Side {
@@ -459,7 +460,8 @@ impl Side {
     fn left_behind(parent: &Request) -> Rc<dyn Exchange> {
         let exchange = parent.exchange();
         let local_address = exchange.local_address().cloned();
-        Rc::new(Side::LeftBehind { connection: Box::new(exchange.connection().copy()), local_address })
+        let scheme = exchange.scheme();
+        Rc::new(Side::LeftBehind { connection: Box::new(exchange.connection().copy()), local_address, scheme })
     }
 
     fn client(&self) -> Option<&Rc<dyn Exchange>> {
@@ -482,6 +484,13 @@ impl Exchange for Side {
         match self {
             Side::Of(client) => client.local_address(),
             Side::LeftBehind { local_address, .. } => local_address.as_ref(),
+        }
+    }
+
+    fn scheme(&self) -> Scheme {
+        match self {
+            Side::Of(client) => client.scheme(),
+            Side::LeftBehind { scheme, .. } => *scheme,
         }
     }
 

@@ -45,7 +45,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("is_request_port", |request, _, out| {
         append(out, if request_port(request).is_some() { b":" } else { b"" })
     }),
-    Variable::named("scheme", |_, _, out| append(out, b"http")),
+    Variable::named("scheme", |request, _, out| append(out, request.exchange().scheme().name().as_bytes())),
     Variable::named("https", |_, _, out| append(out, b"")),
     Variable::named("remote_user", |request, _, out| {
         request.header(KnownHeader::Authorization).is_some_and(|value| append_user(value, out))

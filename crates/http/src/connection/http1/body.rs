@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use gale_protocol::http1::ChunkedDecoder;
 use gale_protocol::request::{Framing, KnownHeader, RequestHead, Version};
-use gale_runtime::{Buffer, Moment, Stream, Timer};
+use gale_runtime::{Buffer, Moment, Timer};
 
 use crate::request::body::BodyItem;
 use crate::request::exchange::{BodyLimits, RequestBodyError};
+use gale_engine::transport::Transport;
 
 /// Largest piece that is read at once: a slow consumer holds no more.
 const PIECE_MAX: usize = 16 * 1024;
@@ -93,7 +94,7 @@ impl RequestBody {
     /// The next piece; `None` at the end. After an error there is nothing but that error.
     pub(super) fn poll_next(
         &mut self,
-        stream: &Stream,
+        stream: &Transport,
         input: &mut Buffer,
         timer: &mut Timer,
         context: &mut Context<'_>,
@@ -109,7 +110,7 @@ impl RequestBody {
 
     fn poll_piece(
         &mut self,
-        stream: &Stream,
+        stream: &Transport,
         input: &mut Buffer,
         timer: &mut Timer,
         context: &mut Context<'_>,

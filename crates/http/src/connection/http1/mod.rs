@@ -17,7 +17,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, Stream, TcpInfo, Timer};
+use gale_protocol::request::Scheme;
+use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::head::{Arrival, HeadReading};
@@ -37,6 +38,7 @@ use crate::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_engine::connections::{Connection, ConnectionInfo};
+use gale_engine::transport::Transport;
 use gale_process::ListenAddress;
 
 /// How long the first request of a connection is waited for although the worker is on its way out or needs the room: it
@@ -53,7 +55,7 @@ const DISCARD_BYTES: usize = 16 * 1024;
 /// A connection that speaks HTTP/1.
 pub struct Http1 {
     info: ConnectionInfo,
-    stream: Stream,
+    stream: Transport,
     worker: Rc<HttpWorker>,
     state: RefCell<State>,
     first_configuration: Cell<Option<Rc<Configured>>>,
@@ -144,7 +146,12 @@ impl Http1 {
     ///
     /// `first` is the configuration for the first exchange when that is not the
     /// worker's current one.
-    pub fn new(info: ConnectionInfo, stream: Stream, worker: Rc<HttpWorker>, first: Option<Rc<Configured>>) -> Http1 {
+    pub fn new(
+        info: ConnectionInfo,
+        stream: Transport,
+        worker: Rc<HttpWorker>,
+        first: Option<Rc<Configured>>,
+    ) -> Http1 {
         Http1 {
             info,
             stream,
@@ -453,8 +460,11 @@ impl Http1 {
         let mut discarded = Buffer::new();
         let everything = async {
             loop {
-                let received =
-                    gale_runtime::timeout(lingering.silence_max, self.stream.recv(&mut discarded, DISCARD_BYTES)).await;
+                let received = gale_runtime::timeout(
+                    lingering.silence_max,
+                    poll_fn(|context| self.stream.poll_recv(context, &mut discarded, DISCARD_BYTES)),
+                )
+                .await;
                 match received {
                     Ok(Ok(1..)) => discarded.clear(),
                     _ => return,
@@ -605,6 +615,10 @@ impl Exchange for Http1 {
         self.info.local(|| self.stream.local_address().ok())
     }
 
+    fn scheme(&self) -> Scheme {
+        if self.stream.is_encrypted() { Scheme::Https } else { Scheme::Http }
+    }
+
     fn tcp_info(&self) -> Option<TcpInfo> {
         self.stream.tcp_info().ok()
     }
@@ -628,7 +642,7 @@ impl Exchange for Http1 {
         let mut state = self.state.borrow_mut();
         let Transfer { input, body, sender, .. } = state.transfer();
         let after = self.after_response(body, input, options);
-        sender.start(head, options, after, &self.worker);
+        sender.start(head, options, after, &self.worker, self.stream.can_sendfile());
     }
 
     fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {

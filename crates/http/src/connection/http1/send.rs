@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use gale_protocol::http1::response;
 use gale_protocol::request::Version;
-use gale_runtime::{Bytes, Output, Stream, Timer, poll_copy};
+use gale_runtime::{Bytes, Output, Timer, poll_copy};
 
-use crate::files::delivery::{Delivery, FileError, Next};
+use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{BodyLength, Gone, ResponseOptions, Sent};
 use crate::request::response::ResponseHead;
 use crate::worker::HttpWorker;
+use gale_engine::transport::Transport;
 
 /// A body up to this size is copied behind the head.
 const COPIED_MAX: usize = 4 * 1024;
@@ -197,7 +198,7 @@ impl Sender {
     pub(super) fn poll_ready(
         &mut self,
         low_water: u64,
-        stream: &Stream,
+        stream: &Transport,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Gone>> {
         if self.may_gather() {
@@ -241,9 +242,10 @@ impl Sender {
         options: &ResponseOptions<'_>,
         after: After,
         worker: &HttpWorker,
+        can_sendfile: bool,
     ) {
         if let Some(files) = &options.files {
-            self.delivery = Delivery::new(files.clone());
+            self.delivery = Delivery::new(FileOptions { sendfile: files.sendfile && can_sendfile, ..files.clone() });
         }
         let scratch = &mut *worker.scratch.borrow_mut();
         self.begin_response(head, options, after, worker, scratch);
@@ -258,7 +260,7 @@ impl Sender {
         options: &ResponseOptions<'_>,
         after: After,
         worker: &HttpWorker,
-        stream: &Stream,
+        stream: &Transport,
         body: Bytes,
     ) {
         let scratch = &mut *worker.scratch.borrow_mut();
@@ -445,7 +447,7 @@ impl Sender {
     }
 
     /// Sends what is queued; ready when all of it has left.
-    pub(super) fn poll_sent(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+    pub(super) fn poll_sent(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         self.sendfile_bytes = 0;
         loop {
             if let Some(gone) = self.gone {
@@ -561,7 +563,7 @@ impl Sender {
 
     /// The client is not at fault for a slow disk. But when it takes longer than `send_timeout`, one that has closed its side
     /// is not waited for any more: the disk may never answer. Before, it may be one that only sends no more.
-    fn poll_gone_meanwhile(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_gone_meanwhile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_started {
             return Poll::Pending;
         }
@@ -642,7 +644,7 @@ impl Sender {
     }
 
     /// Sends on from the file at the head of the queue.
-    fn poll_sendfile(&mut self, stream: &Stream, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
+    fn poll_sendfile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
         let Some(BodyItem::File(piece)) = self.queue.front_mut() else {
             unreachable!("only a file is not moved to the output")
         };
@@ -660,7 +662,7 @@ impl Sender {
     }
 
     /// What is left of a packet need not wait any more.
-    fn uncork(&mut self, stream: &Stream) {
+    fn uncork(&mut self, stream: &Transport) {
         if std::mem::take(&mut self.is_corked) {
             // Only a connection that has failed refuses, and has nothing left to send.
             let _ = stream.set_cork(false);

@@ -1,0 +1,145 @@
+//! What carries a connection's bytes: a socket in the clear or, above one, TLS.
+//!
+//! A protocol receives and sends by a [`Transport`] and does not know which it has, but for what that makes cheap
+//! ([`Transport::can_sendfile`]) and what it says to others ([`Transport::is_encrypted`]).
+
+use std::convert::Infallible;
+use std::io;
+use std::task::{Context, Poll};
+
+use gale_runtime::{Buffer, File, Output, SocketAddress, Stream, TcpInfo};
+
+/// See the file's head.
+pub enum Transport {
+    /// In the clear.
+    Plain(Stream),
+    /// Encrypted: there is no such connection yet.
+    Tls(Infallible),
+}
+
+impl Transport {
+    /// The socket, whatever is spoken over it.
+    fn socket(&self) -> &Stream {
+        match self {
+            Transport::Plain(stream) => stream,
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// Whether somebody on the way can read it.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Transport::Tls(_))
+    }
+
+    /// Whether the kernel can send a file by itself ([`Transport::poll_sendfile`]).
+    pub fn can_sendfile(&self) -> bool {
+        matches!(self, Transport::Plain(_))
+    }
+
+    /// See [`Stream::poll_recv`].
+    pub fn poll_recv(&self, context: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
+        match self {
+            Transport::Plain(stream) => stream.poll_recv(context, into, max),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// See [`Stream::poll_send`].
+    pub fn poll_send(&self, context: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
+        match self {
+            Transport::Plain(stream) => stream.poll_send(context, out),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// See [`Stream::try_send`].
+    pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
+        match self {
+            Transport::Plain(stream) => stream.try_send(out, is_last),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// See [`Stream::try_send_copy`].
+    pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        match self {
+            Transport::Plain(stream) => stream.try_send_copy(bytes, is_last),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// See [`Stream::poll_sendfile`]. Only where [`Transport::can_sendfile`].
+    pub fn poll_sendfile(
+        &self,
+        context: &mut Context<'_>,
+        file: &File,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Transport::Plain(stream) => stream.poll_sendfile(context, file, offset, length),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// Says that nothing more will be sent; see [`Stream::shutdown_write`].
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        match self {
+            Transport::Plain(stream) => stream.shutdown_write(),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// Whether something has come that was not read; see [`Stream::has_unread`].
+    pub fn has_unread(&self) -> bool {
+        match self {
+            Transport::Plain(stream) => stream.has_unread(),
+            Transport::Tls(never) => match *never {},
+        }
+    }
+
+    /// See [`Stream::poll_peer_closed`].
+    pub fn poll_peer_closed(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.socket().poll_peer_closed(context)
+    }
+
+    /// See [`Stream::is_broken`].
+    pub fn is_broken(&self) -> bool {
+        self.socket().is_broken()
+    }
+
+    /// See [`Stream::set_nodelay`].
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        self.socket().set_nodelay(on)
+    }
+
+    /// See [`Stream::set_cork`].
+    pub fn set_cork(&self, on: bool) -> io::Result<()> {
+        self.socket().set_cork(on)
+    }
+
+    /// See [`Stream::set_linger_reset`].
+    pub fn set_linger_reset(&self) -> io::Result<()> {
+        self.socket().set_linger_reset()
+    }
+
+    /// See [`Stream::local_address`].
+    pub fn local_address(&self) -> io::Result<SocketAddress> {
+        self.socket().local_address()
+    }
+
+    /// See [`Stream::tcp_info`].
+    pub fn tcp_info(&self) -> io::Result<TcpInfo> {
+        self.socket().tcp_info()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_in_the_clear_pays_nothing_for_the_choice() {
+        assert_eq!(size_of::<Transport>(), size_of::<Stream>());
+    }
+}
