@@ -85,9 +85,10 @@ fn run(args: &[String]) -> Result<bool, String> {
         return Ok(true);
     }
     match measurement.as_str() {
-        // Parts that the harness starts as processes of their own.
+        // Parts that the harness starts as processes of their own, and the charts of earlier results.
         "floor" => return floor::main(rest).map(|()| true),
         "lean" => return client::lean::main(rest).map(|()| true),
+        "charts" => return thread_pools::draw_charts(&Options::parse(rest)?.results).map(|()| true),
         _ => {}
     }
     let is_chosen = |(name, _, in_all): &&Entry| if measurement == "all" { *in_all } else { measurement == name };

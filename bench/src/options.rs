@@ -29,6 +29,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
+  charts        draw the charts of thread-pools again from the results that are there; measures nothing
   all           everything except instructions, lookups, check, profile, files, burst and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH

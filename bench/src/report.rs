@@ -18,8 +18,8 @@ pub struct Document {
     name: &'static str,
     markdown: String,
     data: Value,
-    /// SVG, beside the others.
-    chart: Option<String>,
+    /// In SVG, beside the others: names of files, and what is in them.
+    charts: Vec<(String, String)>,
 }
 
 impl Document {
@@ -43,12 +43,12 @@ impl Document {
         let data = json!({ "measurement": name, "machine": machine, "servers": servers, "data": data });
         markdown.push('\n');
         markdown.push_str(body);
-        Ok(Document { name, markdown, data, chart: None })
+        Ok(Document { name, markdown, data, charts: Vec::new() })
     }
 
-    /// The same with a chart in SVG.
-    pub fn with_chart(self, svg: String) -> Document {
-        Document { chart: Some(svg), ..self }
+    /// The same with charts in SVG, each with the name of its file.
+    pub fn with_charts(self, charts: Vec<(String, String)>) -> Document {
+        Document { charts, ..self }
     }
 
     /// Prints the Markdown and writes all forms into `directory`.
@@ -57,8 +57,8 @@ impl Document {
         let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
         fs::create_dir_all(directory).map_err(fault)?;
         fs::write(directory.join(format!("{}.md", self.name)), &self.markdown).map_err(fault)?;
-        if let Some(svg) = &self.chart {
-            fs::write(directory.join(format!("{}.svg", self.name)), svg).map_err(fault)?;
+        for (name, svg) in &self.charts {
+            fs::write(directory.join(name), svg).map_err(fault)?;
         }
         let json = serde_json::to_string_pretty(&self.data).map_err(|error| error.to_string())?;
         fs::write(directory.join(format!("{}.json", self.name)), json + "\n").map_err(fault)

@@ -18,7 +18,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::load::{ANSWER_TIME_LIMIT, Connection};
 
@@ -44,7 +44,7 @@ pub struct Swarm<'a> {
 }
 
 /// What it got.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Got {
     pub requests_per_second: f64,
     pub bytes_per_second: f64,

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Measured;
 use crate::client::load;
@@ -27,7 +27,7 @@ use crate::options::Options;
 use crate::process::Process;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Kind, Program, Running, Setting};
-use chart::Bars;
+use chart::{Bars, Chart, Panel};
 use confine::{Cage, SmallDisk};
 use data_set::{DataSet, Random};
 
@@ -40,7 +40,7 @@ const WARM_UP: Duration = Duration::from_secs(3);
 
 const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the issue wants of Gale by default.
+/// The targets for Gale's default.
 const CLIENT_2_SHARE_MIN: f64 = 0.8;
 const CLIENT_2_P99_MAX: f64 = 1.5;
 const PROBE_P99_GROWTH_MAX_MS: f64 = 10.0;
@@ -78,7 +78,14 @@ impl Default for Experiment {
     }
 }
 
+/// The names of the results: on the directory's own disk, and on the one with a tiny queue.
+const NAMES: [&str; 2] = ["thread-pools", "thread-pools-small-disk"];
+
 impl Experiment {
+    fn name(&self) -> &'static str {
+        NAMES[usize::from(self.on_small_disk)]
+    }
+
     fn memory_bytes(&self) -> u64 {
         self.memory_mib.unwrap_or(self.data_mib * 3 / 8) << 20
     }
@@ -169,7 +176,7 @@ impl Drop for Site {
 }
 
 /// One run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Run {
     client_2: Got,
     client_1: Option<Got>,
@@ -179,7 +186,7 @@ struct Run {
 }
 
 /// One server with one value of `aio`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Row {
     server: String,
     aio: String,
@@ -215,8 +222,7 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let document = document(experiment, &site, &programs, &rows)?;
-    let svg = chart(experiment, &site, &rows);
-    Ok((document.with_chart(svg), true))
+    Ok((document.with_charts(charts(experiment.name(), &rows)), true))
 }
 
 /// Servers that know `aio`: the others have nothing to change.
@@ -410,7 +416,7 @@ impl Row {
         self.client_1_bytes() + self.with(|run| run.client_2.bytes_per_second)
     }
 
-    /// The issue's targets, each with whether it is met.
+    /// The targets, each with whether it is met.
     fn targets(&self, disk_bytes_per_second: u64) -> Vec<(&'static str, bool)> {
         let requests = |run: &Run| run.client_2.requests_per_second;
         let p99 = |run: &Run| run.client_2.p99_ms;
@@ -469,13 +475,13 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
         Some(row) => format!("**Left out.** This build of {} does not know `aio`: its rows are one.\n\n", row.server),
         None => String::new(),
     };
-    let name = if experiment.on_small_disk { "thread-pools-small-disk" } else { "thread-pools" };
+    let name = experiment.name();
     let body = format!(
         "{}{ignoring}{} MiB of random files of 4 MiB, {}, {}, {} \
          workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log. Client 1: {CLIENT_1_CONNECTIONS} connections, random \
          files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
          the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
-         ![chart]({name}.svg)\n\n{NOTES}",
+         ![By default]({name}.svg)\n\n![Every value of aio]({name}-all.svg)\n\n{NOTES}",
         site.notes(),
         experiment.data_mib,
         site.memory(experiment),
@@ -492,31 +498,78 @@ over a second. The probe asks on time whatever became of the request before. Loo
 waiting for a disk. Stalls: lines of Gale's error log, which tells of one stall of each kind a minute, over 20 ms and not \
 the machine's fault.\n";
 
-fn chart(experiment: &Experiment, site: &Site, rows: &[Row]) -> String {
-    let bars = |figure: &dyn Fn(&Run) -> f64| -> Vec<Bars> {
-        rows.iter().map(|row| Bars { label: row.label(), values: [row.without(figure), row.with(figure)] }).collect()
+/// In the order of `NAMES`: the chart of the defaults, and the one of every value of `aio`.
+const TITLES: [[&str; 2]; 2] = [
+    [
+        "A file in memory beside a slow disk: nginx and Gale by default",
+        "A file in memory beside a slow disk: every value of aio (times: logarithmic)",
+    ],
+    [
+        "A file in memory beside a slow disk (queue of 4): nginx and Gale by default",
+        "A file in memory beside a slow disk (queue of 4): every aio (times: logarithmic)",
+    ],
+];
+const PANEL_TITLES: [&str; 3] = [
+    "Requests per second for the file in memory (more is better)",
+    "99 % of these answers came within, in ms (less is better)",
+    "99 % of the answers of two bytes came within, in ms (less is better)",
+];
+const STATES: [&str; 2] = ["alone", "beside clients of the slow disk"];
+
+/// The charts with the names of their files: the defaults on a linear scale, and every row with logarithmic times.
+fn charts(name: &str, rows: &[Row]) -> Vec<(String, String)> {
+    let titles = TITLES[NAMES.iter().position(|known| *known == name).unwrap_or(0)];
+    let all: Vec<(&Row, String)> = rows.iter().map(|row| (row, row.label())).collect();
+    let defaults = defaults(rows);
+    vec![
+        (format!("{name}.svg"), draw(titles[0], false, &defaults)),
+        (format!("{name}-all.svg"), draw(titles[1], true, &all)),
+    ]
+}
+
+/// nginx and Gale as they are when nobody writes `aio` or `use`.
+fn defaults(rows: &[Row]) -> Vec<(&Row, String)> {
+    let nginx = rows.iter().find(|row| row.server == "nginx" && row.aio == "off");
+    let mut gale = rows.iter().filter(|row| row.aio == "auto");
+    // io_uring is the default where the kernel allows it.
+    let gale = gale.clone().find(|row| row.server.ends_with("io_uring")).or_else(|| gale.next());
+    [(nginx, "nginx"), (gale, "Gale")].into_iter().filter_map(|(row, label)| Some((row?, label.to_owned()))).collect()
+}
+
+fn draw(title: &str, are_times_logarithmic: bool, rows: &[(&Row, String)]) -> String {
+    let panel = |index: usize, is_logarithmic: bool, figure: &dyn Fn(&Run) -> f64| {
+        let bars = rows
+            .iter()
+            .map(|(row, label)| Bars { label: label.clone(), values: [row.without(figure), row.with(figure)] });
+        Panel { title: PANEL_TITLES[index], is_logarithmic, bars: bars.collect() }
     };
-    let title = format!("{} MiB of files, {}, {}", experiment.data_mib, site.memory(experiment), site.disk(experiment));
-    chart::draw(
-        &title,
-        &[
-            (
-                "A file in memory, 4 MiB: requests/s (longer is better)",
-                false,
-                bars(&|run| run.client_2.requests_per_second),
-            ),
-            (
-                "The same: 99 % of the answers within ms (shorter is better, logarithmic)",
-                true,
-                bars(&|run| run.client_2.p99_ms),
-            ),
-            (
-                "Two bytes: 99 % of the answers within ms (shorter is better, logarithmic)",
-                true,
-                bars(&|run| run.probe.p99_ms),
-            ),
-        ],
-    )
+    let panels = vec![
+        panel(0, false, &|run| run.client_2.requests_per_second),
+        panel(1, are_times_logarithmic, &|run| run.client_2.p99_ms),
+        panel(2, are_times_logarithmic, &|run| run.probe.p99_ms),
+    ];
+    Chart { title, states: STATES, panels }.draw()
+}
+
+/// Draws the charts again from the results that are there, which hold the figures as JSON.
+pub fn draw_charts(results: &Path) -> Result<(), String> {
+    #[derive(Deserialize)]
+    struct Results {
+        data: Vec<Row>,
+    }
+    for name in NAMES {
+        let path = results.join(format!("{name}.json"));
+        let fault = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            read => read.map_err(|error| fault(&error))?,
+        };
+        let Results { data } = serde_json::from_slice(&text).map_err(|error| fault(&error))?;
+        for (file, svg) in charts(name, &data) {
+            std::fs::write(results.join(&file), svg).map_err(|error| format!("{file}: {error}"))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
