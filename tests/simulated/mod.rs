@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use gale_config::{Files, MemoryFiles};
 use gale_engine::configuration::Configuration;
+use gale_engine::module::Order;
 use gale_engine::serve::{Server, Serving};
 use gale_modules::order::ORDER;
 use gale_process::{
@@ -47,12 +48,21 @@ pub struct Site<'s> {
     listeners: RefCell<Vec<ListenerHandle>>,
 }
 
+fn replace_places(configuration: &str) -> String {
+    configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", env!("CARGO_TARGET_TMPDIR"))
+}
+
 /// The one loop's place.
 pub const SEAT: Seat = Seat { worker: 0, workers: 1 };
 
 impl<'s> Site<'s> {
     pub fn new(simulation: &'s Simulation, configuration: &str) -> Site<'s> {
-        let text = configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", env!("CARGO_TARGET_TMPDIR"));
+        Site::with_order(simulation, &ORDER, configuration)
+    }
+
+    /// A server made of these modules.
+    pub fn with_order(simulation: &'s Simulation, order: &'static Order, configuration: &str) -> Site<'s> {
+        let text = replace_places(configuration);
         let request = BuildRequest {
             program: "gale".to_owned(),
             prefix: "/".into(),
@@ -60,13 +70,23 @@ impl<'s> Site<'s> {
             configuration_text: Some(text),
             ..BuildRequest::default()
         };
-        Site { simulation, server: Server::new(&ORDER), request, listeners: RefCell::default() }
+        Site { simulation, server: Server::new(order), request, listeners: RefCell::default() }
     }
 
     /// A configuration of this text, as at the start and at every reload.
     pub fn build(&self) -> Arc<Configuration> {
+        self.build_request(&self.request)
+    }
+
+    /// A configuration of another text.
+    pub fn build_text(&self, configuration: &str) -> Arc<Configuration> {
+        let text = Some(replace_places(configuration));
+        self.build_request(&BuildRequest { configuration_text: text, ..self.request.clone() })
+    }
+
+    fn build_request(&self, request: &BuildRequest) -> Arc<Configuration> {
         let mut resources = SimulatedResources { site: self, files: MemoryFiles::default() };
-        let built = self.server.build(&self.request, &mut resources);
+        let built = self.server.build(request, &mut resources);
         Arc::new(built.unwrap_or_else(|report| panic!("{}", report.render("gale"))).configuration)
     }
 
