@@ -7,6 +7,7 @@
 //! http           request, phases, location, variables, response
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
+//! spool          bytes that are written and read at once, in memory and in a file
 //! zone           state that all workers share under a name
 //! module         what a module is; the modules themselves live in gale-modules
 //! ```
@@ -23,6 +24,7 @@ pub mod resolver;
 mod scratch;
 pub mod serve;
 pub mod server_address;
+pub mod spool;
 pub mod zone;
 
 /// What the `Server` field says with `server_tokens off`.
