@@ -28,7 +28,7 @@ use gale_runtime::{
 use scratch::Scratch;
 
 /// How much may wait to be in the file.
-const QUEUED_BYTES_MAX: usize = 64 * 1024;
+const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
 /// Default number of seeds.
 const SEEDS: u64 = 60;
@@ -207,7 +207,7 @@ fn reader_begins_again_after_the_file_has_begun() {
         while read < 150_000 {
             read += reader.read(40_000).await.unwrap().expect("there is more").len();
         }
-        assert!(spool.path().is_some() && spool.queued_bytes() < 100_000);
+        assert!(spool.path().is_some() && spool.queued_bytes() < QUEUED_BYTES_MAX + 10_000);
         let again = spawn_with_result(read_all(reader.again(..), 30_000));
         drop(reader);
         write(&mut spool, &content[200_000..], 10_000).await.unwrap();
@@ -275,12 +275,12 @@ fn slow_disk_holds_up_the_writer_and_no_reader() {
 #[test]
 fn full_disk_is_told_to_both_ends_and_what_memory_has_is_read() {
     let directory = Scratch::new();
-    let content = pattern(200_000);
+    let content = pattern(400_000);
     let simulation = Simulation::new(1, Faults::NONE);
     run_simulated(&simulation, async {
         let mut spool = Spool::new(named(&directory, 30_000));
-        write(&mut spool, &content[..90_000], 10_000).await.unwrap();
-        while spool.queued_bytes() >= 32 * 1024 {
+        write(&mut spool, &content[..150_000], 10_000).await.unwrap();
+        while spool.queued_bytes() >= QUEUED_BYTES_MAX / 2 {
             sleep(Duration::from_millis(1)).await;
         }
         let reader = spawn_with_result(read_all(spool.read(..), 50_000));
@@ -298,7 +298,7 @@ fn full_disk_is_told_to_both_ends_and_what_memory_has_is_read() {
         assert!(matches!(&error, SpoolError::File(error) if error.is_out_of_space()));
         assert_eq!(spool.append_copy(b"more").unwrap_err().to_string(), expected);
         let length = spool.length() as usize;
-        assert!(length > 90_000 && spool.queued_bytes() > 0, "{length}");
+        assert!(length > 150_000 && spool.queued_bytes() > 0, "{length}");
         for reader in [read_all(spool.read(..), 1000).await, reader.await] {
             assert!(reader.0 == content[..length]);
             assert_eq!(reader.1.unwrap().to_string(), expected);
@@ -419,9 +419,10 @@ fn spool_that_gets_no_memory_ends_and_leaves_none() {
 fn writer_that_breaks_off_is_told_to_readers_behind_what_there_is() {
     let directory = Scratch::new();
     let content = pattern(100_000);
+    let pool = ThreadPool::new("test", 2, 100);
     run(async {
         for is_dropped in [false, true] {
-            let mut spool = Spool::new(options(&directory, 1000));
+            let mut spool = Spool::new(SpoolOptions { pool: Some(pool.clone()), ..options(&directory, 1000) });
             let reader = spawn_with_result(read_all(spool.read(..), 8000));
             write(&mut spool, &content, 10_000).await.unwrap();
             let late = spool.read(50_000..);
@@ -436,8 +437,10 @@ fn writer_that_breaks_off_is_told_to_readers_behind_what_there_is() {
                 assert!(matches!(error, Some(SpoolError::BrokenOff(cause)) if cause.kind() == kind));
             }
         }
-        assert_eq!(leased_bytes(), 0);
     });
+    assert!(pool.stop(Duration::from_secs(60)), "all tasks are done");
+    // A write that was in flight had its pieces until it was done.
+    assert_eq!(leased_bytes(), 0);
 }
 
 #[test]
@@ -460,9 +463,10 @@ fn spool_that_goes_in_the_middle_leaves_neither_memory_nor_file() {
             }
         }
     });
-    assert_eq!(leased_bytes(), 0);
     assert!(pool.stop(Duration::from_secs(60)), "all tasks are done");
     assert!(files_below(&directory).is_empty());
+    // A write that was in flight had its pieces until it was done.
+    assert_eq!(leased_bytes(), 0);
 }
 
 #[test]
@@ -582,13 +586,15 @@ fn readers_get_all_that_was_appended_whatever_goes_wrong() {
                 }
                 let length = random.up_to(40_000).min(content.len() - at);
                 result = write(&mut spool, &content[at..at + length], 20_000).await;
-                assert!(spool.queued_bytes() < QUEUED_BYTES_MAX + 20_000);
+                assert!(spool.queued_bytes() < QUEUED_BYTES_MAX + 20_000, "{}", spool.queued_bytes());
                 if random.chance(300) {
                     sleep(Duration::from_micros(random.below(3000))).await;
                 }
             }
             let appended = spool.length() as usize;
-            let is_whole = result.is_ok() && appended == content.len();
+            // The disk may have failed since.
+            let is_open = !matches!(poll_fn(|cx| Poll::Ready(spool.poll_ready(cx))).await, Poll::Ready(Err(_)));
+            let is_whole = is_open && appended == content.len();
             if is_whole {
                 // What was not stored can be read to its end all the same.
                 result = spool.finish().await.map(drop);

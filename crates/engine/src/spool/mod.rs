@@ -112,7 +112,7 @@ impl Spool {
         self.shared.path()
     }
 
-    /// Waits until there is room for a piece: no more than 64 KiB wait to be in the file. Errors: why it takes nothing more; each
+    /// Waits until there is room for a piece: no more than 128 KiB wait to be in the file. Errors: why it takes nothing more; each
     /// later call says the same.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SpoolError>> {
         self.shared.poll_ready(cx)
@@ -162,6 +162,7 @@ impl Spool {
 
 impl Drop for Spool {
     fn drop(&mut self) {
+        self.shared.note_writer_gone();
         if self.shared.is_open() {
             let cause = io::Error::from(io::ErrorKind::UnexpectedEof);
             self.shared.end(Source::Failed(SpoolError::BrokenOff(Arc::new(cause))));

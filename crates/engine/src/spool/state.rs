@@ -22,11 +22,11 @@ const CHUNK_BYTES: usize = 16 * 1024;
 const COPIED_BELOW: usize = 4 * 1024;
 
 /// A write begins when so much waits for it, or when no more comes: a thread is woken for each.
-const WRITE_BYTES_MIN: usize = 32 * 1024;
+const WRITE_BYTES_MIN: usize = 64 * 1024;
 
 /// How much may wait to be in the file, the write in flight included, before the writer waits. While one half is being written
 /// the other one gathers.
-const QUEUED_BYTES_MAX: usize = 64 * 1024;
+const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
 // What is still gathered is not written: it must not fill the queue alone.
 const _: () = assert!(WRITE_BYTES_MIN + CHUNK_BYTES <= QUEUED_BYTES_MAX);
@@ -90,13 +90,16 @@ impl Pieces {
 
 /// The file of a spool.
 struct SpoolFile {
-    file: File,
+    /// `None` while it is being finished and nobody can read.
+    file: Option<File>,
     path: Arc<Path>,
     /// There while it has a name that goes with it.
     name: Option<TempName>,
 }
 
 struct State {
+    /// The end that is written to is there, at least to wait for the file.
+    has_writer: bool,
     source: Source,
     storage: Storage,
     /// Of all that was appended.
@@ -146,6 +149,7 @@ pub(super) enum Next {
 impl Shared {
     pub fn new(options: SpoolOptions) -> Shared {
         let state = State {
+            has_writer: true,
             source: Source::Open,
             storage: Storage::NotNeeded,
             length: 0,
@@ -246,6 +250,15 @@ impl Shared {
         readers.into_iter().chain(store).for_each(Waker::wake);
     }
 
+    /// Whether the end that is written to is there, at least to wait for the file.
+    pub fn has_writer(&self) -> bool {
+        self.state.borrow().has_writer
+    }
+
+    pub fn note_writer_gone(&self) {
+        self.state.borrow_mut().has_writer = false;
+    }
+
     /// Whether more may come.
     pub fn is_open(&self) -> bool {
         matches!(self.state.borrow().source, Source::Open)
@@ -324,7 +337,7 @@ impl Shared {
     }
 
     pub fn file(&self) -> Option<File> {
-        self.state.borrow().file.as_ref().map(|file| file.file.clone())
+        self.state.borrow().file.as_ref().and_then(|file| file.file.clone())
     }
 
     pub fn path(&self) -> Option<Arc<Path>> {
@@ -380,7 +393,7 @@ impl Shared {
     pub fn set_file(&self, file: TempFile) {
         let TempFile { file, path, name } = file;
         let mut state = self.state.borrow_mut();
-        state.file = Some(SpoolFile { file, path, name });
+        state.file = Some(SpoolFile { file: Some(file), path, name });
     }
 
     /// What there is to do when nothing is in flight.
@@ -413,11 +426,17 @@ impl Shared {
         drop(spent);
     }
 
+    /// Leaves the file to its writer alone until that is done with it.
+    pub fn release_file(&self) {
+        let released = self.state.borrow_mut().file.as_mut().and_then(|own| own.file.take());
+        drop(released);
+    }
+
     /// All of it is in the file, which knows its size now.
     pub fn complete(&self, file: File) {
         let mut state = self.state.borrow_mut();
         state.storage = Storage::Ended;
-        let growing = state.file.as_mut().map(|own| std::mem::replace(&mut own.file, file));
+        let growing = state.file.as_mut().map(|own| own.file.replace(file));
         self.wake_all(state);
         drop(growing);
     }
@@ -518,11 +537,11 @@ impl State {
             let copy = Lease::copy_of(&bytes[..bytes.len().min(wanted)]).map_err(|_| SpoolError::NoMemory)?;
             return Ok(Some(Found::Memory(copy.freeze())));
         }
-        if let Some(file) = &self.file
+        if let Some(SpoolFile { file: Some(file), .. }) = &self.file
             && let Some(offset) = offset.checked_sub(self.kept_length)
             && offset < self.stored
         {
-            return Ok(Some(Found::File { file: file.file.clone(), offset, length: self.stored - offset }));
+            return Ok(Some(Found::File { file: file.clone(), offset, length: self.stored - offset }));
         }
         Ok(None)
     }

@@ -1,7 +1,7 @@
 //! The task that fills a spool's file. It lives as long as the spool is there and something may have to be written.
 
 use std::future::poll_fn;
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -31,6 +31,19 @@ impl Storing {
     }
 }
 
+impl Storing {
+    /// Where its writer alone has the spool and waits for the end, nobody can read meanwhile. The file is then given to who
+    /// finishes it: shared, it would need a second descriptor to know its size.
+    fn release_file(&self) {
+        if let Some(spool) = self.spool.upgrade()
+            && spool.has_writer()
+            && Rc::strong_count(&spool) == 2
+        {
+            spool.release_file();
+        }
+    }
+}
+
 impl Drop for Storing {
     fn drop(&mut self) {
         // Nobody is left waiting for a task that has panicked.
@@ -51,6 +64,7 @@ async fn fill(spool: &Storing) -> Result<(), FileError> {
                 written?;
             }
             Next::Complete => {
+                spool.release_file();
                 let file = writer.finish().await?;
                 spool.with(|spool| spool.complete(file));
                 return Ok(());
