@@ -21,8 +21,8 @@ use gale_engine::module::Order;
 use gale_engine::serve::{Server, Serving};
 use gale_modules::order::ORDER;
 use gale_process::{
-    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LogFile, LogHandle, Program,
-    ResourceError, Resources, Seat,
+    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle, LogFile,
+    LogHandle, Program, ResourceError, Resources, Seat,
 };
 use gale_runtime::simulation::Simulation;
 use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
@@ -145,6 +145,10 @@ impl Resources for SimulatedResources<'_> {
             let path = std::env::var_os("GALE_SIMULATED_LOG").map_or(PathBuf::from("/dev/null"), PathBuf::from);
             Arc::new(LogFile::open(&path).expect("a log"))
         })))
+    }
+
+    fn lock_file(&mut self, path: &Path) -> Result<LockHandle, ResourceError> {
+        LockFile::open(path).map(Arc::new).map_err(|error| ResourceError::new(error.to_string()))
     }
 
     fn secret(&mut self, _path: &Path) -> io::Result<Vec<u8>> {
