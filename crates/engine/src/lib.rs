@@ -12,6 +12,7 @@
 //! connections    accepting, `worker_connections`, idle connections, counters
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
+//! service        what runs beside requests: something every ten seconds
 //! zone           state that all workers share under a name
 //! ```
 
@@ -28,6 +29,7 @@ pub mod resolver;
 pub mod room;
 pub mod serve;
 pub mod server_address;
+pub mod service;
 pub mod transport;
 pub mod worker;
 pub mod zone;
