@@ -179,11 +179,13 @@ fn exclusive_service_goes_from_the_old_binary_to_the_new_one() {
 
 #[test]
 fn exclusive_service_goes_to_the_next_worker_process() {
+    // The first one ends when it has to, so that the processes overlap.
+    let slow = "worker_shutdown_timeout 1s; test_service one stuck lock=%DIR%/one.lock period=10ms;";
     let main = "test_service one lock=%DIR%/one.lock period=10ms;";
-    let mut server = Setup::configuration(&configuration(main)).start();
+    let mut server = Setup::configuration(&configuration(slow)).start();
     let first = server.worker();
     wait_logged_by(&server, first, "one: run 3 on worker 0");
-    // Needs another process, while the first one drains.
+    // Needs another process, which serves while the first one drains.
     server.reload(&configuration(&format!("env ANOTHER=one; {main}")));
     assert!(wait_ended(first));
     let second = server.worker();
