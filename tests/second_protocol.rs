@@ -16,6 +16,7 @@ use gale_engine::connections::{Connection, ConnectionInfo, ConnectionTable};
 use gale_engine::listen::{Address, Listen, ListenDefaults, ListenPlan};
 use gale_engine::module::{Directive, Module, Order};
 use gale_engine::protocol::{Protocol, ProtocolWorker};
+use gale_engine::service::{self, Service, ServiceSpec};
 use gale_engine::transport::Transport;
 use gale_engine::worker::Worker;
 use gale_modules::order::ORDER;
@@ -69,7 +70,20 @@ fn block(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(),
     let scope = echo.scopes.add_root(builder);
     builder.open_block(echo, complete);
     builder.walk(statement.body(), Place::STREAM, ScopeRef::Block(scope));
-    Ok(())
+    builder.add_service(ServiceSpec::per_worker("echo pulse", Pulse), statement.span)
+}
+
+/// What runs beside its connections.
+struct Pulse;
+
+thread_local! {
+    static PULSES: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Service for Pulse {
+    async fn run(context: service::Context<Self>) {
+        context.every(Duration::from_secs(10), async || PULSES.set(PULSES.get() + 1)).await;
+    }
 }
 
 fn listen(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -289,6 +303,27 @@ fn a_reload_without_its_block_ends_a_protocol_and_not_the_other() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(serving.connections(), 0);
         assert!(hello_is_answered().await);
+    });
+}
+
+#[test]
+fn a_service_of_a_protocol_runs_as_long_as_its_block_is_there() {
+    let simulation = Simulation::new(1, Faults::NONE);
+    let site = Site::with_order(&simulation, order(), BOTH);
+    site.run(Default::default(), async |serving| {
+        sleep(Duration::from_secs(25)).await;
+        assert_eq!(PULSES.take(), 3);
+        serving.commit(SEAT, site.build_text(HTTP_ALONE)).await;
+        serving.settled();
+        sleep(Duration::from_secs(100)).await;
+        assert_eq!(PULSES.take(), 0);
+        serving.commit(SEAT, site.build()).await;
+        serving.settled();
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(PULSES.take(), 1);
+        serving.drain().await;
+        sleep(Duration::from_secs(100)).await;
+        assert_eq!(PULSES.take(), 0);
     });
 }
 

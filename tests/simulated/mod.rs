@@ -21,8 +21,8 @@ use gale_engine::module::Order;
 use gale_engine::serve::{Server, Serving};
 use gale_modules::order::ORDER;
 use gale_process::{
-    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LogFile, LogHandle, Program,
-    ResourceError, Resources, Seat,
+    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle, LogFile,
+    LogHandle, Program, ResourceError, Resources, Seat, Worker,
 };
 use gale_runtime::simulation::Simulation;
 use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
@@ -95,9 +95,15 @@ impl<'s> Site<'s> {
         let configuration = self.build();
         let mut event_loop = EventLoop::simulated(self.simulation, options).expect("a descriptor");
         event_loop.run(async {
-            let mut serving = self.server.start(SEAT, configuration).expect("simulated sockets can be accepted from");
+            let mut serving = self.start(configuration);
+            serving.settled();
             main(&mut serving).await
         })
+    }
+
+    /// Begins to serve on the loop that runs. Services begin when it is told that it has settled.
+    pub fn start(&self, configuration: Arc<Configuration>) -> Serving {
+        self.server.start(SEAT, configuration).expect("simulated sockets can be accepted from")
     }
 
     fn listen(&self, spec: &ListenSpec) -> io::Result<ListenerHandle> {
@@ -145,6 +151,10 @@ impl Resources for SimulatedResources<'_> {
             let path = std::env::var_os("GALE_SIMULATED_LOG").map_or(PathBuf::from("/dev/null"), PathBuf::from);
             Arc::new(LogFile::open(&path).expect("a log"))
         })))
+    }
+
+    fn lock_file(&mut self, path: &Path) -> Result<LockHandle, ResourceError> {
+        LockFile::open(path).map(Arc::new).map_err(|error| ResourceError::new(error.to_string()))
     }
 
     fn secret(&mut self, _path: &Path) -> io::Result<Vec<u8>> {

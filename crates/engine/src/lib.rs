@@ -13,6 +13,7 @@
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
 //! spool          bytes that are written and read at once, in memory and in a file
+//! service        what runs beside requests: something every ten seconds
 //! zone           state that all workers share under a name
 //! ```
 
@@ -32,7 +33,8 @@ pub mod room;
 mod scratch;
 pub mod serve;
 pub mod server_address;
-pub mod spool;
+pub mod service;
+XX
 pub mod transport;
 pub mod worker;
 pub mod zone;

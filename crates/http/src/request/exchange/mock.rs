@@ -362,6 +362,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         zones: Default::default(),
+        services: Vec::new(),
         protocols: vec![Arc::new(http)],
     }));
     let mut request = Request::new();
