@@ -28,6 +28,7 @@ pub(crate) mod epoll;
 pub(crate) mod file_read;
 pub(crate) mod io_uring;
 mod listening;
+pub(crate) mod shortage;
 pub(crate) mod simulated;
 
 /// How an io_uring is set up. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`; other
@@ -100,6 +101,8 @@ pub struct RingCounters {
     pub overflows: u64,
     /// Receives of idle connections that gave way to a poll.
     pub idle: u64,
+    /// Operations that the kernel had no memory to take: each has failed with ENOMEM for whoever wanted it.
+    pub refused: u64,
 }
 
 /// A socket that has left its driver.

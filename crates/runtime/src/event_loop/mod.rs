@@ -282,7 +282,7 @@ impl EventLoop {
             Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended)).min(WAIT_MAX)),
             _ => None,
         };
-        // Without events no loop can go on, and trying again would only burn the processor.
+        // Without events no loop can go on, and trying again would only burn the processor. (Want of memory is no error.)
         let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
         if !busy {
             inbox.awake();

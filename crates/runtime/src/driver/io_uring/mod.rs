@@ -17,12 +17,14 @@
 //! slot does not depend on this: the generation sees to it. A completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
-//! and read with the next call; a multishot operation that the kernel ends is armed again.
+//! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no memory for
+//! has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on.
 
 mod buffers;
 mod connection;
 mod file_reads;
 mod idle;
+mod linux;
 mod listeners;
 mod operation;
 mod posts;
@@ -33,7 +35,7 @@ mod tests;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -48,13 +50,14 @@ use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms, Transit};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
+use self::linux::LinuxQueues;
 use self::listeners::Listeners;
 use self::operation::{
     KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops,
     kind_and_key, push_cancel, user_data,
 };
 use self::posts::Posts;
-use self::ring::{Completion, Ring};
+use self::ring::{Completion, Queues, Ring};
 use super::direct::{
     OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, has_input, is_broken, look_for, receive, send,
     send_chunks_now, send_now,
@@ -98,7 +101,7 @@ const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct IoUring {
     /// Dropped first: then the kernel has let go of the memory below.
-    ring: RefCell<Ring>,
+    ring: RefCell<Ring<LinuxQueues>>,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
     listeners: Listeners,
@@ -150,21 +153,22 @@ impl IoUring {
         completions_max: usize,
         inbox: BorrowedFd<'_>,
     ) -> io::Result<Self> {
-        let ring = Ring::new(options)?;
-        if is_best_only && !ring.is_deferred() {
+        let queues = LinuxQueues::new(options)?;
+        if is_best_only && !queues.is_deferred() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is not faster than epoll"));
         }
+        let can_skip_success = options.allows(5, 17) && queues.can_skip_success();
+        let mut ring = Ring::new(queues);
         let buffers = match options.buffers {
             0 => None,
             _ if !options.allows(5, 19) => None,
-            count => match Buffers::register(&ring, count, options.buffer_bytes) {
+            count => match Buffers::register(&mut ring, count, options.buffer_bytes) {
                 Ok(buffers) => Some(buffers),
                 // An older kernel: receives wait by a poll.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
                 Err(error) => return Err(error),
             },
         };
-        let can_skip_success = options.allows(5, 17) && ring.can_skip_success();
         let driver = IoUring {
             ring: RefCell::new(ring),
             buffers: RefCell::new(buffers),
@@ -284,6 +288,9 @@ impl IoUring {
                 }
             }
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
+        }
+        if let Some(errno) = connection.take_error(is_read) {
+            return Poll::Ready(Err(errno.into()));
         }
         self.request(key, connection, op);
         let waiter = if is_read { &mut connection.reader } else { &mut connection.transit().writer };
@@ -423,11 +430,12 @@ impl IoUring {
     }
 
     /// Has the kernel close what was closed in this turn.
-    fn make_closes(&self, ring: &mut Ring) {
+    fn make_closes(&self, ring: &mut Ring<impl Queues>) {
         for socket in self.closing.borrow_mut().drain(..) {
-            let close = opcode::Close::new(types::Fd(socket.into_raw_fd())).build().flags(Flags::SKIP_SUCCESS);
+            let descriptor = socket.into_raw_fd();
+            let close = opcode::Close::new(types::Fd(descriptor)).build().flags(Flags::SKIP_SUCCESS);
             // SAFETY: the descriptor is nobody's any more, and stays what it is until the kernel takes the entry.
-            unsafe { ring.push(&close.user_data(user_data(KIND_CLOSE, NO_KEY))) };
+            unsafe { ring.push(&close.user_data(user_data(KIND_CLOSE, key_of_descriptor(descriptor)))) };
         }
     }
 
@@ -440,12 +448,13 @@ impl IoUring {
         let (kind, key) = kind_and_key(completion.user_data);
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
+            KIND_CANCEL if completion.was_refused() => self.listeners.cancel_again(key),
+            KIND_CANCEL_OP if completion.was_refused() || completion.result == -libc::ENOENT => self.cancel_again(key),
+            KIND_CLOSE if completion.was_refused() => close_descriptor(key),
             // `handle_failed_posts` has seen to posts.
-            KIND_CANCEL | KIND_CLOSE | KIND_POST => {}
-            KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
-            KIND_CANCEL_OP => {}
+            KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_POST => {}
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
-            KIND_LISTENER => self.listeners.handle_completion(key),
+            KIND_LISTENER => self.listeners.handle_completion(key, completion),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
     }
@@ -607,8 +616,8 @@ impl IoUring {
         self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
-    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. What
-    /// is in flight all the same is cancelled once more.
+    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. Or
+    /// there was no memory for the cancellation. What is in flight all the same is cancelled once more.
     fn cancel_again(&self, key: Key) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
@@ -861,7 +870,10 @@ impl StreamDriver for IoUring {
     }
 
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.attempt(key, cx, Op::Writable, |connection| sockopt::socket_error(connection.socket())?)
+        self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
+            Some(errno) => Err(errno),
+            None => sockopt::socket_error(connection.socket())?,
+        })
     }
 
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -1080,6 +1092,17 @@ impl Driver for IoUring {
         completions.clear();
         Ok(count)
     }
+}
+
+/// A descriptor that the ring is to close, as user data has it.
+fn key_of_descriptor(descriptor: RawFd) -> Key {
+    Key { index: descriptor as u32, generation: 0 }
+}
+
+/// Closes a descriptor that the ring was to close and has not.
+fn close_descriptor(key: Key) {
+    // SAFETY: `make_closes` has made the key of a descriptor that is nobody's, and the kernel has not taken its entry.
+    drop(unsafe { OwnedFd::from_raw_fd(key.index as RawFd) });
 }
 
 fn send_under_way() -> io::Error {

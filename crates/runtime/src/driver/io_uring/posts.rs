@@ -26,7 +26,7 @@ use rustix::net::{self, RecvFlags, sockopt};
 use super::IoUring;
 use super::connection::{Connection, OWNED, Sending, is_temporary};
 use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
-use super::ring::{Completion, Ring};
+use super::ring::{Completion, Queues, Ring};
 use crate::buffer::Buffer;
 use crate::driver::direct::{OPERATIONS_PER_TURN, send_chunks_now, send_now};
 use crate::driver::{Fresh, StreamDriver};
@@ -126,7 +126,7 @@ impl Posts {
     }
 
     /// Makes the entries. Until [`Posts::clear`] nothing may be posted.
-    pub fn make_entries(&mut self, ring: &mut Ring) {
+    pub fn make_entries(&mut self, ring: &mut Ring<impl Queues>) {
         // MSG_WAITALL: a short send is an error, of which the kernel tells.
         const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
         for post in &mut self.list {
@@ -223,6 +223,11 @@ impl IoUring {
         if connection.is_reset {
             return;
         }
+        self.send_taken(key, connection, taken, is_last);
+    }
+
+    /// Sends a post that was taken back; the ring sends what the socket does not take.
+    fn send_taken(&self, key: Key, connection: &mut Connection, taken: Taken<'_>, is_last: bool) {
         // The next operation finds a broken connection out.
         match taken {
             Taken::Copy(bytes) => {
@@ -298,7 +303,11 @@ impl IoUring {
 
     /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
     /// before anything is posted again.
-    pub(super) fn take_failed_posts(&self, ring: &mut Ring, completions: &mut Vec<Completion>) -> io::Result<()> {
+    pub(super) fn take_failed_posts(
+        &self,
+        ring: &mut Ring<impl Queues>,
+        completions: &mut Vec<Completion>,
+    ) -> io::Result<()> {
         if self.posts.borrow().is_empty() {
             return Ok(());
         }
@@ -320,15 +329,23 @@ impl IoUring {
         }
         for completion in completions {
             if let (KIND_POST, key) = kind_and_key(completion.user_data) {
-                self.handle_failed_post(key, completion.result);
+                self.handle_failed_post(key, completion);
             }
         }
     }
 
     /// A post was not sent, or not to its end.
-    fn handle_failed_post(&self, key: Key, result: i32) {
+    fn handle_failed_post(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
+        if completion.was_refused() {
+            // A call of its own takes no memory of the ring's.
+            if let Some(taken) = self.posts.borrow_mut().take_back(key) {
+                self.send_taken(key, connection, taken, false);
+            }
+            return;
+        }
+        let result = completion.result;
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
             Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
