@@ -23,11 +23,11 @@ use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
 
 mod datagrams;
-mod direct;
+pub(crate) mod direct;
 pub(crate) mod epoll;
 pub(crate) mod file_read;
 pub(crate) mod io_uring;
-mod listening;
+pub(crate) mod listening;
 pub(crate) mod shortage;
 pub(crate) mod simulated;
 

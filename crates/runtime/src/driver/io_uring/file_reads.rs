@@ -58,7 +58,11 @@ impl FileReads {
 
     pub fn handle_completion(&self, key: Key, completion: &Completion) {
         let Some((read, end)) = self.reads.borrow_mut().remove(key) else { return };
-        let result = usize::try_from(completion.result).map_err(|_| Errno::from_raw_os_error(-completion.result));
+        let result = usize::try_from(completion.result).map_err(|_| match completion.was_refused() {
+            // A pool does it without the ring's memory.
+            true => Errno::AGAIN,
+            false => Errno::from_raw_os_error(-completion.result),
+        });
         drop(read.in_flight);
         end.finish((read.memory, result));
     }

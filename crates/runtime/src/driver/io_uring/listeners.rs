@@ -13,7 +13,8 @@ use rustix::io::Errno;
 
 use super::operation::{KIND_LISTENER, push_cancel, user_data};
 use super::ring::{Completion, Queues, Ring};
-use crate::driver::listening::{Accepted, Listening, accept};
+use super::sockets::Sockets;
+use crate::driver::listening::{Accepted, Listening};
 use crate::executor::slots::{Key, Slots};
 use crate::net::{AcceptOptions, SocketAddress};
 
@@ -151,19 +152,25 @@ impl Listeners {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    pub fn try_accept(&self, key: Key) -> io::Result<Option<Accepted>> {
+    pub fn try_accept(&self, key: Key, sockets: &impl Sockets) -> io::Result<Option<Accepted>> {
         let mut listeners = self.table.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        accept(&listener.socket)
+        sockets.accept(&listener.socket)
     }
 
-    pub fn poll_accept(&self, key: Key, cx: &mut Context<'_>, turn: u32) -> Poll<io::Result<Accepted>> {
+    pub fn poll_accept(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        turn: u32,
+        sockets: &impl Sockets,
+    ) -> Poll<io::Result<Accepted>> {
         let mut listeners = self.table.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
         if let Some(errno) = listener.registration.error.take() {
             return Poll::Ready(Err(errno.into()));
         }
-        if let Some(accepted) = listener.next(turn).transpose() {
+        if let Some(accepted) = listener.next(turn, |socket| sockets.accept(socket)).transpose() {
             return Poll::Ready(accepted);
         }
         if !listener.registration.is_in_flight && !std::mem::replace(&mut listener.registration.is_wanted, true) {

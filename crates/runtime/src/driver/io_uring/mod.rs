@@ -28,7 +28,8 @@ mod linux;
 mod listeners;
 mod operation;
 mod posts;
-mod ring;
+pub(crate) mod ring;
+pub(crate) mod sockets;
 #[cfg(test)]
 mod tests;
 
@@ -44,7 +45,7 @@ use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, types};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms, Transit};
@@ -58,10 +59,8 @@ use self::operation::{
 };
 use self::posts::Posts;
 use self::ring::{Completion, Queues, Ring};
-use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, has_input, is_broken, look_for, receive, send,
-    send_chunks_now, send_now,
-};
+use self::sockets::{LinuxSockets, Sockets};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION};
 use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
@@ -70,8 +69,8 @@ use super::{
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
+use crate::net::connect::{ConnectError, ConnectOptions};
 use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::options;
 use crate::net::splice::splice;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
@@ -99,9 +98,24 @@ const CANCEL_CALLS_MAX: u32 = 16;
 const CLOSE_CALLS_MAX: u32 = 100;
 const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 
-pub(crate) struct IoUring {
+/// What stands behind the driver.
+pub(crate) trait Kernel {
+    type Queues: Queues;
+    type Sockets: Sockets;
+}
+
+/// The kernel itself.
+pub(crate) struct Linux;
+
+impl Kernel for Linux {
+    type Queues = LinuxQueues;
+    type Sockets = LinuxSockets;
+}
+
+pub(crate) struct IoUring<K: Kernel = Linux> {
     /// Dropped first: then the kernel has let go of the memory below.
-    ring: RefCell<Ring<LinuxQueues>>,
+    ring: RefCell<Ring<K::Queues>>,
+    sockets: K::Sockets,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
     listeners: Listeners,
@@ -143,7 +157,7 @@ enum Request {
     Cancel(u64),
 }
 
-impl IoUring {
+impl IoUring<Linux> {
     /// A driver that has been tried out; `is_best_only` = with the features that make it better than epoll.
     ///
     /// Errors: why the kernel cannot or must not be used this way.
@@ -158,47 +172,7 @@ impl IoUring {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is not faster than epoll"));
         }
         let can_skip_success = options.allows(5, 17) && queues.can_skip_success();
-        let mut ring = Ring::new(queues);
-        let buffers = match options.buffers {
-            0 => None,
-            _ if !options.allows(5, 19) => None,
-            count => match Buffers::register(&mut ring, count, options.buffer_bytes) {
-                Ok(buffers) => Some(buffers),
-                // An older kernel: receives wait by a poll.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
-                Err(error) => return Err(error),
-            },
-        };
-        let driver = IoUring {
-            ring: RefCell::new(ring),
-            buffers: RefCell::new(buffers),
-            connections: RefCell::new(Slots::new()),
-            listeners: Listeners::new(),
-            file_reads: FileReads::new(),
-            requests: RefCell::new(Vec::new()),
-            completions: RefCell::new(Vec::new()),
-            sendings: RefCell::new(Vec::new()),
-            tickets: Cell::new(OWNED),
-            posts: RefCell::default(),
-            may_post: Cell::new(can_skip_success),
-            closing: RefCell::default(),
-            closed: RefCell::default(),
-            staying: Cell::new(0),
-            all_sent_waiter: RefCell::default(),
-            may_close: can_skip_success,
-            inbox: inbox.try_clone_to_owned()?,
-            is_inbox_armed: Cell::new(false),
-            multishot: Cell::new(match options.multishot {
-                true if options.allows(6, 17) => Multishot::Limited,
-                true if options.allows(6, 0) => Multishot::Unlimited,
-                _ => Multishot::Never,
-            }),
-            sweep: Sweep::new(options.idle_after),
-            buffers_missed: Cell::new(0),
-            completions_max,
-            turn: Cell::new(0),
-            has_more: Cell::new(false),
-        };
+        let driver = IoUring::over(queues, LinuxSockets, options, can_skip_success, completions_max, inbox)?;
         driver.test()?;
         Ok(driver)
     }
@@ -245,6 +219,63 @@ impl IoUring {
         self.close(near);
         self.close(far);
         tested
+    }
+}
+
+impl<K: Kernel> IoUring<K> {
+    /// A driver over these queues and sockets; `can_skip_success` = an operation can end without a word when all went well.
+    ///
+    /// Errors: the kernel's, when it has no buffers or descriptors.
+    pub fn over(
+        queues: K::Queues,
+        sockets: K::Sockets,
+        options: &RingOptions,
+        can_skip_success: bool,
+        completions_max: usize,
+        inbox: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        let mut ring = Ring::new(queues);
+        let buffers = match options.buffers {
+            0 => None,
+            _ if !options.allows(5, 19) => None,
+            count => match Buffers::register(&mut ring, count, options.buffer_bytes) {
+                Ok(buffers) => Some(buffers),
+                // An older kernel: receives wait by a poll.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(IoUring {
+            ring: RefCell::new(ring),
+            sockets,
+            buffers: RefCell::new(buffers),
+            connections: RefCell::new(Slots::new()),
+            listeners: Listeners::new(),
+            file_reads: FileReads::new(),
+            requests: RefCell::new(Vec::new()),
+            completions: RefCell::new(Vec::new()),
+            sendings: RefCell::new(Vec::new()),
+            tickets: Cell::new(OWNED),
+            posts: RefCell::default(),
+            may_post: Cell::new(can_skip_success),
+            closing: RefCell::default(),
+            closed: RefCell::default(),
+            staying: Cell::new(0),
+            all_sent_waiter: RefCell::default(),
+            may_close: can_skip_success,
+            inbox: inbox.try_clone_to_owned()?,
+            is_inbox_armed: Cell::new(false),
+            multishot: Cell::new(match options.multishot {
+                true if options.allows(6, 17) => Multishot::Limited,
+                true if options.allows(6, 0) => Multishot::Unlimited,
+                _ => Multishot::Never,
+            }),
+            sweep: Sweep::new(options.idle_after),
+            buffers_missed: Cell::new(0),
+            completions_max,
+            turn: Cell::new(0),
+            has_more: Cell::new(false),
+        })
     }
 
     /// Has the entry of this operation made when the turn ends.
@@ -450,7 +481,7 @@ impl IoUring {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
             KIND_CANCEL if completion.was_refused() => self.listeners.cancel_again(key),
             KIND_CANCEL_OP if completion.was_refused() || completion.result == -libc::ENOENT => self.cancel_again(key),
-            KIND_CLOSE if completion.was_refused() => close_descriptor(key),
+            KIND_CLOSE if completion.was_refused() => self.sockets.close(descriptor_of_key(key)),
             // `handle_failed_posts` has seen to posts.
             KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_POST => {}
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
@@ -493,7 +524,7 @@ impl IoUring {
                     && let Some(socket) = &connection.socket
                 {
                     // A peer that has gone meanwhile is no news.
-                    let _ = net::shutdown(socket, net::Shutdown::Write);
+                    let _ = self.sockets.shutdown_write(socket.as_fd());
                 }
                 self.keep(sent);
             }
@@ -642,7 +673,11 @@ impl IoUring {
     }
 }
 
-impl StreamDriver for IoUring {
+impl<K: Kernel> StreamDriver for IoUring<K> {
+    fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
+        self.sockets.connect(address, options)
+    }
+
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection::new(socket, fresh))
     }
@@ -650,6 +685,14 @@ impl StreamDriver for IoUring {
     fn descriptor(&self, key: Key) -> RawFd {
         let mut connections = self.connections.borrow_mut();
         connections.get_mut(key).expect("an open stream owns its slot").socket().as_raw_fd()
+    }
+
+    fn kernel_socket(&self, key: Key) -> Option<RawFd> {
+        self.sockets.kernel_socket(self.descriptor(key))
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        self.with_socket(key, |socket| self.sockets.address(socket.as_fd(), end))
     }
 
     fn release(&self, key: Key) -> io::Result<Released> {
@@ -685,8 +728,9 @@ impl StreamDriver for IoUring {
         }
         if let Some((socket, in_flight)) = self.take_socket(key) {
             let mut closing = self.closing.borrow_mut();
-            if self.may_close && closing.len() < CLOSES_MAX {
-                closing.push(socket);
+            match self.may_close && closing.len() < CLOSES_MAX {
+                true => closing.push(socket),
+                false => self.sockets.close(socket),
             }
             self.cancel(key, in_flight);
         }
@@ -719,13 +763,14 @@ impl StreamDriver for IoUring {
             connection.wanted.remove(Op::Recv);
         }
         let events = PollFlags::IN | PollFlags::RDHUP;
-        self.attempt(key, cx, Op::Readable, |connection| look_for(connection.socket().as_fd(), events))
+        self.attempt(key, cx, Op::Readable, |connection| self.sockets.look_for(connection.socket().as_fd(), events))
     }
 
     fn has_input(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        connection.transit.as_ref().is_some_and(|transit| transit.has_input()) || has_input(connection.socket().as_fd())
+        connection.transit.as_ref().is_some_and(|transit| transit.has_input())
+            || self.sockets.has_input(connection.socket().as_fd())
     }
 
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -744,7 +789,9 @@ impl StreamDriver for IoUring {
                 }
             }
         }
-        self.attempt(key, cx, Op::Writable, |connection| look_for(connection.socket().as_fd(), PollFlags::OUT))
+        self.attempt(key, cx, Op::Writable, |connection| {
+            self.sockets.look_for(connection.socket().as_fd(), PollFlags::OUT)
+        })
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -779,7 +826,7 @@ impl StreamDriver for IoUring {
             }
         };
         self.attempt(key, cx, op, |connection| {
-            let received = receive(connection.socket().as_fd(), into, max)?;
+            let received = self.sockets.receive(connection.socket().as_fd(), into, max)?;
             connection.has_received |= received > 0;
             // As in the other driver.
             connection.readable = received == max || received == 0 || connection.hung_up;
@@ -803,7 +850,7 @@ impl StreamDriver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
-            let (sent, asked) = send(connection.socket().as_fd(), out)?;
+            let (sent, asked) = self.sockets.send(connection.socket().as_fd(), out)?;
             out.consume(sent);
             // A short send has filled the socket.
             connection.writable = sent == asked || connection.hung_up;
@@ -825,7 +872,7 @@ impl StreamDriver for IoUring {
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let (sent, asked) = send_chunks_now(connection.socket().as_fd(), out, is_last)?;
+        let (sent, asked) = self.sockets.send_chunks_now(connection.socket().as_fd(), out, is_last)?;
         out.consume(sent);
         // A short send has filled the socket.
         connection.writable = sent == asked || connection.hung_up;
@@ -845,7 +892,7 @@ impl StreamDriver for IoUring {
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let sent = send_now(connection.socket().as_fd(), bytes, is_last)?;
+        let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last)?;
         // A short send has filled the socket.
         connection.writable = sent == bytes.len() || connection.hung_up;
         Ok(sent)
@@ -865,14 +912,14 @@ impl StreamDriver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
-            rustix::fs::sendfile(connection.socket(), file, Some(offset), length.min(SEND_MAX))
+            self.sockets.sendfile(connection.socket().as_fd(), file, offset, length.min(SEND_MAX))
         })
     }
 
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
             Some(errno) => Err(errno),
-            None => sockopt::socket_error(connection.socket())?,
+            None => self.sockets.connect_result(connection.socket().as_fd()),
         })
     }
 
@@ -893,7 +940,7 @@ impl StreamDriver for IoUring {
 
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
-        is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
+        self.sockets.is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
     }
 
     fn poll_splice_in(
@@ -950,7 +997,7 @@ impl StreamDriver for IoUring {
             sending.is_last = true;
             return Ok(());
         }
-        Ok(net::shutdown(connection.socket(), net::Shutdown::Write)?)
+        Ok(self.sockets.shutdown_write(connection.socket().as_fd())?)
     }
 
     fn set_linger_reset(&self, key: Key) -> io::Result<()> {
@@ -958,20 +1005,29 @@ impl StreamDriver for IoUring {
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         connection.is_reset = true;
         self.send_posted(key, connection, false);
-        options::set_linger_reset(connection.socket().as_fd())
+        self.sockets.set_linger_reset(connection.socket().as_fd())
     }
 }
 
-impl DatagramDriver for IoUring {
+impl<K: Kernel> DatagramDriver for IoUring<K> {
     fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.open_datagram(options);
+        }
         Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
     }
 
     fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.adopt_datagram(socket, options);
+        }
         Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
     }
 
     fn close_datagram(&self, key: Key) {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.close_datagram(key);
+        }
         self.close(key);
     }
 
@@ -982,6 +1038,9 @@ impl DatagramDriver for IoUring {
         room: Room<'_>,
         received: &mut Vec<Received>,
     ) -> Poll<io::Result<()>> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.poll_recv_datagrams(key, cx, room, received);
+        }
         let Room { memory, bytes_each, count } = room;
         // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
         self.attempt(key, cx, Op::Readable, |connection| {
@@ -993,19 +1052,36 @@ impl DatagramDriver for IoUring {
     }
 
     fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.send_datagrams(key, transmits);
+        }
         self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
     }
 
     fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.poll_send_ready(key, cx);
+        }
         self.poll_writable(key, cx)
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.datagram_address(key);
+        }
         self.address(key, End::Local)
     }
 }
 
-impl ListenerDriver for IoUring {
+impl<K: Kernel> ListenerDriver for IoUring<K> {
+    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
+        self.sockets.listen(address, backlog)
+    }
+
+    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+        self.sockets.listener_address(socket)
+    }
+
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
         self.listeners.attach(socket, options)
     }
@@ -1031,21 +1107,21 @@ impl ListenerDriver for IoUring {
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        self.listeners.try_accept(key)
+        self.listeners.try_accept(key, &self.sockets)
     }
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        self.listeners.poll_accept(key, cx, self.turn.get())
+        self.listeners.poll_accept(key, cx, self.turn.get(), &self.sockets)
     }
 }
 
-impl FileDriver for IoUring {
+impl<K: Kernel> FileDriver for IoUring<K> {
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         self.file_reads.begin(read)
     }
 }
 
-impl Driver for IoUring {
+impl<K: Kernel> Driver for IoUring<K> {
     fn name(&self) -> &'static str {
         "io_uring"
     }
@@ -1057,6 +1133,10 @@ impl Driver for IoUring {
 
     fn has_events(&self) -> bool {
         self.has_more.get()
+    }
+
+    fn next_event(&self) -> Option<u64> {
+        self.ring.borrow().next_event()
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
@@ -1099,17 +1179,17 @@ fn key_of_descriptor(descriptor: RawFd) -> Key {
     Key { index: descriptor as u32, generation: 0 }
 }
 
-/// Closes a descriptor that the ring was to close and has not.
-fn close_descriptor(key: Key) {
+/// The descriptor that the ring was to close and has not.
+fn descriptor_of_key(key: Key) -> OwnedFd {
     // SAFETY: `make_closes` has made the key of a descriptor that is nobody's, and the kernel has not taken its entry.
-    drop(unsafe { OwnedFd::from_raw_fd(key.index as RawFd) });
+    unsafe { OwnedFd::from_raw_fd(key.index as RawFd) }
 }
 
 fn send_under_way() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "data is still being sent")
 }
 
-impl Drop for IoUring {
+impl<K: Kernel> Drop for IoUring<K> {
     fn drop(&mut self) {
         let handle = |completion: &Completion| {
             if let (KIND_FILE_READ, key) = kind_and_key(completion.user_data) {
@@ -1118,7 +1198,7 @@ impl Drop for IoUring {
         };
         self.file_reads.give_up_begun();
         // No turn comes that would close them.
-        self.closing.borrow_mut().clear();
+        self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
         // Every stream has gone before; what is left of them is in flight.
         let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
         let is_over = is_cancelled || self.finish_closed();

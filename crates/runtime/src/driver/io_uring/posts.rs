@@ -23,12 +23,13 @@ use io_uring::{opcode, types};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
-use super::IoUring;
 use super::connection::{Connection, OWNED, Sending, is_temporary};
 use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Queues, Ring};
+use super::sockets::Sockets;
+use super::{IoUring, Kernel, Linux};
 use crate::buffer::Buffer;
-use crate::driver::direct::{OPERATIONS_PER_TURN, send_chunks_now, send_now};
+use crate::driver::direct::OPERATIONS_PER_TURN;
 use crate::driver::{Fresh, StreamDriver};
 use crate::executor::slots::Key;
 use crate::output::{Output, SLICES_MAX};
@@ -169,7 +170,7 @@ enum Taken<'p> {
     Chunks(Box<Sending>),
 }
 
-impl IoUring {
+impl<K: Kernel> IoUring<K> {
     /// As [`StreamDriver::try_send_copy`], for a connection on the ring.
     pub(super) fn try_post_copy(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
         let turn = self.turn.get();
@@ -231,11 +232,11 @@ impl IoUring {
         // The next operation finds a broken connection out.
         match taken {
             Taken::Copy(bytes) => {
-                let sent = send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
+                let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
                 self.owe_copy(key, connection, &bytes[sent..]);
             }
             Taken::Chunks(sending) => {
-                let sent = send_chunks_now(connection.socket().as_fd(), &sending.output, is_last);
+                let sent = self.sockets.send_chunks_now(connection.socket().as_fd(), &sending.output, is_last);
                 let sent = sent.map_or(sending.output.len_bytes(), |(sent, _)| sent);
                 self.owe(key, connection, sending, sent);
             }
@@ -275,7 +276,7 @@ impl IoUring {
         }
         connection.is_closing = true;
         // A Unix socket has no such bound: its peer takes the rest, or leaves, or there are others (`stay_closed`).
-        let _ = sockopt::set_tcp_user_timeout(connection.socket(), UNSENT_TIMEOUT.as_millis() as u32);
+        let _ = self.sockets.set_user_timeout(connection.socket().as_fd(), UNSENT_TIMEOUT.as_millis() as u32);
         true
     }
 
@@ -364,7 +365,9 @@ impl IoUring {
             None => {}
         }
     }
+}
 
+impl IoUring<Linux> {
     /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one that
     /// fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
     pub(super) fn test_posts(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {

@@ -69,6 +69,11 @@ pub(crate) trait Queues {
     ///
     /// The entries, and the memory that those between head and tail name, stay until the queues are dropped.
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, group: u16) -> io::Result<()>;
+
+    /// As [`crate::driver::Driver::next_event`].
+    fn next_event(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What became of one operation.
@@ -113,6 +118,10 @@ impl<Q: Queues> Ring<Q> {
 
     pub fn queues(&mut self) -> &mut Q {
         &mut self.queues
+    }
+
+    pub fn next_event(&self) -> Option<u64> {
+        self.queues.next_event()
     }
 
     /// Queues an operation for the next `enter`; a full queue is submitted first.
