@@ -520,6 +520,10 @@ impl<K: Kernel> IoUring<K> {
                 if let Some(Err(errno)) = sent.result {
                     connection.break_off(errno);
                     is_broken_off = true;
+                    if let Some(socket) = &connection.socket {
+                        // Nothing may follow. One that is broken has ended.
+                        let _ = self.sockets.shutdown(socket.as_fd());
+                    }
                 } else if sent.is_last
                     && let Some(socket) = &connection.socket
                 {

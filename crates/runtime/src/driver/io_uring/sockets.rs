@@ -88,6 +88,11 @@ pub(crate) trait Sockets {
         net::shutdown(socket, net::Shutdown::Write)
     }
 
+    /// Ends both directions.
+    fn shutdown(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        net::shutdown(socket, net::Shutdown::Both)
+    }
+
     fn set_linger_reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         options::set_linger_reset(socket)
     }

@@ -157,6 +157,11 @@ impl Sockets for SimulatedSockets {
         self.with_end(socket, |network, end| network.shut_down(&self.ring.world.fate, end))
     }
 
+    fn shutdown(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        // Nobody reads what the driver has given up.
+        self.shutdown_write(socket)
+    }
+
     fn set_linger_reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.with_end(socket, |network, end| network.set_resets_on_close(end));
         Ok(())
