@@ -82,6 +82,13 @@ async fn serve(stream: Stream, random: Random) -> io::Result<()> {
         if random.chance(500) && !out.is_empty() {
             stream.try_send(&mut out, false)?;
         }
+        if random.chance(50) {
+            // Impatient: whatever is in flight then, nobody waits for it any more.
+            let time = Duration::from_micros(random.below(2000));
+            if timeout(time, stream.send_all(&mut out)).await.is_err() {
+                return Ok(());
+            }
+        }
         stream.send_all(&mut out).await?;
         if answer > 0 && random.chance(20) {
             return Ok(());
@@ -177,7 +184,7 @@ async fn ask_all(random: &Random, errors: &RefCell<Vec<ErrorKind>>) -> (usize, u
 async fn assert_nothing_left(simulation: &Simulation) {
     all_sent().await;
     sleep(Duration::from_secs(30)).await;
-    assert_eq!((simulation.open_ends(), task_count(), leased_bytes()), (0, 1, 0));
+    assert_eq!((simulation.open_ends(), task_count(), leased_bytes(), simulation.ring_buffers_taken()), (0, 1, 0, 0));
 }
 
 fn add(sum: &mut RingFaults, more: RingFaults) {
@@ -273,4 +280,66 @@ fn connections_that_the_kernel_has_no_memory_for_end_and_the_loop_goes_on() {
         assert!(seen.take().refused > 0 && refused.get() > 0);
         assert!(errors.borrow().contains(&ErrorKind::OutOfMemory), "nobody was told");
     }
+}
+
+#[test]
+fn posts_that_full_sockets_do_not_take_leave_later_however_few_completions_are_seen_at_once() {
+    const CONNECTIONS: usize = 16;
+    let seen = RefCell::new(RingFaults::default());
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let small_windows = Faults { small_windows: 1000, ..Faults::swarm(&random) };
+        simulation.set_faults(Faults { accept_failures: 0, would_block: 0, ..small_windows });
+        let ring = RingOptions { completions: *random.pick(&[2, 8]), ..ring_of(&random) };
+        run(simulation, ring, async {
+            let listener = Listener::bind(&address(), 64, AcceptOptions::default()).unwrap();
+            let mut clients = Vec::new();
+            for _ in 0..CONNECTIONS {
+                clients.push(Stream::connect(&address()).await.unwrap());
+                let (server, _) = listener.accept().await.unwrap();
+                spawn(async move { drop(serve_posts(server).await) });
+            }
+            // On the ring is who has waited for something.
+            sleep(Duration::from_secs(1)).await;
+            for client in &clients {
+                let mut out = Output::new();
+                out.push(b"!");
+                client.send_all(&mut out).await.unwrap();
+            }
+            sleep(Duration::from_secs(1)).await;
+            for client in clients {
+                let (mut place, mut input) = (0, Buffer::new());
+                while client.recv(&mut input, 5000).await.unwrap() > 0 {
+                    for &byte in input.readable() {
+                        assert_eq!(byte, byte_at(place), "at {place}");
+                        place += 1;
+                    }
+                    input.clear();
+                }
+                assert!(place >= POSTED_BYTES, "{place} bytes");
+            }
+        });
+        add(&mut seen.borrow_mut(), simulation.ring_faults());
+    });
+    let seen = seen.take();
+    assert!(!has_all_seeds() || seen.posts_failed > 0 && seen.overflows > 0, "{seen:?}");
+}
+
+/// More than the windows hold.
+const POSTED_BYTES: usize = 11_000;
+
+/// Posts a piece in each turn, sends what is not taken, and leaves.
+async fn serve_posts(stream: Stream) -> io::Result<()> {
+    stream.recv(&mut Buffer::new(), 100).await?;
+    let mut place = 0;
+    while place < POSTED_BYTES {
+        let bytes: Vec<u8> = (place..place + 300).map(byte_at).collect();
+        place += bytes.len();
+        let posted = stream.try_send_copy(&bytes, false)?;
+        yield_now().await;
+        let mut out = Output::new();
+        out.push(bytes[posted..].to_vec());
+        stream.send_all(&mut out).await?;
+    }
+    Ok(())
 }

@@ -78,6 +78,7 @@ impl Simulation {
             pools: SimulatedPools::default(),
             page_cache: PageCache::with_slots(RESIDENCY_SLOTS),
             ring_faults: Cell::default(),
+            ring_buffers_taken: Cell::default(),
         };
         Simulation { world: Rc::new(world) }
     }
@@ -142,6 +143,11 @@ impl Simulation {
         self.world.ring_faults.get()
     }
 
+    /// How many provided buffers of the ring hold what nobody has taken.
+    pub fn ring_buffers_taken(&self) -> usize {
+        self.world.ring_buffers_taken.get()
+    }
+
     /// How many tasks of thread pools wait or run.
     pub fn pool_tasks(&self) -> usize {
         self.world.pools.tasks()
@@ -174,6 +180,8 @@ pub(crate) struct World {
     /// What is known of this world's files, and what is being read of them.
     pub page_cache: Arc<PageCache>,
     pub ring_faults: Cell<RingFaults>,
+    /// Buffers that the ring's driver had not given back at its last call.
+    pub ring_buffers_taken: Cell<usize>,
 }
 
 impl World {

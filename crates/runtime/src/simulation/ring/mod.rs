@@ -120,6 +120,20 @@ struct Buffers {
     head: u16,
 }
 
+impl Buffers {
+    fn tail(self) -> u16 {
+        // SAFETY: the entries are there, by the promise of `register_buffers`.
+        let tail = unsafe { BufRingEntry::tail(self.entries.as_ptr()) };
+        // SAFETY: it is shared with the driver, which writes it atomically.
+        unsafe { AtomicU16::from_ptr(tail.cast_mut()) }.load(Ordering::Acquire)
+    }
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
 /// A provided buffer.
 struct Buffer {
     number: u16,
@@ -181,7 +195,8 @@ impl SimulatedRing {
         let fate = &self.world.fate;
         let mut target = self.target(entry.descriptor);
         let is_whole = entry.operation_flags & libc::MSG_WAITALL as u32 != 0;
-        let send = |bytes| What::Send { bytes, sent: 0, is_whole };
+        // SAFETY: the entry says that the bytes are there, by the promise of `push`.
+        let send = |bytes: Bytes| What::Send { bytes, hash: hash(&unsafe { bytes.gather() }), sent: 0, is_whole };
         let what = match entry.opcode {
             opcode::PollAdd::CODE => {
                 let is_doorbell = target == Target::Doorbell;
@@ -428,16 +443,19 @@ impl SimulatedRing {
     /// The buffer that is taken next.
     fn first_buffer(&self) -> Option<Buffer> {
         let buffers = self.buffers.get()?;
-        let first = buffers.entries.as_ptr();
-        // SAFETY: the entries are there, by the promise of `register_buffers`; the tail is shared, and read atomically.
-        let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(first).cast_mut()) }.load(Ordering::Acquire);
-        if buffers.head == tail {
+        if buffers.head == buffers.tail() {
             return None;
         }
         let place = usize::from(buffers.head & (buffers.count - 1));
         // SAFETY: within the ring, by the mask; the driver does not touch what lies between head and tail.
-        let entry = unsafe { &*first.add(place) };
+        let entry = unsafe { &*buffers.entries.as_ptr().add(place) };
         Some(Buffer { number: entry.bid(), address: entry.addr(), length: entry.len() as usize })
+    }
+
+    /// How many buffers the driver has not given back.
+    pub fn buffers_taken(&self) -> usize {
+        let Some(buffers) = self.buffers.get() else { return 0 };
+        usize::from(buffers.count - buffers.tail().wrapping_sub(buffers.head))
     }
 
     fn take_buffer(&self) {
@@ -446,7 +464,9 @@ impl SimulatedRing {
     }
 
     fn step_of_send(&self, operation: &mut Operation) -> Step {
-        let (Target::End(end), What::Send { bytes, sent, is_whole }) = (operation.target, &mut operation.what) else {
+        let (Target::End(end), What::Send { bytes, hash: submitted, sent, is_whole }) =
+            (operation.target, &mut operation.what)
+        else {
             unreachable!("sockets send")
         };
         let user_data = operation.user_data;
@@ -454,6 +474,7 @@ impl SimulatedRing {
         let length = bytes.length();
         // SAFETY: the driver keeps what it sends until the completion, by the promise of `push`.
         let all = unsafe { bytes.gather() };
+        assert_eq!(hash(&all), *submitted, "bytes have changed while they were being sent");
         loop {
             match self.send(end, std::iter::once(&all[*sent..]), usize::MAX) {
                 Err(Errno::AGAIN) => return Step::Waits,

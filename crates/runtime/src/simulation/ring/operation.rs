@@ -37,6 +37,8 @@ pub(super) enum What {
     },
     Send {
         bytes: Bytes,
+        /// Of the bytes when they were submitted.
+        hash: u64,
         sent: usize,
         is_whole: bool,
     },

@@ -135,6 +135,7 @@ impl Queues for SimulatedQueues {
         if submitted.is_ok() && self.entries.is_empty() {
             self.make_happen();
         }
+        self.ring.world.ring_buffers_taken.set(self.ring.buffers_taken());
         let length = self.ring.completions.borrow().len();
         // What was just submitted may have begun something.
         let can_go_on = length > 0 || submitted.is_err() || self.ring.world.fate.next_event().is_some();
