@@ -34,7 +34,7 @@ mod scratch;
 pub mod serve;
 pub mod server_address;
 pub mod service;
-XX
+pub mod spool;
 pub mod transport;
 pub mod worker;
 pub mod zone;

@@ -170,6 +170,8 @@ fn report_to(configuration: &Configuration) {
     let log = Arc::clone(&configuration.error_log);
     gale_runtime::set_panic_reporter(move |panic| log.write(Level::Alert, None, panic));
     let log = Arc::clone(&configuration.error_log);
+    gale_runtime::set_shortage_reporter(move |shortage| log.write(Level::Alert, None, shortage));
+    let log = Arc::clone(&configuration.error_log);
     stall::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
     if let Err(error) = stall::start_watchdog() {
         let message = format!("stalls cannot be watched for: {}", OsErrorText(&error));

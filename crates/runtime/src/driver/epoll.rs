@@ -504,7 +504,7 @@ impl ListenerDriver for Epoll {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if let Some(accepted) = listener.next(self.turn.get()).transpose() {
+        if let Some(accepted) = listener.next(self.turn.get(), accept).transpose() {
             return Poll::Ready(accepted);
         }
         if !listener.registration {
