@@ -372,8 +372,10 @@ fn pipelined_request_that_closes_lets_the_answers_before_it_leave(driver: Driver
 
 fn pipelined_answers_that_the_client_does_not_take_are_all_kept(driver: Driver) {
     const ANSWERS: usize = 3000;
-    let server =
-        Server::start(driver, &format!("keepalive_requests 10000; listen %TCP%; location / {{ return 200 \"$uri {}\"; }}", "x".repeat(1000)));
+    let server = Server::start(
+        driver,
+        &format!("keepalive_requests 10000; listen %TCP%; location / {{ return 200 \"$uri {}\"; }}", "x".repeat(1000)),
+    );
     for mut client in [server.connect(), server.connect_tcp(1)] {
         let requests: String =
             (0..ANSWERS).map(|number| format!("GET /{number} HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
