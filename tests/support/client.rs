@@ -325,7 +325,8 @@ impl Client {
     /// How many packets with data have come over TCP.
     #[track_caller]
     pub fn packets_received(&self) -> u32 {
-        /// Where `tcpi_data_segs_in` stands in `struct tcp_info` (linux/tcp.h), of which the C library knows the beginning.
+        /// Where `tcpi_data_segs_in` stands in `struct tcp_info` (linux/tcp.h), of which the C library knows the
+        /// beginning.
         const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
         let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
         let mut info = [0u32; DATA_SEGS_IN + 1];

@@ -177,8 +177,8 @@ fn date_text(seconds: u64) -> [u8; http_date::LENGTH] {
     })
 }
 
-/// Writes a number in hexadecimal so that it ends at `end`, and returns where it begins: on the path of every file, without
-/// formatting.
+/// Writes a number in hexadecimal so that it ends at `end`, and returns where it begins: on the path of every file,
+/// without formatting.
 fn put_hex_before(text: &mut [u8; ETAG_MAX], end: usize, mut number: u64) -> usize {
     let mut start = end;
     loop {

@@ -327,8 +327,8 @@ impl StreamDriver for Epoll {
         let asked = length.min(SEND_MAX);
         self.attempt(key, cx, Direction::Write, |connection| {
             let sent = rustix::fs::sendfile(&connection.socket, file, Some(offset), asked)?;
-            // Mostly the socket is full, but it may be the end of a file that was cut off, or a disk that has failed: then no
-            // edge would come. To ask takes a tenth of what a second call in vain does.
+            // Mostly the socket is full, but it may be the end of a file that was cut off, or a disk that has failed:
+            // then no edge would come. To ask takes a tenth of what a second call in vain does.
             connection.writable = sent == asked || connection.hung_up || has_room(connection.socket.as_fd());
             Ok(sent)
         })

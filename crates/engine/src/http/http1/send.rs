@@ -242,7 +242,8 @@ impl Sender {
     }
 
     /// Sends a whole response, or queues what the socket does not take. A short one is put together in the worker's
-    /// scratch and needs no memory of the connection's. `is_followed`: the next request has come, as far as can be told.
+    /// scratch and needs no memory of the connection's. `is_followed`: the next request has come, as far as can be
+    /// told.
     #[expect(clippy::too_many_arguments, reason = "one call")]
     pub(super) fn respond(
         &mut self,

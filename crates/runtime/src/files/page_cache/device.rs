@@ -45,8 +45,8 @@ const BELIEVED_TICKS_SHORT: u16 = 1;
 /// For so many, about ten seconds, a part is worth an attempt that is refused if it is not in memory any more.
 const WORTH_TRYING_TICKS: u16 = 40;
 
-/// What one `sendfile` may take at most: what a stream sends at once (to ask about more would be in vain), and, while memory
-/// may be short, what a loop waits for at once if a belief was wrong.
+/// What one `sendfile` may take at most: what a stream sends at once (to ask about more would be in vain), and, while
+/// memory may be short, what a loop waits for at once if a belief was wrong.
 const SENDFILE_MAX: u64 = QUANTUM_BYTES as u64;
 const SENDFILE_MAX_SHORT: u64 = 256 * 1024;
 
@@ -86,8 +86,8 @@ pub(crate) enum Permission {
 }
 
 impl Condition {
-    /// May this be done on the loop with a part of a file? `was_seen` says whether it was seen in memory, so many ticks ago at
-    /// most.
+    /// May this be done on the loop with a part of a file? `was_seen` says whether it was seen in memory, so many ticks
+    /// ago at most.
     #[inline]
     pub fn permits(self, call: Call, mut was_seen: impl FnMut(u16) -> bool) -> Permission {
         use Permission::*;

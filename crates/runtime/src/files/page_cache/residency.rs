@@ -143,8 +143,8 @@ pub(crate) struct FileParts<'r> {
 }
 
 impl<'r> FileParts<'r> {
-    /// The first part of a piece, given by where it begins and ends, that was not seen in memory in this very tick; the piece
-    /// then begins behind it. What is in constant use is passed over line by line.
+    /// The first part of a piece, given by where it begins and ends, that was not seen in memory in this very tick; the
+    /// piece then begins behind it. What is in constant use is passed over line by line.
     #[inline]
     pub fn next_stale(&mut self, piece: &mut Range<u64>, now: Moment) -> Option<Part> {
         while piece.start < piece.end {
