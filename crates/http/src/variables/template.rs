@@ -6,10 +6,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use gale_base::units;
-use gale_protocol::uri::escape::{Class, escape};
 
-use crate::request::Request;
-use crate::variables::{VariableId, is_name_byte};
+use super::subject::Subject;
+use super::{VariableId, is_name_byte};
 use gale_base::log_level::Level;
 
 /// A compiled text.
@@ -78,25 +77,21 @@ impl Template {
         self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
     }
 
-    /// Appends the text for this request to `out`; a variable without a value
+    /// Appends the text for this subject to `out`; a variable without a value
     /// adds nothing.
-    pub fn append(&self, request: &Request, out: &mut Vec<u8>) {
-        self.append_with(request, out, |text, out| out.extend_from_slice(text));
+    pub fn append<S: Subject>(&self, subject: &S, out: &mut Vec<u8>) {
+        self.append_with(subject, out, |text, out| out.extend_from_slice(text));
     }
 
-    /// Like [`Template::append`], with the groups of a regular expression encoded as arguments are.
-    pub fn append_encoded(&self, request: &Request, out: &mut Vec<u8>) {
-        self.append_with(request, out, |text, out| escape(Class::Args, text, out));
-    }
-
-    fn append_with(&self, request: &Request, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
+    /// Like [`Template::append`], where `append_capture` appends the groups of a regular expression.
+    pub fn append_with<S: Subject>(&self, subject: &S, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
         for segment in &self.segments {
             match segment {
                 Segment::Literal(text) => out.extend_from_slice(text),
                 Segment::Variable(id) => {
-                    request.append_variable(*id, out);
+                    subject.append_variable(*id, out);
                 }
-                Segment::Capture(number) => request.with_capture(*number, |text| append_capture(text, out)),
+                Segment::Capture(number) => subject.with_capture(*number, |text| append_capture(text, out)),
             }
         }
     }
@@ -104,17 +99,17 @@ impl Template {
     /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its segments
     /// is `..` and not the configuration's own: what a client may have had a part in must not lead out of a directory.
     #[must_use]
-    pub fn append_path(&self, request: &Request, out: &mut Vec<u8>) -> bool {
+    pub fn append_path<S: Subject>(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let start = out.len();
-        self.append(request, out);
+        self.append(subject, out);
         if self.as_constant().is_some() || !has_two_dots(&out[start..]) {
             return true;
         }
         // Anew: what is looked at is what is used, and not every variable says the same a second time.
         out.truncate(start);
-        let foreign = self.append_marked(request, out);
+        let foreign = self.append_marked(subject, out);
         if leads_upwards(&out[start..], |place| foreign.iter().any(|range| range.contains(&(start + place)))) {
-            refuse_path(request, &out[start..]);
+            refuse_path(subject, &out[start..]);
             out.truncate(start);
             return false;
         }
@@ -122,7 +117,7 @@ impl Template {
     }
 
     /// Appends the text and tells which parts of it are not the configuration's own.
-    fn append_marked(&self, request: &Request, out: &mut Vec<u8>) -> Vec<Range<usize>> {
+    fn append_marked<S: Subject>(&self, subject: &S, out: &mut Vec<u8>) -> Vec<Range<usize>> {
         let mut foreign = Vec::new();
         for segment in &self.segments {
             let start = out.len();
@@ -132,12 +127,12 @@ impl Template {
                     true
                 }
                 Segment::Variable(id) => {
-                    request.append_variable(*id, out);
+                    subject.append_variable(*id, out);
                     // A dot at its end may become two with what follows.
-                    request.http().variables.is_own(*id) && !out.ends_with(b".")
+                    subject.variables().is_own(*id) && !out.ends_with(b".")
                 }
                 Segment::Capture(number) => {
-                    request.with_capture(*number, |text| out.extend_from_slice(text));
+                    subject.with_capture(*number, |text| out.extend_from_slice(text));
                     false
                 }
             };
@@ -148,15 +143,15 @@ impl Template {
         foreign
     }
 
-    /// The text for this request: itself, where there is nothing to evaluate.
-    pub fn text(&self, request: &Request) -> Cow<'_, [u8]> {
-        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(request)), Cow::Borrowed)
+    /// The text for this subject: itself, where there is nothing to evaluate.
+    pub fn text<S: Subject>(&self, subject: &S) -> Cow<'_, [u8]> {
+        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(subject)), Cow::Borrowed)
     }
 
-    /// The text for this request.
-    pub fn evaluate(&self, request: &Request) -> Vec<u8> {
+    /// The text for this subject.
+    pub fn evaluate<S: Subject>(&self, subject: &S) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
-        self.append(request, &mut out);
+        self.append(subject, &mut out);
         out
     }
 }
@@ -178,16 +173,16 @@ pub(crate) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool
 }
 
 /// Tells the error log of a path that leads out of its directory.
-pub(crate) fn refuse_path(request: &Request, path: &[u8]) {
-    request.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
+pub(crate) fn refuse_path<S: Subject>(subject: &S, path: &[u8]) {
+    subject.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
 }
 
 /// Whether any of these texts is neither empty nor `0`: nginx's predicates.
-pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
-    texts.iter().any(|text| !matches!(&*text.text(request), b"" | b"0"))
+pub fn any_is_true<S: Subject>(texts: &[Template], subject: &S) -> bool {
+    texts.iter().any(|text| !matches!(&*text.text(subject), b"" | b"0"))
 }
 
-/// A size in bytes that may depend on the request: `4k`, `$arg_rate`.
+/// A size in bytes that may depend on the subject: `4k`, `$arg_rate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SizeTemplate {
     /// Known.
@@ -205,17 +200,17 @@ impl SizeTemplate {
         }
     }
 
-    /// The size for this request. Zero for an empty text, and for one that is no size, of which the error log is told.
-    pub fn evaluate(&self, request: &Request) -> u64 {
+    /// The size for this subject. Zero for an empty text, and for one that is no size, of which the error log is told.
+    pub fn evaluate<S: Subject>(&self, subject: &S) -> u64 {
         let text = match self {
             SizeTemplate::Constant(size) => return *size,
-            SizeTemplate::Text(text) => text.evaluate(request),
+            SizeTemplate::Text(text) => text.evaluate(subject),
         };
         if text.is_empty() {
             return 0;
         }
         units::parse_size(&text).unwrap_or_else(|| {
-            request.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
+            subject.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
             0
         })
     }

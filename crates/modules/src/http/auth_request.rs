@@ -18,6 +18,7 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase, Wait};
 use gale_http::request::response::Field;
 use gale_http::request::subrequest::{Target, ask};
+use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
 use gale_http::variables::{Definition, VariableId};
 
@@ -75,7 +76,7 @@ impl Conf {
 /// A variable before there is an answer.
 struct Unset;
 
-impl Definition for Unset {
+impl Definition<Request> for Unset {
     fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
         false
     }
@@ -120,7 +121,7 @@ async fn decide(request: &mut Request, conf: &Conf) -> Flow {
     };
     // Stored, so that they are there after internal redirects.
     for (variable, value) in &conf.set {
-        request.assign_variable(*variable, &value.evaluate(&answer));
+        request.assign_variable(*variable, &value.evaluate(&*answer));
     }
     match answer.response.status {
         200..300 => Flow::Allow,

@@ -32,6 +32,7 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::VariableId;
+use gale_http::variables::subject::Subject;
 use gale_runtime::Effort;
 
 /// See the file's head.

@@ -24,6 +24,7 @@ use gale_engine::module::{Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::request::forwarded;
+use gale_http::variables::subject::Subject;
 use gale_http::variables::{Definition, VariableId};
 
 /// See the file's head.
@@ -56,7 +57,7 @@ struct Geo {
     values: Vec<Box<[u8]>>,
 }
 
-impl Definition for Geo {
+impl Definition<Request> for Geo {
     fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
         let value = match (self.address(request), &self.v6) {
             (Some(IpAddr::V4(address)), _) => self.v4.value_at(address.to_bits()),

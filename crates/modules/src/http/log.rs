@@ -31,6 +31,7 @@ use gale_http::files::directory_of;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Decide, Flow, Phase};
+use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
 use gale_http::variables::{VariableId, is_name_byte};
 use gale_protocol::uri::escape::escape_json;

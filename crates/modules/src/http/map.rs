@@ -19,6 +19,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::server_name::{ServerName, ServerNames};
 use gale_http::request::Request;
 use gale_http::variables::Definition;
+use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
 
 /// See the file's head.
@@ -56,7 +57,7 @@ struct Entry {
     number: usize,
 }
 
-impl Definition for Map {
+impl Definition<Request> for Map {
     fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
         let source = self.source.evaluate(request);
         let mut key: &[u8] = &source;

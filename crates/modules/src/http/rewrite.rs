@@ -39,9 +39,10 @@ use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::regex::Regex;
+use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
 use gale_http::variables::{Definition, VariableId};
-use gale_protocol::uri::escape::{Unescape, unescape};
+use gale_protocol::uri::escape::{Class, Unescape, escape, unescape};
 use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};
 
@@ -385,7 +386,7 @@ fn invalid_code(word: &Word) -> Diagnostic {
 /// A variable that `set` gives a value, before it has.
 struct Uninitialized(Box<[u8]>);
 
-impl Definition for Uninitialized {
+impl Definition<Request> for Uninitialized {
     fn append(&self, request: &Request, _: &mut Vec<u8>) -> bool {
         if request.scope().conf_of::<Conf>().is_none_or(|conf| *conf.warn.get()) {
             let name = BStr::new(&self.0);
@@ -499,7 +500,7 @@ fn branch(request: &mut Request, position: &mut Position, holds: bool, scope: Op
 fn text_of(template: &Template, request: &Request, encodes: bool) -> Vec<u8> {
     let mut out = Vec::new();
     if encodes && template.has_captures() && request.came_encoded() {
-        template.append_encoded(request, &mut out);
+        template.append_with(request, &mut out, |text, out| escape(Class::Args, text, out));
     } else {
         template.append(request, &mut out);
     }

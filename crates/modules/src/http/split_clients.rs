@@ -45,7 +45,7 @@ struct Part {
     value: Box<[u8]>,
 }
 
-impl Definition for Split {
+impl Definition<Request> for Split {
     fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
         let hash = murmur_hash2(&self.source.evaluate(request));
         if let Some(part) = self.parts.iter().find(|part| part.end.is_none_or(|end| hash < end)) {

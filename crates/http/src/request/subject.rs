@@ -1,0 +1,31 @@
+//! A request as the subject of variables, and of the modules that are written once for all protocols.
+
+use std::fmt;
+
+use gale_base::log_level::Level;
+
+use crate::request::Request;
+use crate::variables::VariableTable;
+use crate::variables::subject::{Evaluation, Subject, Values};
+
+impl Subject for Request {
+    fn variables(&self) -> &VariableTable {
+        &self.http().variables
+    }
+
+    fn values(&self) -> &Values {
+        &self.shared.values
+    }
+
+    fn evaluation(&self) -> &Evaluation {
+        &self.evaluation
+    }
+
+    fn body_bytes(&self) -> usize {
+        self.body.iter().flat_map(|body| &body.memory).map(|bytes| bytes.len()).sum()
+    }
+
+    fn log(&self, level: Level, message: fmt::Arguments<'_>) {
+        Request::log(self, level, message);
+    }
+}
