@@ -11,6 +11,8 @@
 //! transport      what carries a connection: a socket, or TLS above one
 //! connections    accepting, `worker_connections`, idle connections, counters
 //! log            error and access logs
+//! variables      variables, texts that have some, regular expressions
+//! server_name    names of hosts with wildcards
 //! resolver       names to addresses, while requests run
 //! zone           state that all workers share under a name
 //! ```
@@ -28,6 +30,8 @@ pub mod resolver;
 pub mod room;
 pub mod serve;
 pub mod server_address;
+pub mod server_name;
 pub mod transport;
+pub mod variables;
 pub mod worker;
 pub mod zone;

@@ -11,7 +11,7 @@ use crate::configuration::HttpConfiguration;
 use crate::configuration::settings::CoreSettings;
 use crate::request::Request;
 use crate::request::advance::{self, Step};
-use crate::variables::subject::Subject;
+use gale_engine::variables::subject::Subject;
 
 /// Why a request is answered without asking any module.
 pub(crate) enum Refusal {

@@ -44,7 +44,6 @@ use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
 use crate::request::tunnel::Tunnel;
-use crate::variables::subject::{Evaluation, Values};
 use crate::variables::template::any_is_true;
 use crate::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
@@ -52,6 +51,7 @@ use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
 use gale_engine::notes::Notes;
 use gale_engine::resolver::Resolver;
+use gale_engine::variables::subject::{Evaluation, Values};
 
 /// How often a request may start again: nginx's bound on internal redirects.
 pub const REDIRECTS_MAX: u8 = 10;

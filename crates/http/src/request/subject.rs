@@ -4,11 +4,14 @@ use std::fmt;
 
 use gale_base::log_level::Level;
 
+use crate::configuration::builder::HttpBuilder;
 use crate::request::Request;
 use crate::variables::VariableTable;
-use crate::variables::subject::{Evaluation, Subject, Values};
+use gale_engine::variables::subject::{Evaluation, Subject, Values};
 
 impl Subject for Request {
+    type Block = HttpBuilder;
+
     fn variables(&self) -> &VariableTable {
         &self.http().variables
     }

@@ -12,15 +12,15 @@ use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::{Definition, VariableId};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase, Wait};
 use gale_http::request::response::Field;
 use gale_http::request::subrequest::{Target, ask};
-use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
-use gale_http::variables::{Definition, VariableId};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -97,7 +97,7 @@ fn auth_request_set(conf: &mut Conf, builder: &mut Builder, statement: &Statemen
         return Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span));
     };
     let http = builder.http_mut();
-    let variable = http.variables.assigned(name, Some(word.span), Arc::new(Unset), false);
+    let variable = http.variables.table.assigned(name, Some(word.span), Arc::new(Unset), false);
     let value = http.template(&statement.args[1])?;
     conf.set.push((variable, value));
     Ok(())

@@ -24,6 +24,7 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
@@ -32,7 +33,6 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::VariableId;
-use gale_http::variables::subject::Subject;
 use gale_runtime::Effort;
 
 /// See the file's head.

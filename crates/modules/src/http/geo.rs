@@ -21,11 +21,11 @@ use gale_base::cidr::Cidr;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module};
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::{Definition, VariableId};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::request::forwarded;
-use gale_http::variables::subject::Subject;
-use gale_http::variables::{Definition, VariableId};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -160,7 +160,7 @@ fn geo(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), D
     };
     let name = super::variable_name(variable)?;
     let (draft, notes) = Draft::read(statement.body());
-    http.variables.define(name, Some(variable.span), Arc::new(draft.geo(source)), draft.is_volatile);
+    http.variables.table.define(name, Some(variable.span), Arc::new(draft.geo(source)), draft.is_volatile);
     builder.note(notes);
     Ok(())
 }

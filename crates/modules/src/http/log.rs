@@ -26,12 +26,12 @@ use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Span, Statement
 use gale_engine::configuration::{Builder, ScopeId, ScopeRef};
 use gale_engine::log::{DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
 use gale_http::configuration::builder::InHttp;
 use gale_http::files::directory_of;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Decide, Flow, Phase};
-use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
 use gale_http::variables::{VariableId, is_name_byte};
 use gale_protocol::uri::escape::escape_json;

@@ -14,12 +14,12 @@ use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module};
+use gale_engine::server_name::{ServerName, ServerNames};
+use gale_engine::variables::Definition;
+use gale_engine::variables::subject::Subject;
 use gale_http::configuration::builder::HttpBuilder;
 use gale_http::configuration::builder::InHttp;
-use gale_http::configuration::server_name::{ServerName, ServerNames};
 use gale_http::request::Request;
-use gale_http::variables::Definition;
-use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
 
 /// See the file's head.
@@ -118,7 +118,7 @@ fn map(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), D
     for row in statement.body() {
         errors.extend(draft.add(http, row).err());
     }
-    http.variables.define(name, Some(variable.span), Arc::new(draft.map), draft.is_volatile);
+    http.variables.table.define(name, Some(variable.span), Arc::new(draft.map), draft.is_volatile);
     builder.note(errors);
     Ok(())
 }

@@ -29,6 +29,8 @@ use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, St
 use gale_engine::configuration::Builder;
 use gale_engine::configuration::ScopeId;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::{Definition, VariableId};
 use gale_http::configuration::ScopeKind;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::builder::nameless_block;
@@ -39,9 +41,7 @@ use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::regex::Regex;
-use gale_http::variables::subject::Subject;
 use gale_http::variables::template::Template;
-use gale_http::variables::{Definition, VariableId};
 use gale_protocol::uri::escape::{Class, Unescape, escape, unescape};
 use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};
@@ -336,7 +336,7 @@ fn add_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Res
     let unset = Uninitialized(name.into());
     let value = http.template(value)?;
     let is_own = value.as_constant().is_some();
-    let variable = http.variables.assigned(name, Some(word.span), Arc::new(unset), is_own);
+    let variable = http.variables.table.assigned(name, Some(word.span), Arc::new(unset), is_own);
     conf.script.push(Step::Set { variable, value });
     Ok(())
 }

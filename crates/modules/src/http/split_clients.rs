@@ -10,9 +10,9 @@ use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module};
+use gale_engine::variables::Definition;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
-use gale_http::variables::Definition;
 use gale_http::variables::template::Template;
 
 /// See the file's head.
@@ -74,7 +74,7 @@ fn split_clients(_: &mut (), builder: &mut Builder, statement: &Statement) -> Re
     })?;
     let values = statement.body().iter().map(|row| row.args[0].text.as_slice().into());
     let parts = ends.into_iter().zip(values).map(|(end, value)| Part { end, value }).collect();
-    http.variables.define(name, Some(variable.span), Arc::new(Split { source, parts }), false);
+    http.variables.table.define(name, Some(variable.span), Arc::new(Split { source, parts }), false);
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("server_protocol", |request, _, out| append_present(out, protocol(request))),
     Variable::named("uri", append_uri),
     Variable::named("document_uri", append_uri),
-    Variable::named("args", |request: &Request, _, out| append_present(out, &request.args))
+    Variable::named("args", |request, _, out| append_present(out, &request.args))
         .assigned_by(|request, value| request.args = value.to_vec()),
     Variable::named("query_string", |request, _, out| append_present(out, &request.args)),
     Variable::named("is_args", |request, _, out| append(out, if request.args.is_empty() { b"" } else { b"?" })),
@@ -105,7 +105,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
         proxied(request).is_some_and(|header| header.append_tlv(name, out))
     }),
     Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
-    Variable::named("limit_rate", |request: &Request, _, out| append_number(out, request.known_limit_rate()))
+    Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
         .assigned_by(set_limit_rate),
     // The response.
     Variable::named("status", |request, _, out| append_status(out, status(request))),

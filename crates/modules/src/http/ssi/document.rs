@@ -10,12 +10,12 @@ use std::task::{Context, Poll, ready};
 
 use bstr::BStr;
 use gale_base::log_level::Level;
+use gale_engine::variables::subject::Subject;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::subrequest::{Fallback, InMemorySubrequest, Subrequest, Target};
 use gale_http::request::transform::InMemory;
 use gale_http::variables::regex::Regex;
-use gale_http::variables::subject::Subject;
 use gale_protocol::ssi::text::{self, Expression};
 use gale_protocol::ssi::{Command, Event, PARAMETERS_MAX, Parser};
 use gale_protocol::uri::escape::{Class, escape, escape_html};

@@ -162,7 +162,7 @@ fn has_two_dots(path: &[u8]) -> bool {
 }
 
 /// Whether one of the segments is `..`, and one of the two dots or the slash before them is at a place that counts.
-pub(crate) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
+pub fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
     let mut start = 0;
     has_two_dots(path)
         && path.split(|&byte| byte == b'/').any(|segment| {
@@ -173,7 +173,7 @@ pub(crate) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool
 }
 
 /// Tells the error log of a path that leads out of its directory.
-pub(crate) fn refuse_path<S: Subject>(subject: &S, path: &[u8]) {
+pub fn refuse_path<S: Subject>(subject: &S, path: &[u8]) {
     subject.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
 }
 

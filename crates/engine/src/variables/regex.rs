@@ -188,7 +188,7 @@ mod tests {
     use gale_config::Statement;
 
     use super::*;
-    use crate::configuration::builder::HttpBuilder;
+    use crate::variables::VariablesDraft;
 
     #[test]
     fn groups_are_found_by_number_and_name() {
@@ -238,9 +238,9 @@ mod tests {
 
     #[test]
     fn the_same_expression_is_compiled_once_for_a_configuration() {
-        let mut http = HttpBuilder::default();
+        let mut draft = VariablesDraft::<()>::default();
         let word = Statement::synthetic(r"\.php$", Vec::new()).name;
-        let mut regex = |caseless| http.regex(&word, &word.text, caseless).unwrap();
+        let mut regex = |caseless| draft.regex(&word, &word.text, caseless).unwrap();
         let (one, same, other) = (regex(false), regex(false), regex(true));
         assert!(Arc::ptr_eq(&one.code, &same.code));
         assert!(!one.is_match(b"/A.PHP").unwrap() && other.is_match(b"/A.PHP").unwrap());

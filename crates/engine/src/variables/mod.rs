@@ -7,11 +7,16 @@
 //! | of | value | kept |
 //! |---|---|---|
 //! | a module ([`Variable`]) | worked out | never: it is cheap, or changes |
-//! | a directive such as `map` ([`Definition`]) | worked out | for the request, unless volatile |
-//! | a named group, `set` | what was stored last | for the request |
+//! | a directive such as `map` ([`Definition`]) | worked out | for the subject, unless volatile |
+//! | a named group, `set` | what was stored last | for the subject |
 //!
 //! What is stored comes before what can be worked out.
+//!
+//! What a variable is about, a request or a session, is a [`Subject`](subject::Subject): tables, definitions and the
+//! functions of modules are of one type of subject. Indices and texts have no type: they belong to the block that they
+//! were read in.
 
+mod draft;
 pub mod regex;
 pub mod subject;
 pub mod template;
@@ -22,8 +27,8 @@ use std::sync::Arc;
 use bstr::BStr;
 use gale_config::Span;
 
-use crate::request::Request;
-use gale_engine::nginx_names;
+pub use self::draft::{HasVariables, VariablesDraft};
+use crate::nginx_names;
 
 /// A variable, as an index into the configuration's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +53,7 @@ pub trait Definition<S>: Send + Sync {
 }
 
 /// A variable that a module defines.
-pub struct Variable<S = Request> {
+pub struct Variable<S> {
     /// The name without its dollar sign; for a family (`http_`), the prefix.
     pub name: &'static str,
     /// Whether the name stands for every name that begins with it.
@@ -89,7 +94,7 @@ pub fn is_name_byte(byte: u8) -> bool {
 }
 
 /// The variables of one configuration.
-pub struct VariableTable<S: 'static = Request> {
+pub struct VariableTable<S: 'static> {
     slots: Vec<Slot<S>>,
     by_name: HashMap<Box<[u8]>, VariableId>,
     /// What modules define, for names that turn up only with requests.
@@ -116,7 +121,7 @@ pub(crate) enum Source<S> {
     Evaluated { value: Evaluate<S>, argument: Box<[u8]> },
     /// Worked out by a directive.
     Defined { definition: Arc<dyn Definition<S>>, is_volatile: bool },
-    /// Set by the request's course, for example by a named group: without a
+    /// Set on the way, for example by a named group: without a
     /// value until then.
     Stored,
 }
@@ -179,7 +184,7 @@ impl<S> VariableTable<S> {
     }
 
     /// The index for a variable that a directive defines; the last definition counts.
-    /// Unless it is volatile, its value is worked out once for a request.
+    /// Unless it is volatile, its value is worked out once for a subject.
     pub fn define(
         &mut self,
         name: &[u8],
@@ -248,7 +253,7 @@ impl<S> VariableTable<S> {
     }
 
     /// Keeps what modules define for [`VariableTable::find`].
-    pub(crate) fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable<S>>) {
+    fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable<S>>) {
         self.definitions = definitions.collect();
     }
 
@@ -312,7 +317,7 @@ fn define<'d, S: 'static>(name: &[u8], definitions: impl Iterator<Item = &'d Var
 mod tests {
     use super::*;
 
-    fn nothing(_: &Request, _: &[u8], _: &mut Vec<u8>) -> bool {
+    fn nothing(_: &(), _: &[u8], _: &mut Vec<u8>) -> bool {
         false
     }
 
@@ -338,7 +343,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_told() {
-        let mut table = VariableTable::default();
+        let mut table = VariableTable::<()>::default();
         table.mention(b"nonsense", None);
         let error = table.resolve([].iter()).unwrap_err();
         assert_eq!(error.message, "unknown \"nonsense\" variable");
@@ -346,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_stored_variable_needs_no_definition() {
-        let mut table = VariableTable::default();
+        let mut table = VariableTable::<()>::default();
         let id = table.mention(b"group", None);
         assert_eq!(table.stored(b"group", None), id);
         table.resolve([].iter()).unwrap();
@@ -354,8 +359,8 @@ mod tests {
 
     struct Nothing;
 
-    impl Definition for Nothing {
-        fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
+    impl Definition<()> for Nothing {
+        fn append(&self, _: &(), _: &mut Vec<u8>) -> bool {
             false
         }
     }
@@ -367,7 +372,7 @@ mod tests {
             Variable::named("args", nothing).assigned_by(|_, _| {}),
             Variable::family("http_", nothing),
         ];
-        let resolve = |make: &dyn Fn(&mut VariableTable) -> VariableId| {
+        let resolve = |make: &dyn Fn(&mut VariableTable<()>) -> VariableId| {
             let mut table = VariableTable::default();
             make(&mut table);
             table.resolve(definitions.iter()).map_err(|error| error.message).map(|()| table)

@@ -13,7 +13,7 @@ use bstr::BStr;
 use gale_base::log_level::Level;
 
 use super::regex::{CAPTURES_MAX, Captures, Match};
-use super::{Found, Source, VariableId, VariableTable};
+use super::{Found, HasVariables, Source, VariableId, VariableTable};
 
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
@@ -38,6 +38,9 @@ const CYCLE: u32 = u32::MAX;
 
 /// What variables are about: a request of http, a session of stream.
 pub trait Subject: Sized + 'static {
+    /// The block that is read for it.
+    type Block: HasVariables<Self>;
+
     /// The variables of its configuration.
     fn variables(&self) -> &VariableTable<Self>;
 
