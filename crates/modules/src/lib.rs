@@ -11,6 +11,7 @@ pub mod event;
 pub mod http;
 pub mod inert;
 pub mod order;
+pub mod shared;
 
 /// The example on the page for authors of modules is compiled with the tests.
 #[cfg(doctest)]

@@ -332,7 +332,7 @@ fn is_variable(word: &Word) -> bool {
 fn add_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let [word, value] = statement.args.as_slice() else { unreachable!("two arguments") };
     let http = builder.http_mut();
-    let name = super::variable_name(word)?;
+    let name = crate::shared::variable_name(word)?;
     let unset = Uninitialized(name.into());
     let value = http.template(value)?;
     let is_own = value.as_constant().is_some();

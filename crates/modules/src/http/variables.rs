@@ -229,7 +229,7 @@ fn append_proxy_port(out: &mut Vec<u8>, port: u16) -> bool {
 }
 
 /// The port, where there is one that nginx would show.
-pub(super) fn port(address: &SocketAddress) -> Option<u16> {
+pub(crate) fn port(address: &SocketAddress) -> Option<u16> {
     address.inet().map(|address| address.port()).filter(|&port| port != 0)
 }
 
@@ -270,7 +270,7 @@ fn is_kept(request: &Request) -> bool {
 
 /// The first argument of this name, whatever its case; it must have a value, if an
 /// empty one.
-pub(super) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(crate) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     if name.is_empty() {
         return None;
     }
@@ -404,12 +404,12 @@ fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool
 }
 
 /// Without a port the value is empty, but there.
-pub(super) fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
+pub(crate) fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
     port.is_none_or(|port| append_number(out, port.into()))
 }
 
 /// The address without its port.
-pub(super) fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
+pub(crate) fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
     match address {
         SocketAddress::Inet(address) => append_text(out, address.ip()),
         SocketAddress::Unix(_) => append_text(out, address),
