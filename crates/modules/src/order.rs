@@ -8,10 +8,10 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, gunzip, gzip,
-    gzip_static, headers, index, limit_req, log, mirror, not_modified, postpone, random_index, range, realpath_root,
-    rewrite, ssi, static_files, stub_status, sub, try_files,
+    gzip_static, headers, index, limit_req, log, map, mirror, not_modified, postpone, random_index, range,
+    realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
-use crate::shared::{access, geo, limit_conn, map, realip, split_clients};
+use crate::shared::{access, geo, limit_conn, realip};
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.

@@ -1,6 +1,6 @@
 //! map: a variable whose value depends on another one.
 //!   map STRING $VARIABLE { [volatile;] [hostnames;] [default VALUE;] [~[*]REGEX VALUE;] [include FILE;] SOURCE VALUE; ... }
-//!                                                                                                               http
+//!                                                                                                       http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
 //!
 //! What it costs does not depend on how many values there are, except for regular expressions, which are tried in
@@ -13,29 +13,26 @@ use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
-use gale_engine::module::{Directive, Module};
+use gale_engine::module::Directive;
 use gale_engine::server_name::{ServerName, ServerNames};
-use gale_engine::variables::Definition;
 use gale_engine::variables::subject::Subject;
-use gale_http::configuration::builder::HttpBuilder;
-use gale_http::configuration::builder::InHttp;
-use gale_http::request::Request;
-use gale_http::variables::template::Template;
+use gale_engine::variables::template::Template;
+use gale_engine::variables::{Definition, VariablesDraft};
 
-/// See the file's head.
-pub static MODULE: Module = Module {
-    name: "http_map",
-    directives: &[Directive {
+use super::{check_row, variable_name};
+
+/// The directive for blocks that stand in `place`.
+pub const fn directive<S: Subject>(place: Place) -> Directive {
+    Directive {
         name: "map",
-        place: Place::HTTP,
+        place,
         takes: Takes::Exactly(2),
         body: Body::Block,
         default: "",
         about: "A variable whose value depends on another one.",
-        store: &Custom(map),
-    }],
-    ..Module::EMPTY
-};
+        store: &Custom(map::<S>),
+    }
+}
 
 /// Longer values than these are looked up in memory of their own.
 const KEY_BYTES_USUAL: usize = 128;
@@ -57,16 +54,16 @@ struct Entry {
     number: usize,
 }
 
-impl Definition<Request> for Map {
-    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
-        let source = self.source.evaluate(request);
+impl<S: Subject> Definition<S> for Map {
+    fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
+        let source = self.source.evaluate(subject);
         let mut key: &[u8] = &source;
         if self.has_hostnames {
             key = key.strip_suffix(b".").unwrap_or(key);
         }
-        let value = self.find(request, key).or(self.default);
+        let value = self.find(subject, key).or(self.default);
         if let Some(value) = value {
-            self.values[value].append(request, out);
+            self.values[value].append(subject, out);
         }
         true
     }
@@ -77,7 +74,7 @@ impl Definition<Request> for Map {
 }
 
 impl Map {
-    fn find(&self, request: &Request, key: &[u8]) -> Option<usize> {
+    fn find<S: Subject>(&self, subject: &S, key: &[u8]) -> Option<usize> {
         let mut short = [0; KEY_BYTES_USUAL];
         let long;
         let lower = match short.get_mut(..key.len()) {
@@ -96,29 +93,29 @@ impl Map {
         }
         match self.names.find_regex(key) {
             Ok(found) => found.map(|(entry, matched)| {
-                request.take_match(matched, key);
+                subject.take_match(matched, key);
                 entry.value
             }),
             Err(error) => {
-                request.log(Level::Alert, format_args!("{error}"));
+                subject.log(Level::Alert, format_args!("{error}"));
                 None
             }
         }
     }
 }
 
-fn map(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+fn map<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let [source, variable] = statement.args.as_slice() else { unreachable!("two arguments") };
-    let http = builder.http_mut();
-    let source = http.template(source)?;
-    let name = super::variable_name(variable)?;
+    let variables = builder.variables::<S>();
+    let source = variables.template(source)?;
+    let name = variable_name(variable)?;
     let map = Map { source, names: ServerNames::default(), values: Vec::new(), default: None, has_hostnames: false };
     let mut draft = Draft { map, known: HashMap::new(), is_volatile: false, count: 0 };
     let mut errors = Vec::new();
     for row in statement.body() {
-        errors.extend(draft.add(http, row).err());
+        errors.extend(draft.add(variables, row).err());
     }
-    http.variables.table.define(name, Some(variable.span), Arc::new(draft.map), draft.is_volatile);
+    variables.table.define(name, Some(variable.span), Arc::new(draft.map), draft.is_volatile);
     builder.note(errors);
     Ok(())
 }
@@ -133,8 +130,8 @@ struct Draft<'s> {
 }
 
 impl<'s> Draft<'s> {
-    fn add(&mut self, http: &mut HttpBuilder, row: &'s Statement) -> Result<(), Diagnostic> {
-        super::check_row(row)?;
+    fn add<S>(&mut self, variables: &mut VariablesDraft<S>, row: &'s Statement) -> Result<(), Diagnostic> {
+        check_row(row)?;
         let (key, value) = match (&**row.name.text, row.args.as_slice()) {
             (b"hostnames", []) => {
                 self.map.has_hostnames = true;
@@ -147,7 +144,7 @@ impl<'s> Draft<'s> {
             (_, [value]) => (&row.name, value),
             _ => return Err(row.error("invalid number of the map parameters")),
         };
-        let value = self.value(http, value)?;
+        let value = self.value(variables, value)?;
         if key.text == "default" {
             if self.map.default.replace(value).is_some() {
                 return Err(row.error("duplicate default map parameter"));
@@ -156,7 +153,7 @@ impl<'s> Draft<'s> {
         }
         self.count += 1;
         let entry = Entry { value, number: self.count };
-        let name = self.name(http, key)?;
+        let name = self.name(variables, key)?;
         let conflict = || {
             let key_text = key.text.to_ascii_lowercase();
             Diagnostic::emerg(format!("conflicting parameter \"{}\"", key_text.as_bstr())).at(key.span)
@@ -164,10 +161,10 @@ impl<'s> Draft<'s> {
         self.map.names.insert(name, entry).map_err(|_| conflict())
     }
 
-    fn name(&self, http: &mut HttpBuilder, key: &Word) -> Result<ServerName, Diagnostic> {
+    fn name<S>(&self, variables: &mut VariablesDraft<S>, key: &Word) -> Result<ServerName, Diagnostic> {
         if let Some(expression) = key.text.strip_prefix(b"~") {
             let caseless = expression.strip_prefix(b"*");
-            return http.regex(key, caseless.unwrap_or(expression), caseless.is_some()).map(ServerName::Regex);
+            return variables.regex(key, caseless.unwrap_or(expression), caseless.is_some()).map(ServerName::Regex);
         }
         // A backslash says that what follows is no keyword.
         let text = key.text.strip_prefix(b"\\").unwrap_or(&key.text);
@@ -179,13 +176,13 @@ impl<'s> Draft<'s> {
         ServerName::parse(text).map_err(invalid)
     }
 
-    fn value(&mut self, http: &mut HttpBuilder, word: &'s Word) -> Result<usize, Diagnostic> {
+    fn value<S>(&mut self, variables: &mut VariablesDraft<S>, word: &'s Word) -> Result<usize, Diagnostic> {
         let text: &[u8] = &word.text;
         if let Some(&known) = self.known.get(text) {
             return Ok(known);
         }
         let number = self.map.values.len();
-        self.map.values.push(http.template(word)?);
+        self.map.values.push(variables.template(word)?);
         self.known.insert(text, number);
         Ok(number)
     }

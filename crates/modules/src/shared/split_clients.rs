@@ -1,5 +1,5 @@
 //! split_clients: a variable that divides clients into parts of given sizes.
-//!   split_clients STRING $VARIABLE { PERCENT% VALUE; ... [* VALUE;] }          http
+//!   split_clients STRING $VARIABLE { PERCENT% VALUE; ... [* VALUE;] }          http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_split_clients_module.html>)
 //!
 //! The hash is nginx's, and so are the bounds of the parts: who is in a part with nginx is in it with Gale.
@@ -9,26 +9,25 @@ use std::sync::Arc;
 use gale_base::units;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::module::{Directive, Module};
+use gale_engine::module::Directive;
 use gale_engine::variables::Definition;
-use gale_http::configuration::builder::InHttp;
-use gale_http::request::Request;
-use gale_http::variables::template::Template;
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::template::Template;
 
-/// See the file's head.
-pub static MODULE: Module = Module {
-    name: "http_split_clients",
-    directives: &[Directive {
+use super::{check_row, variable_name};
+
+/// The directive for blocks that stand in `place`.
+pub const fn directive<S: Subject>(place: Place) -> Directive {
+    Directive {
         name: "split_clients",
-        place: Place::HTTP,
+        place,
         takes: Takes::Exactly(2),
         body: Body::Block,
         default: "",
         about: "A variable that divides clients into parts of given sizes.",
-        store: &Custom(split_clients),
-    }],
-    ..Module::EMPTY
-};
+        store: &Custom(split_clients::<S>),
+    }
+}
 
 /// All of it, in hundredths of a percent.
 const WHOLE: u64 = 10_000;
@@ -45,9 +44,9 @@ struct Part {
     value: Box<[u8]>,
 }
 
-impl Definition<Request> for Split {
-    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
-        let hash = murmur_hash2(&self.source.evaluate(request));
+impl<S: Subject> Definition<S> for Split {
+    fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
+        let hash = murmur_hash2(&self.source.evaluate(subject));
         if let Some(part) = self.parts.iter().find(|part| part.end.is_none_or(|end| hash < end)) {
             out.extend_from_slice(&part.value);
         }
@@ -59,11 +58,11 @@ impl Definition<Request> for Split {
     }
 }
 
-fn split_clients(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+fn split_clients<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let [source, variable] = statement.args.as_slice() else { unreachable!("two arguments") };
-    let http = builder.http_mut();
-    let source = http.template(source)?;
-    let name = super::variable_name(variable)?;
+    let variables = builder.variables::<S>();
+    let source = variables.template(source)?;
+    let name = variable_name(variable)?;
     let mut shares = Vec::new();
     for row in statement.body() {
         shares.push(share(row)?);
@@ -74,13 +73,13 @@ fn split_clients(_: &mut (), builder: &mut Builder, statement: &Statement) -> Re
     })?;
     let values = statement.body().iter().map(|row| row.args[0].text.as_slice().into());
     let parts = ends.into_iter().zip(values).map(|(end, value)| Part { end, value }).collect();
-    http.variables.table.define(name, Some(variable.span), Arc::new(Split { source, parts }), false);
+    variables.table.define(name, Some(variable.span), Arc::new(Split { source, parts }), false);
     Ok(())
 }
 
 /// A part's size in hundredths of a percent; `None` for `*`.
 fn share(row: &Statement) -> Result<Option<u64>, Diagnostic> {
-    super::check_row(row)?;
+    check_row(row)?;
     let key = &row.name;
     if row.args.len() != 1 {
         return Err(row.error("invalid number of the split_clients parameters"));

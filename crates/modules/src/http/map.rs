@@ -1,0 +1,13 @@
+//! map: a variable of requests whose value depends on another one. See [`shared::map`](crate::shared::map).
+//!   map STRING $VARIABLE { ... }          http
+//! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
+
+use gale_config::Place;
+use gale_engine::module::Module;
+use gale_http::request::Request;
+
+use crate::shared::map;
+
+/// See the file's head.
+pub static MODULE: Module =
+    Module { name: "http_map", directives: &[map::directive::<Request>(Place::HTTP)], ..Module::EMPTY };

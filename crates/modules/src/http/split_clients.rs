@@ -1,0 +1,17 @@
+//! split_clients: a variable of requests that divides clients into parts. See
+//! [`shared::split_clients`](crate::shared::split_clients).
+//!   split_clients STRING $VARIABLE { ... }          http
+//! (<https://nginx.org/en/docs/http/ngx_http_split_clients_module.html>)
+
+use gale_config::Place;
+use gale_engine::module::Module;
+use gale_http::request::Request;
+
+use crate::shared::split_clients;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_split_clients",
+    directives: &[split_clients::directive::<Request>(Place::HTTP)],
+    ..Module::EMPTY
+};
