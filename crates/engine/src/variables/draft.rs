@@ -54,7 +54,7 @@ impl<S> VariablesDraft<S> {
     ///
     /// # Errors
     /// In nginx's words: a name is missing or not closed.
-    pub fn template(&mut self, word: &Word) -> Result<Template, Diagnostic> {
+    pub fn template(&mut self, word: &Word) -> Result<Template<S>, Diagnostic> {
         let span = word.span;
         Template::compile(&word.text, |name| self.table.mention(name, Some(span)))
             .map_err(|message| Diagnostic::emerg(message).at(span))

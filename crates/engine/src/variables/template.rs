@@ -3,6 +3,8 @@
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use gale_base::units;
@@ -11,10 +13,10 @@ use super::subject::Subject;
 use super::{VariableId, is_name_byte};
 use gale_base::log_level::Level;
 
-/// A compiled text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Template {
+/// A compiled text, for subjects of one type: it refers to the variables of their block.
+pub struct Template<S> {
     segments: Box<[Segment]>,
+    of: PhantomData<fn(&S)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,10 +27,10 @@ enum Segment {
     Capture(usize),
 }
 
-impl Template {
+impl<S> Template<S> {
     /// Compiles `text`; `variable` gives the index for a name. The error is
     /// nginx's message.
-    pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template, String> {
+    pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template<S>, String> {
         if memchr::memchr(b'$', text).is_none() {
             return Ok(Template::constant(text));
         }
@@ -49,13 +51,16 @@ impl Template {
             });
             rest = after;
         }
-        Ok(Template { segments: segments.into() })
+        Ok(Template::of(segments))
     }
 
     /// A text without variables.
-    pub fn constant(text: &[u8]) -> Template {
-        let segments = if text.is_empty() { Vec::new() } else { vec![Segment::Literal(text.into())] };
-        Template { segments: segments.into() }
+    pub fn constant(text: &[u8]) -> Template<S> {
+        Template::of(if text.is_empty() { Vec::new() } else { vec![Segment::Literal(text.into())] })
+    }
+
+    fn of(segments: impl Into<Box<[Segment]>>) -> Template<S> {
+        Template { segments: segments.into(), of: PhantomData }
     }
 
     /// The text, when there is nothing to evaluate in it.
@@ -76,15 +81,17 @@ impl Template {
     pub fn has_captures(&self) -> bool {
         self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
     }
+}
 
+impl<S: Subject> Template<S> {
     /// Appends the text for this subject to `out`; a variable without a value
     /// adds nothing.
-    pub fn append<S: Subject>(&self, subject: &S, out: &mut Vec<u8>) {
+    pub fn append(&self, subject: &S, out: &mut Vec<u8>) {
         self.append_with(subject, out, |text, out| out.extend_from_slice(text));
     }
 
     /// Like [`Template::append`], where `append_capture` appends the groups of a regular expression.
-    pub fn append_with<S: Subject>(&self, subject: &S, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
+    pub fn append_with(&self, subject: &S, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
         for segment in &self.segments {
             match segment {
                 Segment::Literal(text) => out.extend_from_slice(text),
@@ -99,7 +106,7 @@ impl Template {
     /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its segments
     /// is `..` and not the configuration's own: what a client may have had a part in must not lead out of a directory.
     #[must_use]
-    pub fn append_path<S: Subject>(&self, subject: &S, out: &mut Vec<u8>) -> bool {
+    pub fn append_path(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let start = out.len();
         self.append(subject, out);
         if self.as_constant().is_some() || !has_two_dots(&out[start..]) {
@@ -117,7 +124,7 @@ impl Template {
     }
 
     /// Appends the text and tells which parts of it are not the configuration's own.
-    fn append_marked<S: Subject>(&self, subject: &S, out: &mut Vec<u8>) -> Vec<Range<usize>> {
+    fn append_marked(&self, subject: &S, out: &mut Vec<u8>) -> Vec<Range<usize>> {
         let mut foreign = Vec::new();
         for segment in &self.segments {
             let start = out.len();
@@ -144,15 +151,43 @@ impl Template {
     }
 
     /// The text for this subject: itself, where there is nothing to evaluate.
-    pub fn text<S: Subject>(&self, subject: &S) -> Cow<'_, [u8]> {
+    pub fn text(&self, subject: &S) -> Cow<'_, [u8]> {
         self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(subject)), Cow::Borrowed)
     }
 
     /// The text for this subject.
-    pub fn evaluate<S: Subject>(&self, subject: &S) -> Vec<u8> {
+    pub fn evaluate(&self, subject: &S) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         self.append(subject, &mut out);
         out
+    }
+}
+
+// Derived ones would ask the same of the subject.
+
+impl<S> Clone for Template<S> {
+    fn clone(&self) -> Template<S> {
+        Template::of(self.segments.clone())
+    }
+}
+
+impl<S> Default for Template<S> {
+    fn default() -> Template<S> {
+        Template::of([])
+    }
+}
+
+impl<S> PartialEq for Template<S> {
+    fn eq(&self, other: &Template<S>) -> bool {
+        self.segments == other.segments
+    }
+}
+
+impl<S> Eq for Template<S> {}
+
+impl<S> fmt::Debug for Template<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Template").field(&self.segments).finish()
     }
 }
 
@@ -178,30 +213,31 @@ pub fn refuse_path<S: Subject>(subject: &S, path: &[u8]) {
 }
 
 /// Whether any of these texts is neither empty nor `0`: nginx's predicates.
-pub fn any_is_true<S: Subject>(texts: &[Template], subject: &S) -> bool {
+pub fn any_is_true<S: Subject>(texts: &[Template<S>], subject: &S) -> bool {
     texts.iter().any(|text| !matches!(&*text.text(subject), b"" | b"0"))
 }
 
 /// A size in bytes that may depend on the subject: `4k`, `$arg_rate`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SizeTemplate {
+pub enum SizeTemplate<S> {
     /// Known.
     Constant(u64),
     /// A text that becomes a size.
-    Text(Template),
+    Text(Template<S>),
 }
 
-impl SizeTemplate {
+impl<S> SizeTemplate<S> {
     /// What a compiled text says; `None` when it says no size, and never will.
-    pub fn new(text: Template) -> Option<SizeTemplate> {
+    pub fn new(text: Template<S>) -> Option<SizeTemplate<S>> {
         match text.as_constant() {
             Some(constant) => units::parse_size(constant).map(SizeTemplate::Constant),
             None => Some(SizeTemplate::Text(text)),
         }
     }
+}
 
+impl<S: Subject> SizeTemplate<S> {
     /// The size for this subject. Zero for an empty text, and for one that is no size, of which the error log is told.
-    pub fn evaluate<S: Subject>(&self, subject: &S) -> u64 {
+    pub fn evaluate(&self, subject: &S) -> u64 {
         let text = match self {
             SizeTemplate::Constant(size) => return *size,
             SizeTemplate::Text(text) => text.evaluate(subject),
@@ -213,6 +249,24 @@ impl SizeTemplate {
             subject.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
             0
         })
+    }
+}
+
+impl<S> Clone for SizeTemplate<S> {
+    fn clone(&self) -> SizeTemplate<S> {
+        match self {
+            SizeTemplate::Constant(size) => SizeTemplate::Constant(*size),
+            SizeTemplate::Text(text) => SizeTemplate::Text(text.clone()),
+        }
+    }
+}
+
+impl<S> fmt::Debug for SizeTemplate<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SizeTemplate::Constant(size) => formatter.debug_tuple("Constant").field(size).finish(),
+            SizeTemplate::Text(text) => formatter.debug_tuple("Text").field(text).finish(),
+        }
     }
 }
 
@@ -242,6 +296,8 @@ fn name_after_dollar(text: &[u8]) -> Result<(&[u8], &[u8]), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Template = super::Template<()>;
 
     fn names(text: &str) -> Result<Vec<String>, String> {
         let mut names = Vec::new();

@@ -121,7 +121,7 @@ async fn decide(request: &mut Request, conf: &Conf) -> Flow {
     };
     // Stored, so that they are there after internal redirects.
     for (variable, value) in &conf.set {
-        request.assign_variable(*variable, &value.evaluate(&*answer));
+        request.assign_variable(*variable, &value.evaluate(&answer));
     }
     match answer.response.status {
         200..300 => Flow::Allow,

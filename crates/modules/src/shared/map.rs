@@ -37,12 +37,12 @@ pub const fn directive<S: Subject>(place: Place) -> Directive {
 /// Longer values than these are looked up in memory of their own.
 const KEY_BYTES_USUAL: usize = 128;
 
-struct Map {
+struct Map<S> {
     /// What is looked up.
-    source: Template,
+    source: Template<S>,
     /// Keys are in lower case; what they lead to is an index into the values.
     names: ServerNames<Entry>,
-    values: Vec<Template>,
+    values: Vec<Template<S>>,
     default: Option<usize>,
     has_hostnames: bool,
 }
@@ -54,7 +54,7 @@ struct Entry {
     number: usize,
 }
 
-impl<S: Subject> Definition<S> for Map {
+impl<S: Subject> Definition<S> for Map<S> {
     fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let source = self.source.evaluate(subject);
         let mut key: &[u8] = &source;
@@ -73,8 +73,8 @@ impl<S: Subject> Definition<S> for Map {
     }
 }
 
-impl Map {
-    fn find<S: Subject>(&self, subject: &S, key: &[u8]) -> Option<usize> {
+impl<S: Subject> Map<S> {
+    fn find(&self, subject: &S, key: &[u8]) -> Option<usize> {
         let mut short = [0; KEY_BYTES_USUAL];
         let long;
         let lower = match short.get_mut(..key.len()) {
@@ -121,16 +121,16 @@ fn map<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> 
 }
 
 /// A map that is being read.
-struct Draft<'s> {
-    map: Map,
+struct Draft<'s, S> {
+    map: Map<S>,
     /// The values so far, by their texts.
     known: HashMap<&'s [u8], usize>,
     is_volatile: bool,
     count: usize,
 }
 
-impl<'s> Draft<'s> {
-    fn add<S>(&mut self, variables: &mut VariablesDraft<S>, row: &'s Statement) -> Result<(), Diagnostic> {
+impl<'s, S> Draft<'s, S> {
+    fn add(&mut self, variables: &mut VariablesDraft<S>, row: &'s Statement) -> Result<(), Diagnostic> {
         check_row(row)?;
         let (key, value) = match (&**row.name.text, row.args.as_slice()) {
             (b"hostnames", []) => {
@@ -161,7 +161,7 @@ impl<'s> Draft<'s> {
         self.map.names.insert(name, entry).map_err(|_| conflict())
     }
 
-    fn name<S>(&self, variables: &mut VariablesDraft<S>, key: &Word) -> Result<ServerName, Diagnostic> {
+    fn name(&self, variables: &mut VariablesDraft<S>, key: &Word) -> Result<ServerName, Diagnostic> {
         if let Some(expression) = key.text.strip_prefix(b"~") {
             let caseless = expression.strip_prefix(b"*");
             return variables.regex(key, caseless.unwrap_or(expression), caseless.is_some()).map(ServerName::Regex);
@@ -176,7 +176,7 @@ impl<'s> Draft<'s> {
         ServerName::parse(text).map_err(invalid)
     }
 
-    fn value<S>(&mut self, variables: &mut VariablesDraft<S>, word: &'s Word) -> Result<usize, Diagnostic> {
+    fn value(&mut self, variables: &mut VariablesDraft<S>, word: &'s Word) -> Result<usize, Diagnostic> {
         let text: &[u8] = &word.text;
         if let Some(&known) = self.known.get(text) {
             return Ok(known);

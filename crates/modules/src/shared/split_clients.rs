@@ -32,9 +32,9 @@ pub const fn directive<S: Subject>(place: Place) -> Directive {
 /// All of it, in hundredths of a percent.
 const WHOLE: u64 = 10_000;
 
-struct Split {
+struct Split<S> {
     /// What is hashed.
-    source: Template,
+    source: Template<S>,
     parts: Vec<Part>,
 }
 
@@ -44,7 +44,7 @@ struct Part {
     value: Box<[u8]>,
 }
 
-impl<S: Subject> Definition<S> for Split {
+impl<S: Subject> Definition<S> for Split<S> {
     fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let hash = murmur_hash2(&self.source.evaluate(subject));
         if let Some(part) = self.parts.iter().find(|part| part.end.is_none_or(|end| hash < end)) {
