@@ -8,12 +8,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use bstr::BStr;
 use gale_base::log_level::Level;
+use gale_runtime::SocketAddress;
 
 use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::{Found, HasVariables, Source, VariableId, VariableTable};
+use crate::connections::ConnectionInfo;
+use crate::log::ErrorLog;
 
 /// How deep variables may refer to each other before they have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
@@ -41,6 +46,25 @@ pub trait Subject: Sized + 'static {
     /// The block that is read for it.
     type Block: HasVariables<Self>;
 
+    /// The connection that it came on.
+    fn connection(&self) -> &ConnectionInfo;
+
+    /// The client's address: that of the connection, unless somebody knows better.
+    fn remote(&self) -> &SocketAddress;
+
+    /// Whether somebody knows better than the connection where it comes from.
+    fn is_remote_set(&self) -> bool;
+
+    /// From now on, and in its log lines, it comes from this address. That is found out once: another one later changes
+    /// nothing.
+    fn set_remote(&self, address: SocketAddress);
+
+    /// The note of this type, which its parts share: an empty one at first.
+    fn shared_note<T: Default + 'static>(&self) -> Rc<T>;
+
+    /// Drops `value` when it is over. A later value of the same type replaces the earlier one.
+    fn hold<T: 'static>(&mut self, value: T);
+
     /// The variables of its configuration.
     fn variables(&self) -> &VariableTable<Self>;
 
@@ -57,6 +81,9 @@ pub trait Subject: Sized + 'static {
 
     /// Writes a line to the error log that is in force for it, if it takes the level.
     fn log(&self, level: Level, message: fmt::Arguments<'_>);
+
+    /// Where messages go that are about no subject.
+    fn error_log(&self) -> &Arc<ErrorLog>;
 
     /// Takes over the groups of a match in `text`: for `$1` to `$9`, and for the variables of named groups.
     fn take_match(&self, matched: Match<'_>, text: &[u8]) {

@@ -1,5 +1,6 @@
 //! The modules of the http block.
 
+pub mod access;
 pub mod addition;
 pub mod auth_basic;
 pub mod auth_request;
@@ -8,6 +9,7 @@ pub mod charset;
 pub mod client_body;
 pub mod core;
 pub mod empty_gif;
+pub mod geo;
 pub mod gunzip;
 pub mod gzip;
 pub mod gzip_static;

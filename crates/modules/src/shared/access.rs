@@ -1,6 +1,6 @@
-//! access: who may, by address.
-//!   allow ADDRESS | CIDR | unix: | all;                          http, server, location, limit_except
-//!   deny  ADDRESS | CIDR | unix: | all;                          http, server, location, limit_except
+//! access: access control by address.
+//!   allow ADDRESS | CIDR | unix: | all;                          http, stream
+//!   deny  ADDRESS | CIDR | unix: | all;                          http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_access_module.html>)
 //!
 //! The first rule that fits decides. A level with rules of its own takes none from outside.
@@ -8,59 +8,13 @@
 use std::net::IpAddr;
 
 use gale_base::cidr::Cidr;
-use gale_base::log_level::Level;
-use gale_config::{Body, Diagnostic, ManyWith, Place, Reporter, Setting, Statement, Takes, slot};
+use gale_config::{Diagnostic, Reporter, Statement};
 use gale_engine::configuration::Builder;
-use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::configuration::settings::Satisfy;
-use gale_http::module::HttpPart;
-use gale_http::request::Request;
-use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_runtime::SocketAddress;
 
-/// See the file's head.
-pub static MODULE: Module = Module {
-    name: "http_access",
-    directives: &[
-        Directive {
-            name: "allow",
-            about: "Lets clients with these addresses in.",
-            store: &ManyWith { parse: |builder, statement| rule(builder, statement, true), slot: slot!(Conf, rules) },
-            ..RULE
-        },
-        Directive {
-            name: "deny",
-            about: "Keeps clients with these addresses out.",
-            store: &ManyWith { parse: |builder, statement| rule(builder, statement, false), slot: slot!(Conf, rules) },
-            ..RULE
-        },
-    ],
-    conf: Some(ConfType::of::<Conf>()),
-    parts: &[&HttpPart {
-        handlers: &[(Phase::Access, &Decide { applies: |conf: &Conf| !conf.rules.get().is_empty(), run })],
-        ..HttpPart::EMPTY
-    }],
-    ..Module::EMPTY
-};
-
-/// What the directives have in common.
-const RULE: Directive = Directive {
-    name: "",
-    place: Place::ANYWHERE.or(Place::LIMIT_EXCEPT),
-    takes: Takes::Exactly(1),
-    body: Body::None,
-    default: "",
-    about: "",
-    store: &gale_config::Inert,
-};
-
-#[derive(Default)]
-struct Conf {
-    rules: Setting<Vec<Rule>>,
-}
-
+/// An `allow` or a `deny`.
 #[derive(Clone, Debug)]
-struct Rule {
+pub struct Rule {
     who: Who,
     allows: bool,
 }
@@ -72,7 +26,11 @@ enum Who {
     Network(Cidr),
 }
 
-fn rule(builder: &mut Builder, statement: &Statement, allows: bool) -> Result<Rule, Diagnostic> {
+/// What an `allow` or a `deny` says.
+///
+/// # Errors
+/// The argument is none of what it may be.
+pub fn rule(builder: &mut Builder, statement: &Statement, allows: bool) -> Result<Rule, Diagnostic> {
     let word = &statement.args[0];
     let who = match &**word.text {
         b"all" => Who::All,
@@ -92,21 +50,8 @@ fn rule(builder: &mut Builder, statement: &Statement, allows: bool) -> Result<Ru
     Ok(Rule { who, allows })
 }
 
-fn run(request: &mut Request, conf: &Conf) -> Flow {
-    match decide(conf.rules.get(), request.remote()) {
-        None => Flow::Next,
-        Some(true) => Flow::Allow,
-        Some(false) => {
-            if *request.scope().core.satisfy.get() == Satisfy::All {
-                request.log(Level::Error, format_args!("access forbidden by rule"));
-            }
-            Flow::Respond(403)
-        }
-    }
-}
-
-/// What the first rule that fits says.
-fn decide(rules: &[Rule], client: &SocketAddress) -> Option<bool> {
+/// Whether the first rule that fits lets this client in; `None` when none fits.
+pub fn decide(rules: &[Rule], client: &SocketAddress) -> Option<bool> {
     let address = client.inet().map(|address| unmapped(address.ip(), rules));
     let fits = |rule: &&Rule| match (rule.who, address) {
         (Who::All, _) | (Who::Unix, None) => true,

@@ -1,6 +1,6 @@
 //! geo: a variable whose value depends on the client's address.
-//!   geo [$ADDRESS] $VARIABLE { [ranges;] [default VALUE;] [delete NETWORK;] [include FILE;] [proxy NETWORK;]
-//!                              [proxy_recursive;] [volatile;] NETWORK VALUE; ... }          http
+//!   geo [$ADDRESS] $VARIABLE { [ranges;] [default VALUE;] [delete NETWORK;] [include FILE;] [volatile;]
+//!                              NETWORK VALUE; ... }                                        http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_geo_module.html>)
 //!
 //! What the file says, networks in networks or ranges, is flattened when it is read: a request searches one sorted list
@@ -20,46 +20,63 @@ use bstr::BStr;
 use gale_base::cidr::Cidr;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
-use gale_engine::module::{Directive, Module};
+use gale_engine::module::Directive;
 use gale_engine::variables::subject::Subject;
 use gale_engine::variables::{Definition, VariableId};
-use gale_http::configuration::builder::InHttp;
-use gale_http::request::Request;
-use gale_http::request::forwarded;
 
-/// See the file's head.
-pub static MODULE: Module = Module {
-    name: "http_geo",
-    directives: &[Directive {
+use super::{check_row, variable_name};
+
+/// The directive for blocks that stand in `place`.
+pub const fn directive<S: Subject, F: Forwarding<S>>(place: Place) -> Directive {
+    Directive {
         name: "geo",
-        place: Place::HTTP,
+        place,
         takes: Takes::Between(1, 2),
         body: Body::Block,
         default: "",
         about: "A variable whose value depends on the client's address.",
-        store: &Custom(geo),
-    }],
-    ..Module::EMPTY
-};
+        store: &Custom(geo::<S, F>),
+    }
+}
+
+/// How somebody else may say what the client's address is, if the protocol has a way; `()` is for none.
+pub trait Forwarding<S>: Default + Send + Sync + 'static {
+    /// Takes a row of the block; `false` when it is not for it to take.
+    ///
+    /// # Errors
+    /// What is wrong with the row. What is to be warned of becomes a note.
+    fn add(&mut self, row: &Statement, notes: &mut Vec<Diagnostic>) -> Result<bool, Diagnostic>;
+
+    /// The client for whom this address has asked; `None` for nobody else, or if it is not trusted.
+    fn client(&self, subject: &S, address: IpAddr) -> Option<IpAddr>;
+}
+
+impl<S> Forwarding<S> for () {
+    fn add(&mut self, _: &Statement, _: &mut Vec<Diagnostic>) -> Result<bool, Diagnostic> {
+        Ok(false)
+    }
+
+    fn client(&self, _: &S, _: IpAddr) -> Option<IpAddr> {
+        None
+    }
+}
 
 /// What counts as the address of whoever has none, a client on a UNIX-domain socket above all.
 const NO_ADDRESS: Ipv4Addr = Ipv4Addr::BROADCAST;
 
-struct Geo {
+struct Geo<F> {
     /// The variable with the address; without one it is the client's.
     source: Option<VariableId>,
-    /// Who is trusted to say in `X-Forwarded-For` what the address is.
-    proxies: Vec<Cidr>,
-    proxy_recursive: bool,
+    forwarding: F,
     v4: Changes<u32>,
     /// None with `ranges`, which are of IPv4.
     v6: Option<Changes<u128>>,
     values: Vec<Box<[u8]>>,
 }
 
-impl Definition<Request> for Geo {
-    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
-        let value = match (self.address(request), &self.v6) {
+impl<S: Subject, F: Forwarding<S>> Definition<S> for Geo<F> {
+    fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
+        let value = match (self.address(subject), &self.v6) {
             (Some(IpAddr::V4(address)), _) => self.v4.value_at(address.to_bits()),
             (Some(IpAddr::V6(address)), Some(v6)) => v6.value_at(address.to_bits()),
             (Some(IpAddr::V6(_)) | None, _) => self.v4.value_at(NO_ADDRESS.to_bits()),
@@ -73,24 +90,21 @@ impl Definition<Request> for Geo {
     }
 }
 
-impl Geo {
-    fn address(&self, request: &Request) -> Option<IpAddr> {
+impl<F> Geo<F> {
+    fn address<S: Subject>(&self, subject: &S) -> Option<IpAddr>
+    where
+        F: Forwarding<S>,
+    {
         let address = match self.source {
-            None => request.remote().inet().map(|address| address.ip()),
+            None => subject.remote().inet().map(|address| address.ip()),
             Some(source) => {
                 let mut text = Vec::new();
-                request.append_variable(source, &mut text);
+                subject.append_variable(source, &mut text);
                 std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok())
             }
         };
-        let address = address.map(|address: IpAddr| address.to_canonical());
-        let trusts = |address| self.proxies.iter().any(|proxy| proxy.contains(address));
-        let forwarded = address.filter(|&address| trusts(address)).and_then(|_| {
-            let fields = request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"X-Forwarded-For"));
-            let values: Vec<&[u8]> = fields.map(|(_, _, value)| value).collect();
-            forwarded::client(&values, self.proxy_recursive, trusts)
-        });
-        forwarded.map(|client| client.ip().to_canonical()).or(address)
+        let address = address.map(|address: IpAddr| address.to_canonical())?;
+        self.forwarding.client(subject, address).or(Some(address))
     }
 }
 
@@ -151,16 +165,22 @@ struct Range {
     value: u32,
 }
 
-fn geo(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let http = builder.http_mut();
+fn geo<S: Subject, F: Forwarding<S>>(
+    _: &mut (),
+    builder: &mut Builder,
+    statement: &Statement,
+) -> Result<(), Diagnostic> {
+    let variables = builder.variables::<S>();
     let (source, variable) = match statement.args.as_slice() {
-        [source, variable] => (Some(http.variable(super::variable_name(source)?, Some(source.span))), variable),
+        [source, variable] => (Some(variables.variable(variable_name(source)?, Some(source.span))), variable),
         [variable, ..] => (None, variable),
         [] => unreachable!("one argument at least"),
     };
-    let name = super::variable_name(variable)?;
-    let (draft, notes) = Draft::read(statement.body());
-    http.variables.table.define(name, Some(variable.span), Arc::new(draft.geo(source)), draft.is_volatile);
+    let name = variable_name(variable)?;
+    let mut forwarding = F::default();
+    let (draft, notes) = Draft::read(statement.body(), |row, notes| forwarding.add(row, notes));
+    let is_volatile = draft.is_volatile;
+    variables.table.define(name, Some(variable.span), Arc::new(draft.geo(source, forwarding)), is_volatile);
     builder.note(notes);
     Ok(())
 }
@@ -175,8 +195,6 @@ struct Draft<'s> {
     default: Option<u32>,
     networks: Networks,
     ranges: Option<Ranges>,
-    proxies: Vec<Cidr>,
-    proxy_recursive: bool,
     is_volatile: bool,
 }
 
@@ -189,21 +207,23 @@ struct Networks {
 }
 
 impl<'s> Draft<'s> {
-    /// What the rows say, and what is wrong with them.
-    fn read(rows: &'s [Statement]) -> (Draft<'s>, Vec<Diagnostic>) {
+    /// What the rows say that `others` does not take, and what is wrong with them.
+    fn read(
+        rows: &'s [Statement],
+        mut others: impl FnMut(&Statement, &mut Vec<Diagnostic>) -> Result<bool, Diagnostic>,
+    ) -> (Draft<'s>, Vec<Diagnostic>) {
         let mut draft =
             Draft { values: vec![Box::default()], known: HashMap::from([(&b""[..], 0)]), ..Draft::default() };
         let mut notes = Vec::new();
         for row in rows {
-            if let Err(error) = draft.add(row, &mut notes) {
-                notes.push(error);
-            }
+            let taken = check_row(row).and_then(|()| others(row, &mut notes));
+            let added = taken.and_then(|is_taken| if is_taken { Ok(()) } else { draft.add(row, &mut notes) });
+            notes.extend(added.err());
         }
         (draft, notes)
     }
 
     fn add(&mut self, row: &'s Statement, notes: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
-        super::check_row(row)?;
         match (&**row.name.text, row.args.as_slice()) {
             (b"ranges", []) => {
                 if self.networks.is_begun {
@@ -212,9 +232,7 @@ impl<'s> Draft<'s> {
                 }
                 self.ranges.get_or_insert_default();
             }
-            (b"proxy_recursive", []) => self.proxy_recursive = true,
             (b"volatile", []) => self.is_volatile = true,
-            (b"proxy", [network]) => self.proxies.push(parse_network(network, notes)?),
             (b"default", [value]) => {
                 let value = self.value(value);
                 let earlier = self.default.replace(value);
@@ -289,7 +307,7 @@ impl<'s> Draft<'s> {
         number
     }
 
-    fn geo(&self, source: Option<VariableId>) -> Geo {
+    fn geo<F>(self, source: Option<VariableId>, forwarding: F) -> Geo<F> {
         let default = self.default.unwrap_or_default();
         let (v4, v6) = match &self.ranges {
             Some(ranges) => (Changes::new(ranges.iter(), default, narrow), None),
@@ -298,8 +316,7 @@ impl<'s> Draft<'s> {
                 Some(Changes::new(self.networks.ranges_of_v6(), default, |address| address)),
             ),
         };
-        let (proxies, values) = (self.proxies.clone(), self.values.clone());
-        Geo { source, proxies, proxy_recursive: self.proxy_recursive, v4, v6, values }
+        Geo { source, forwarding, v4, v6, values: self.values }
     }
 }
 
@@ -415,7 +432,11 @@ fn parse_range(text: &[u8]) -> Option<(u32, u32)> {
     (start <= end).then_some((start.to_bits(), end.to_bits()))
 }
 
-fn parse_network(word: &Word, notes: &mut Vec<Diagnostic>) -> Result<Cidr, Diagnostic> {
+/// A network; that it has bits beyond its length becomes a note.
+///
+/// # Errors
+/// It is no network.
+pub fn parse_network(word: &Word, notes: &mut Vec<Diagnostic>) -> Result<Cidr, Diagnostic> {
     let invalid = || Diagnostic::emerg(format!("invalid network \"{}\"", word.text)).at(word.span);
     let (network, has_low_bits) = Cidr::parse(&word.text).ok_or_else(invalid)?;
     if has_low_bits {

@@ -1,0 +1,46 @@
+//! geo: a variable of requests whose value depends on the client's address. See [`shared::geo`](crate::shared::geo).
+//!   geo [$ADDRESS] $VARIABLE { [proxy NETWORK;] [proxy_recursive;] ... }          http
+//! (<https://nginx.org/en/docs/http/ngx_http_geo_module.html>)
+//!
+//! A proxy that is trusted may say in `X-Forwarded-For` for whom it asks.
+
+use std::net::IpAddr;
+
+use gale_base::cidr::Cidr;
+use gale_config::{Diagnostic, Place, Statement};
+use gale_engine::module::Module;
+use gale_http::request::{Request, forwarded};
+
+use crate::shared::geo::{self, Forwarding};
+
+/// See the file's head.
+pub static MODULE: Module =
+    Module { name: "http_geo", directives: &[geo::directive::<Request, Proxies>(Place::HTTP)], ..Module::EMPTY };
+
+/// Who is trusted to say in `X-Forwarded-For` what the address is.
+#[derive(Default)]
+struct Proxies {
+    networks: Vec<Cidr>,
+    is_recursive: bool,
+}
+
+impl Forwarding<Request> for Proxies {
+    fn add(&mut self, row: &Statement, notes: &mut Vec<Diagnostic>) -> Result<bool, Diagnostic> {
+        match (&**row.name.text, row.args.as_slice()) {
+            (b"proxy", [network]) => self.networks.push(geo::parse_network(network, notes)?),
+            (b"proxy_recursive", []) => self.is_recursive = true,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn client(&self, request: &Request, address: IpAddr) -> Option<IpAddr> {
+        let trusts = |address| self.networks.iter().any(|network| network.contains(address));
+        if !trusts(address) {
+            return None;
+        }
+        let fields = request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"X-Forwarded-For"));
+        let values: Vec<&[u8]> = fields.map(|(_, _, value)| value).collect();
+        forwarded::client(&values, self.is_recursive, trusts).map(|client| client.ip().to_canonical())
+    }
+}
