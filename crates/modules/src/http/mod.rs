@@ -15,6 +15,7 @@ pub mod gzip;
 pub mod gzip_static;
 pub mod headers;
 pub mod index;
+pub mod limit_conn;
 pub mod limit_req;
 pub mod log;
 pub mod map;
