@@ -5,6 +5,7 @@
 //! the phases, and what http alone has (a status, a field with addresses).
 
 pub mod access;
+pub(crate) mod append;
 pub mod geo;
 pub mod limit_conn;
 pub(crate) mod limits;

@@ -21,7 +21,7 @@ use gale_http::request::phases::{Decide, Flow, Handler, Phase};
 use gale_http::variables::Variable;
 use gale_runtime::SocketAddress;
 
-use crate::http::variables::{append_address, append_port};
+use super::append::{append_address, append_port};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -60,7 +60,7 @@ pub static MODULE: Module = Module {
         variables: &[
             Variable::named("realip_remote_addr", |request, _, out| append_address(out, &request.connection().remote)),
             Variable::named("realip_remote_port", |request, _, out| {
-                append_port(out, crate::http::variables::port(&request.connection().remote))
+                append_port(out, super::append::port(&request.connection().remote))
             }),
         ],
         handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
