@@ -9,9 +9,8 @@ use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
     gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
-    random_index, range, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
+    random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
-use crate::shared::realip;
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.

@@ -24,6 +24,7 @@ pub mod not_modified;
 pub mod postpone;
 pub mod random_index;
 pub mod range;
+pub mod realip;
 pub mod realpath_root;
 pub mod rewrite;
 pub mod split_clients;

@@ -1,101 +1,34 @@
 //! realip: the client behind servers that are trusted to say who it is.
-//!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, server, location
-//!   real_ip_header FIELD | X-Real-IP | X-Forwarded-For | proxy_protocol;
-//!   real_ip_recursive on | off;                                  http, server, location
+//!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, stream
 //!   $realip_remote_addr, $realip_remote_port
 //! (<https://nginx.org/en/docs/http/ngx_http_realip_module.html>)
 //!
-//! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
-//! is no address, or comes from somebody who is not trusted, changes nothing.
+//! Who tells it is the PROXY protocol, or what a protocol has besides (the fields of a request).
 
 use std::net::{IpAddr, SocketAddr};
 
 use gale_base::cidr::Cidr;
-use gale_config::{Body, Diagnostic, ManyWith, One, Place, Reporter, Setting, Statement, Takes, slot, values};
+use gale_config::{Diagnostic, Reporter, Statement};
 use gale_engine::configuration::{Builder, HostAddresses};
-use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::module::HttpPart;
-use gale_http::request::Request;
-use gale_http::request::forwarded;
-use gale_http::request::phases::{Decide, Flow, Handler, Phase};
-use gale_http::variables::Variable;
+use gale_engine::variables::Variable;
+use gale_engine::variables::subject::Subject;
 use gale_runtime::SocketAddress;
 
-use super::append::{append_address, append_port};
+use super::append::{append_address, append_port, port};
 
-/// See the file's head.
-pub static MODULE: Module = Module {
-    name: "http_realip",
-    directives: &[
-        Directive {
-            name: "set_real_ip_from",
-            place: Place::ANYWHERE,
-            takes: Takes::Exactly(1),
-            body: Body::None,
-            default: "",
-            about: "Who is trusted to say where a request comes from.",
-            store: &ManyWith { parse: trusted, slot: slot!(Conf, from) },
-        },
-        Directive {
-            name: "real_ip_header",
-            place: Place::ANYWHERE,
-            takes: Takes::Exactly(1),
-            body: Body::None,
-            default: "X-Real-IP",
-            about: "The field that says where a request comes from.",
-            store: &One { parse: header, slot: slot!(Conf, header) },
-        },
-        Directive {
-            name: "real_ip_recursive",
-            place: Place::ANYWHERE,
-            takes: Takes::Flag,
-            body: Body::None,
-            default: "off",
-            about: "Whether the last address counts that is not trusted, or simply the last.",
-            store: &One { parse: values::flag, slot: slot!(Conf, recursive) },
-        },
-    ],
-    conf: Some(ConfType::of::<Conf>()),
-    parts: &[&HttpPart {
-        variables: &[
-            Variable::named("realip_remote_addr", |request, _, out| append_address(out, &request.connection().remote)),
-            Variable::named("realip_remote_port", |request, _, out| {
-                append_port(out, super::append::port(&request.connection().remote))
-            }),
-        ],
-        handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
-        ..HttpPart::EMPTY
-    }],
-    ..Module::EMPTY
-};
-
-const HANDLER: &dyn Handler = &Decide { applies: |conf: &Conf| !conf.from.get().is_empty(), run };
-
-#[derive(Default)]
-struct Conf {
-    from: Setting<Vec<Trusted>>,
-    header: Setting<Header>,
-    recursive: Setting<bool>,
-}
-
+/// Who is trusted: a `set_real_ip_from`.
 #[derive(Clone, Debug)]
-enum Trusted {
+pub enum Trusted {
+    /// Whoever comes by a UNIX-domain socket.
     Unix,
+    /// The servers of a network.
     Network(Cidr),
+    /// The servers of a name.
     Host(HostAddresses),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Header {
-    /// A field with one address; the first one of its name.
-    Single(Box<[u8]>),
-    /// `X-Forwarded-For`: all fields of this name are one list.
-    ForwardedFor,
-    /// What the connection began with: `listen … proxy_protocol`.
-    ProxyProtocol,
-}
-
-fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, Diagnostic> {
+/// What a `set_real_ip_from` says; a name is looked up when all of the text is known. No argument is refused.
+pub fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, Diagnostic> {
     let word = &statement.args[0];
     if word.text == "unix:" {
         return Ok(Trusted::Unix);
@@ -110,100 +43,33 @@ fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, Diag
     Ok(Trusted::Network(network))
 }
 
-fn header(statement: &Statement) -> Result<Header, Diagnostic> {
-    Ok(match &**statement.args[0].text {
-        b"X-Forwarded-For" => Header::ForwardedFor,
-        b"proxy_protocol" => Header::ProxyProtocol,
-        name => Header::Single(name.into()),
+/// Whether one of these is who has this address.
+pub fn trusts(trusted: &[Trusted], address: &SocketAddress) -> bool {
+    trusts_address(trusted, address.inet().map(|address| address.ip().to_canonical()))
+}
+
+/// As [`trusts`]. Without an address it came on a UNIX-domain socket.
+pub fn trusts_address(trusted: &[Trusted], address: Option<IpAddr>) -> bool {
+    trusted.iter().any(|trusted| match (trusted, address) {
+        (Trusted::Unix, None) => true,
+        (Trusted::Network(network), Some(address)) => network.contains(address),
+        (Trusted::Host(addresses), Some(address)) => addresses.get().contains(&address),
+        _ => false,
     })
 }
 
-fn run(request: &mut Request, conf: &Conf) -> Flow {
-    // Subrequests have the same client, whoever of them found it out.
-    if request.is_remote_set() {
-        return Flow::Next;
-    }
-    let chain = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
-    let client = match conf.header.get() {
-        Header::Single(name) => {
-            let values: Vec<&[u8]> = values_of(request, name).take(1).collect();
-            chain.client(request.remote(), &values)
-        }
-        Header::ForwardedFor => {
-            let values: Vec<&[u8]> = values_of(request, b"X-Forwarded-For").collect();
-            chain.client(request.remote(), &values)
-        }
-        Header::ProxyProtocol => {
-            let told = request.connection().proxied().map(|header| header.source);
-            told.filter(|_| chain.trusts(request.remote()))
-        }
-    };
-    if let Some(client) = client {
-        request.set_remote(SocketAddress::Inet(client));
-    }
-    Flow::Next
+/// The client by the PROXY protocol (`listen … proxy_protocol`); none if nothing was told, or by somebody who is not trusted.
+pub fn proxied_client<S: Subject>(subject: &S, trusted: &[Trusted]) -> Option<SocketAddr> {
+    let told = subject.connection().proxied()?.source;
+    trusts(trusted, subject.remote()).then_some(told)
 }
 
-fn values_of<'r>(request: &'r Request, name: &'r [u8]) -> impl Iterator<Item = &'r [u8]> {
-    request.fields().filter(|(_, field, _)| field.eq_ignore_ascii_case(name)).map(|(_, _, value)| value)
-}
-
-/// The servers that a request has passed, as far as they can be believed.
-struct Chain<'c> {
-    trusted: &'c [Trusted],
-    is_recursive: bool,
-}
-
-impl Chain<'_> {
-    /// The client's address, from lists of addresses of which the last one is nearest to us; none when nobody is trusted
-    /// or nothing is said.
-    fn client(&self, nearest: &SocketAddress, values: &[&[u8]]) -> Option<SocketAddr> {
-        if !self.trusts(nearest) {
-            return None;
-        }
-        forwarded::client(values, self.is_recursive, |address| self.trusts_address(Some(address)))
-    }
-
-    fn trusts(&self, address: &SocketAddress) -> bool {
-        self.trusts_address(address.inet().map(|address| address.ip().to_canonical()))
-    }
-
-    /// Without an address it came on a UNIX-domain socket.
-    fn trusts_address(&self, address: Option<IpAddr>) -> bool {
-        self.trusted.iter().any(|trusted| match (trusted, address) {
-            (Trusted::Unix, None) => true,
-            (Trusted::Network(network), Some(address)) => network.contains(address),
-            (Trusted::Host(addresses), Some(address)) => addresses.get().contains(&address),
-            _ => false,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn client(is_recursive: bool, values: &[&str]) -> Option<String> {
-        let trusted = ["127.0.0.1", "10.0.0.0/8"].map(|text| Trusted::Network(Cidr::parse(text.as_bytes()).unwrap().0));
-        let values: Vec<&[u8]> = values.iter().map(|value| value.as_bytes()).collect();
-        let nearest = SocketAddress::Inet("127.0.0.1:1".parse().unwrap());
-        let found = Chain { trusted: &trusted, is_recursive }.client(&nearest, &values);
-        found.map(|address| address.ip().to_string())
-    }
-
-    #[test]
-    fn the_last_address_counts_or_the_last_that_is_not_trusted() {
-        let list = ["192.0.2.1, 192.0.2.2, 10.1.1.1"];
-        assert_eq!(client(false, &list).as_deref(), Some("10.1.1.1"));
-        assert_eq!(client(true, &list).as_deref(), Some("192.0.2.2"));
-        assert_eq!(client(true, &[]), None);
-    }
-
-    #[test]
-    fn nobody_else_is_believed() {
-        let nearest = SocketAddress::Inet("192.0.2.7:1".parse().unwrap());
-        let chain = Chain { trusted: &[Trusted::Unix], is_recursive: true };
-        assert_eq!(chain.client(&nearest, &[b"192.0.2.1"]), None);
-        assert!(chain.client(&SocketAddress::Unix(None), &[b"192.0.2.1"]).is_some());
-    }
+/// The other end of the connection, whoever the client is.
+pub const fn variables<S: Subject>() -> [Variable<S>; 2] {
+    [
+        Variable::named("realip_remote_addr", |subject: &S, _, out| append_address(out, &subject.connection().remote)),
+        Variable::named("realip_remote_port", |subject: &S, _, out| {
+            append_port(out, port(&subject.connection().remote))
+        }),
+    ]
 }

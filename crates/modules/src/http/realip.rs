@@ -1,0 +1,164 @@
+//! realip: the client behind servers that are trusted to say who it is. See [`shared::realip`](crate::shared::realip).
+//!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, server, location
+//!   real_ip_header FIELD | X-Real-IP | X-Forwarded-For | proxy_protocol;
+//!   real_ip_recursive on | off;                                  http, server, location
+//!   $realip_remote_addr, $realip_remote_port
+//! (<https://nginx.org/en/docs/http/ngx_http_realip_module.html>)
+//!
+//! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
+//! is no address, or comes from somebody who is not trusted, changes nothing.
+
+use std::net::SocketAddr;
+
+use gale_config::{Body, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values};
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::forwarded;
+use gale_http::request::phases::{Decide, Flow, Handler, Phase};
+use gale_runtime::SocketAddress;
+
+use crate::shared::realip::{Trusted, proxied_client, trusted, trusts, trusts_address, variables};
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_realip",
+    directives: &[
+        Directive {
+            name: "set_real_ip_from",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "Who is trusted to say where a request comes from.",
+            store: &ManyWith { parse: trusted, slot: slot!(Conf, from) },
+        },
+        Directive {
+            name: "real_ip_header",
+            place: Place::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "X-Real-IP",
+            about: "The field that says where a request comes from.",
+            store: &One { parse: header, slot: slot!(Conf, header) },
+        },
+        Directive {
+            name: "real_ip_recursive",
+            place: Place::ANYWHERE,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "off",
+            about: "Whether the last address counts that is not trusted, or simply the last.",
+            store: &One { parse: values::flag, slot: slot!(Conf, recursive) },
+        },
+    ],
+    conf: Some(ConfType::of::<Conf>()),
+    parts: &[&HttpPart {
+        variables: &variables::<Request>(),
+        handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
+        ..HttpPart::EMPTY
+    }],
+    ..Module::EMPTY
+};
+
+const HANDLER: &dyn Handler = &Decide { applies: |conf: &Conf| !conf.from.get().is_empty(), run };
+
+#[derive(Default)]
+struct Conf {
+    from: Setting<Vec<Trusted>>,
+    header: Setting<Header>,
+    recursive: Setting<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Header {
+    /// A field with one address; the first one of its name.
+    Single(Box<[u8]>),
+    /// `X-Forwarded-For`: all fields of this name are one list.
+    ForwardedFor,
+    /// What the connection began with: `listen … proxy_protocol`.
+    ProxyProtocol,
+}
+
+fn header(statement: &Statement) -> Result<Header, Diagnostic> {
+    Ok(match &**statement.args[0].text {
+        b"X-Forwarded-For" => Header::ForwardedFor,
+        b"proxy_protocol" => Header::ProxyProtocol,
+        name => Header::Single(name.into()),
+    })
+}
+
+fn run(request: &mut Request, conf: &Conf) -> Flow {
+    // Subrequests have the same client, whoever of them found it out.
+    if request.is_remote_set() {
+        return Flow::Next;
+    }
+    let chain = Chain { trusted: conf.from.get(), is_recursive: *conf.recursive.get() };
+    let client = match conf.header.get() {
+        Header::Single(name) => {
+            let values: Vec<&[u8]> = values_of(request, name).take(1).collect();
+            chain.client(request.remote(), &values)
+        }
+        Header::ForwardedFor => {
+            let values: Vec<&[u8]> = values_of(request, b"X-Forwarded-For").collect();
+            chain.client(request.remote(), &values)
+        }
+        Header::ProxyProtocol => proxied_client(request, chain.trusted),
+    };
+    if let Some(client) = client {
+        request.set_remote(SocketAddress::Inet(client));
+    }
+    Flow::Next
+}
+
+fn values_of<'r>(request: &'r Request, name: &'r [u8]) -> impl Iterator<Item = &'r [u8]> {
+    request.fields().filter(|(_, field, _)| field.eq_ignore_ascii_case(name)).map(|(_, _, value)| value)
+}
+
+/// The servers that a request has passed, as far as they can be believed.
+struct Chain<'c> {
+    trusted: &'c [Trusted],
+    is_recursive: bool,
+}
+
+impl Chain<'_> {
+    /// The client's address, from lists of addresses of which the last one is nearest to us; none when nobody is trusted
+    /// or nothing is said.
+    fn client(&self, nearest: &SocketAddress, values: &[&[u8]]) -> Option<SocketAddr> {
+        if !trusts(self.trusted, nearest) {
+            return None;
+        }
+        forwarded::client(values, self.is_recursive, |address| trusts_address(self.trusted, Some(address)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_base::cidr::Cidr;
+
+    use super::*;
+
+    fn client(is_recursive: bool, values: &[&str]) -> Option<String> {
+        let trusted = ["127.0.0.1", "10.0.0.0/8"].map(|text| Trusted::Network(Cidr::parse(text.as_bytes()).unwrap().0));
+        let values: Vec<&[u8]> = values.iter().map(|value| value.as_bytes()).collect();
+        let nearest = SocketAddress::Inet("127.0.0.1:1".parse().unwrap());
+        let found = Chain { trusted: &trusted, is_recursive }.client(&nearest, &values);
+        found.map(|address| address.ip().to_string())
+    }
+
+    #[test]
+    fn the_last_address_counts_or_the_last_that_is_not_trusted() {
+        let list = ["192.0.2.1, 192.0.2.2, 10.1.1.1"];
+        assert_eq!(client(false, &list).as_deref(), Some("10.1.1.1"));
+        assert_eq!(client(true, &list).as_deref(), Some("192.0.2.2"));
+        assert_eq!(client(true, &[]), None);
+    }
+
+    #[test]
+    fn nobody_else_is_believed() {
+        let nearest = SocketAddress::Inet("192.0.2.7:1".parse().unwrap());
+        let chain = Chain { trusted: &[Trusted::Unix], is_recursive: true };
+        assert_eq!(chain.client(&nearest, &[b"192.0.2.1"]), None);
+        assert!(chain.client(&SocketAddress::Unix(None), &[b"192.0.2.1"]).is_some());
+    }
+}
