@@ -13,8 +13,8 @@
 //! What is stored comes before what can be worked out.
 //!
 //! What a variable is about, a request or a session, is a [`Subject`](subject::Subject): tables, definitions and the
-//! functions of modules are of one type of subject, and so is a [`Template`](template::Template). An index belongs to the
-//! block that it was read in.
+//! functions of modules are of one type of subject, and so is a [`Template`](template::Template). An index belongs to
+//! the block that it was read in.
 
 mod draft;
 pub mod regex;

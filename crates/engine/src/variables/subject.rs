@@ -1,8 +1,8 @@
 //! What variables are about, a request or a session, and how it gets their values.
 //!
-//! A [`Subject`] lends what a protocol knows (its connection, its table of variables, its log) and keeps two things for the
-//! engine: [`Values`], what variables were given or worked out to be, and an [`Evaluation`], what one variable has to know
-//! of those that are being worked out for it. Everything else follows from these.
+//! A [`Subject`] lends what a protocol knows (its connection, its table of variables, its log) and keeps two things for
+//! the engine: [`Values`], what variables were given or worked out to be, and an [`Evaluation`], what one variable has to
+//! know of those that are being worked out for it. Everything else follows from these.
 //!
 //! Evaluation is bounded in depth and in cost: no configuration and no client makes it take long.
 
@@ -163,7 +163,8 @@ pub trait Subject: Sized + 'static {
         }
     }
 
-    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no such.
+    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no
+    /// such variable.
     fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
         match self.variables().find(name) {
             Some(Found::Mentioned(id)) => self.append_variable(id, out),
@@ -257,8 +258,8 @@ fn evaluate<S: Subject>(subject: &S, id: VariableId, depth_max: u32, value: impl
     found
 }
 
-/// Counts what the value of a variable costs that another one needs; `false` when that is too much, and then no variable
-/// has a value until the first of them has got its own.
+/// Counts what the value of a variable costs that another one needs; `false` when that is too much, and then no
+/// variable has a value until the first of them has got its own.
 fn spend<S: Subject>(subject: &S, id: VariableId, cost: usize) -> bool {
     let evaluation = subject.evaluation();
     let before = evaluation.nested_cost.get();

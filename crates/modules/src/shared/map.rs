@@ -1,6 +1,6 @@
 //! map: a variable whose value depends on another one.
-//!   map STRING $VARIABLE { [volatile;] [hostnames;] [default VALUE;] [~[*]REGEX VALUE;] [include FILE;] SOURCE VALUE; ... }
-//!                                                                                                       http, stream
+//!   map STRING $VARIABLE { [volatile;] [hostnames;] [default VALUE;] [~[*]REGEX VALUE;] [include FILE;]
+//!                          SOURCE VALUE; ... }                                                 http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
 //!
 //! What it costs does not depend on how many values there are, except for regular expressions, which are tried in

@@ -1,8 +1,8 @@
 //! What is the same for requests and for sessions, written once: a directive's syntax, and what it does to whatever has
 //! variables, a connection and notes ([`Subject`](gale_engine::variables::subject::Subject)).
 //!
-//! Nothing of http here. The module of the same name below `http` is the face: the table of directives with their places,
-//! the phases, and what http alone has (a status, a field with addresses).
+//! Nothing here names a protocol. The module of the same name below `http` is the face: the table of directives with
+//! their places, the phases, and what http alone has (a status, a field with addresses).
 
 pub mod access;
 pub(crate) mod append;

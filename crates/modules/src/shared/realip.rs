@@ -58,7 +58,8 @@ pub fn trusts_address(trusted: &[Trusted], address: Option<IpAddr>) -> bool {
     })
 }
 
-/// The client by the PROXY protocol (`listen … proxy_protocol`); none if nothing was told, or by somebody who is not trusted.
+/// The client by the PROXY protocol (`listen … proxy_protocol`); none if nothing was told, or by somebody who is not
+/// trusted.
 pub fn proxied_client<S: Subject>(subject: &S, trusted: &[Trusted]) -> Option<SocketAddr> {
     let told = subject.connection().proxied()?.source;
     trusts(trusted, subject.remote()).then_some(told)
