@@ -5,6 +5,7 @@ mod session;
 
 use std::sync::Arc;
 
+use gale_config::Statement;
 use gale_engine::variables::subject::Subject;
 use gale_modules::shared::access::decide;
 use gale_modules::shared::realip::proxied_client;
@@ -143,6 +144,19 @@ fn proxied() -> Box<ProxyHeader> {
         Ok(Status::Complete { header: Some(header), .. }) => header,
         other => panic!("no header: {other:?}"),
     }
+}
+
+#[test]
+fn log_format_makes_the_line_of_a_session() {
+    let configuration =
+        read("map x$connection $odd { default 'a\"b'; } log_format short escape=json '$connection <$odd>';");
+    let configuration = configuration.unwrap();
+    let session = Session::new(&configuration, "192.0.2.1");
+    let name = Statement::synthetic("SHORT", Vec::new()).name;
+    let mut line = Vec::new();
+    configuration.conf().formats.find(&name).unwrap().append(&session, &mut line);
+    assert_eq!(line, br#"7 <a\"b>"#);
+    assert_eq!(read("log_format a x; log_format a y;").err().unwrap(), ["duplicate \"log_format\" name \"a\""]);
 }
 
 #[test]

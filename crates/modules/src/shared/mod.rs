@@ -9,6 +9,7 @@ pub(crate) mod append;
 pub mod geo;
 pub mod limit_conn;
 pub(crate) mod limits;
+pub mod log_format;
 pub mod map;
 pub mod realip;
 pub mod split_clients;

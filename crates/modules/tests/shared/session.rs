@@ -22,6 +22,7 @@ use gale_engine::variables::template::Template;
 use gale_engine::variables::{HasVariables, Variable, VariableTable, VariablesDraft};
 use gale_modules::shared::access::{Rule, rule};
 use gale_modules::shared::limit_conn::{Limits, append_status, zone_directive};
+use gale_modules::shared::log_format::Formats;
 use gale_modules::shared::realip::{self, Trusted, trusted};
 use gale_modules::shared::{geo, map, split_clients};
 use gale_process::{BuildRequest, ListenAddress, Resources};
@@ -156,6 +157,7 @@ pub struct Conf {
     pub rules: Setting<Vec<Rule>>,
     pub limits: Limits<Session>,
     pub trusted: Setting<Vec<Trusted>>,
+    pub formats: Formats<Session>,
     texts: Setting<Vec<Text>>,
 }
 
@@ -214,6 +216,12 @@ static MODULE: Module = Module {
             name: "set_real_ip_from",
             takes: Takes::Exactly(1),
             store: &ManyWith { parse: trusted, slot: slot!(Conf, trusted) },
+            ..ROW
+        },
+        Directive {
+            name: "log_format",
+            takes: Takes::AtLeast(2),
+            store: &Custom(|conf: &mut Conf, builder, statement| conf.formats.add(builder, statement)),
             ..ROW
         },
         Directive {
