@@ -11,6 +11,8 @@
 //! transport      what carries a connection: a socket, or TLS above one
 //! connections    accepting, `worker_connections`, idle connections, counters
 //! log            error and access logs
+//! variables      variables, texts that have some, regular expressions
+//! server_name    names of hosts with wildcards
 //! resolver       names to addresses, while requests run
 //! spool          bytes that are written and read at once, in memory and in a file
 //! service        what runs beside requests: something every ten seconds
@@ -33,8 +35,10 @@ pub mod room;
 mod scratch;
 pub mod serve;
 pub mod server_address;
+pub mod server_name;
 pub mod service;
 pub mod spool;
 pub mod transport;
+pub mod variables;
 pub mod worker;
 pub mod zone;

@@ -8,7 +8,7 @@
 //! worker         http's part of an event loop
 //! connection     the versions of HTTP, each the codec's way to a request and back
 //! request        a request, its phases, and what is answered
-//! variables      variables, texts that have some, regular expressions
+//! variables      variables of requests
 //! files          open files, and how they are sent
 //! ```
 

@@ -11,6 +11,7 @@ pub mod event;
 pub mod http;
 pub mod inert;
 pub mod order;
+pub mod shared;
 #[cfg(feature = "test-hooks")]
 pub mod test_service;
 

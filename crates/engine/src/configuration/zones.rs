@@ -172,7 +172,8 @@ impl Zones {
             return Ok(ZoneRef(zone));
         };
         let name = name.as_bstr();
-        if known.kind != kind {
+        // One directive may be of several protocols, each with a type of its own.
+        if known.kind != kind || !known.zone.is::<OnceLock<Z>>() {
             let message = format!("the shared memory zone \"{name}\" is already declared for a different use");
             return Err(Diagnostic::emerg(message).at(span).related("first mentioned", known.span));
         }
@@ -186,7 +187,7 @@ impl Zones {
             (None, Some(_)) => (known.bytes, known.span) = (bytes, span),
             _ => {}
         }
-        let zone = Arc::clone(&known.zone).downcast().expect("zones of a kind are of one type");
+        let zone = Arc::clone(&known.zone).downcast().expect("the type was looked at");
         Ok(ZoneRef(zone))
     }
 

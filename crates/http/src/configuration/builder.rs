@@ -4,7 +4,6 @@
 //! is known, every scope is completed from its parent, and what the workers
 //! need is put together. Then, at the very end, the sockets are opened.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,22 +13,24 @@ use gale_config::{Diagnostic, Place, Span, Statement, Word};
 use gale_protocol::request::{Method, Scheme};
 
 use crate::configuration::location::{Locations, Pattern};
-use crate::configuration::server_name::{ServerName, ServerNames};
 use crate::configuration::settings::{Alias, CoreSettings};
 use crate::configuration::{
     Address, BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeKind, Server, VirtualServers,
 };
 use crate::module::{HttpOrder, HttpPart};
+use crate::request::Request;
 use crate::request::filters::Filter;
 use crate::request::phases::{Handler, Phase};
+use crate::variables::VariableId;
 use crate::variables::regex::Regex;
 use crate::variables::template::Template;
-use crate::variables::{VariableId, VariableTable};
 use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, Confs, ScopeId, ScopeRef, ScopeTree, ServerId};
 use gale_engine::listen::{AddressDraft, Listen, ListenDefaults, ListenPlan};
 use gale_engine::log::ErrorLog;
 use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
+use gale_engine::server_name::{ServerName, ServerNames};
+use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
 /// The port when `listen` names none.
@@ -45,14 +46,12 @@ const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: 
 /// The http block while it is being read.
 #[derive(Default)]
 pub struct HttpBuilder {
-    /// The variables mentioned so far.
-    pub variables: VariableTable,
+    /// The variables mentioned so far, and what refers to them.
+    pub variables: VariablesDraft<Request>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
-    /// The regular expressions so far, by text and whether case matters not: many servers have the same ones.
-    regexes: HashMap<(Box<[u8]>, bool), Regex>,
 }
 
 struct ScopeDraft {
@@ -88,6 +87,12 @@ struct ServerDraft {
 impl BlockBuilder for HttpBuilder {
     fn scopes(&mut self) -> &mut ScopeTree {
         &mut self.tree
+    }
+}
+
+impl HasVariables<Request> for HttpBuilder {
+    fn variables(&mut self) -> &mut VariablesDraft<Request> {
+        &mut self.variables
     }
 }
 
@@ -159,27 +164,17 @@ impl HttpBuilder {
 
     /// The variable of this name.
     pub fn variable(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
-        self.variables.mention(name, span)
+        self.variables.variable(name, span)
     }
 
     /// Compiles a text with variables.
     pub fn template(&mut self, word: &Word) -> Result<Template, Diagnostic> {
-        let span = word.span;
-        Template::compile(&word.text, |name| self.variables.mention(name, Some(span)))
-            .map_err(|message| Diagnostic::emerg(message).at(span))
+        self.variables.template(word)
     }
 
     /// Compiles a regular expression whose named groups become variables.
     pub fn regex(&mut self, word: &Word, expression: &[u8], caseless: bool) -> Result<Regex, Diagnostic> {
-        let mut regex = match self.regexes.entry((expression.into(), caseless)) {
-            Entry::Occupied(known) => known.get().clone(),
-            Entry::Vacant(place) => {
-                let compiled = Regex::compile(expression, caseless);
-                place.insert(compiled.map_err(|error| Diagnostic::emerg(error).at(word.span))?).clone()
-            }
-        };
-        regex.bind(|name| self.variables.stored(name, Some(word.span)));
-        Ok(regex)
+        self.variables.regex(word, expression, caseless)
     }
 }
 
@@ -312,7 +307,7 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
         }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         if let ServerName::Regex(regex) = &mut name {
-            regex.bind(|group| builder.http_mut().variables.stored(group, Some(word.span)));
+            regex.bind(|group| builder.http_mut().variables.table.stored(group, Some(word.span)));
         }
         current_server(builder).names.push((word, name));
     }
@@ -399,14 +394,10 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let servers = std::mem::take(&mut builder.http_mut().servers);
     let confs = tree.complete(builder, Place::ANYWHERE.or(Place::IF_IN_LOCATION))?;
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
-    let mut variables = std::mem::take(&mut builder.http_mut().variables);
+    let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
-    variables.resolve(definitions.clone()).map_err(|error| {
-        let diagnostic = Diagnostic::emerg(error.message).at_opt(error.span);
-        error.hint.into_iter().fold(diagnostic, Diagnostic::hint)
-    })?;
-    variables.keep_definitions(definitions);
+    let variables = variables.complete(definitions)?;
     let servers = finish_servers(&mut scopes, servers);
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);

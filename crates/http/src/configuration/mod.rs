@@ -10,7 +10,6 @@
 pub mod builder;
 pub mod location;
 pub mod media_types;
-pub mod server_name;
 pub mod settings;
 
 use std::any::Any;
@@ -21,7 +20,6 @@ use std::sync::Arc;
 use gale_protocol::request::Method;
 
 use crate::configuration::location::Locations;
-use crate::configuration::server_name::ServerNames;
 use crate::configuration::settings::CoreSettings;
 use crate::request::filters::Filter;
 use crate::request::phases::{Handler, PHASES};
@@ -32,6 +30,7 @@ use gale_engine::listen;
 use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::protocol::{Protocol, ProtocolWorker};
+use gale_engine::server_name::ServerNames;
 use gale_engine::worker::Worker;
 use gale_process::ListenerHandle;
 

@@ -22,6 +22,7 @@ use crate::request::departure::{Departure, HANDLER_PATIENCE};
 use crate::request::outcome::{conclude, deny, perform, spend_redirect};
 use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
 use crate::request::request_body;
+use gale_engine::variables::subject::Subject;
 
 /// Where a request stands when it cannot go on by itself.
 #[derive(Debug)]

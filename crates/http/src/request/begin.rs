@@ -11,6 +11,7 @@ use crate::configuration::HttpConfiguration;
 use crate::configuration::settings::CoreSettings;
 use crate::request::Request;
 use crate::request::advance::{self, Step};
+use gale_engine::variables::subject::Subject;
 
 /// Why a request is answered without asking any module.
 pub(crate) enum Refusal {

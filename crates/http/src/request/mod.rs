@@ -21,6 +21,7 @@ pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
 pub mod server_field;
+mod subject;
 pub mod subrequest;
 pub mod transform;
 pub mod tunnel;
@@ -43,62 +44,22 @@ use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
 use crate::request::tunnel::Tunnel;
-use crate::variables::regex::{CAPTURES_MAX, Captures, Match};
 use crate::variables::template::any_is_true;
-use crate::variables::{Found, Source, VariableId};
 use crate::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
 use gale_engine::notes::Notes;
 use gale_engine::resolver::Resolver;
+use gale_engine::variables::subject::{Evaluation, Values};
 
 /// How often a request may start again: nginx's bound on internal redirects.
 pub const REDIRECTS_MAX: u8 = 10;
-
-/// How deep variables may refer to each other before they have no value.
-const VARIABLE_DEPTH_MAX: u32 = 100;
-
-/// What values of variables that only other values need may cost one request, in bytes: a volatile `map` that asks for
-/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
-/// What a client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
-const NESTED_COST_MAX: usize = 4 << 20;
-
-/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says
-/// how long `$request_body` may be, and whoever wants it long wants to look at it, too.
-const NESTED_BODIES_MAX: usize = 4;
-
-/// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
-const EVALUATION_COST: usize = 384;
-
-/// What copying one that is kept costs, beside its length.
-const COPY_COST: usize = 64;
 
 /// A client behind a server that is trusted to say who it is.
 struct Client {
     address: SocketAddress,
     text: Box<str>,
-}
-
-/// In place of the depth: it was reached, and the way back is not at its end yet.
-const CYCLE: u32 = u32::MAX;
-
-/// What a request keeps for a variable.
-#[derive(Default)]
-enum Stored {
-    /// Nothing: it is worked out.
-    #[default]
-    Nothing,
-    /// It was worked out, and there is no value.
-    Missing,
-    Value(Box<[u8]>),
-}
-
-/// The last regular expression that matched: where its groups stand, and in what.
-#[derive(Default)]
-struct Captured {
-    groups: Captures,
-    text: Vec<u8>,
 }
 
 /// A request and the head of its response.
@@ -174,18 +135,14 @@ pub struct Request {
     /// `$request_method` says GET: the client's request counts as one.
     shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
-    captured: RefCell<Captured>,
     limit_rate: Cell<Option<u64>>,
-    variable_depth: Cell<u32>,
-    nested_cost: Cell<usize>,
-    /// Variables have become too costly, and the answer does not say so yet.
-    is_too_costly: Cell<bool>,
+    evaluation: Evaluation,
 }
 
 /// What a request shares with its subrequests.
 #[derive(Default)]
 pub(crate) struct Shared {
-    stored: RefCell<Vec<Stored>>,
+    values: Values,
     notes: RefCell<Notes>,
     /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,
@@ -246,11 +203,8 @@ impl Request {
             is_get_forced: false,
             shows_get: false,
             trailers: RefCell::default(),
-            captured: RefCell::default(),
-            variable_depth: Cell::new(0),
-            nested_cost: Cell::new(0),
-            is_too_costly: Cell::new(false),
             limit_rate: Cell::new(None),
+            evaluation: Evaluation::default(),
         }
     }
 
@@ -300,10 +254,8 @@ impl Request {
         self.is_get_forced = false;
         self.shows_get = false;
         self.trailers.get_mut().clear();
-        self.captured.get_mut().groups.clear();
         self.limit_rate.set(None);
-        self.nested_cost.set(0);
-        self.is_too_costly.set(false);
+        self.evaluation.clear();
     }
 
     /// The head that is being read, which nobody else holds yet.
@@ -510,151 +462,9 @@ impl Request {
         self.parsed.value(self.head.readable(), known)
     }
 
-    /// Takes over the groups of a match in `subject`: for `$1` to `$9`, and for
-    /// the variables of named groups.
-    pub fn take_match(&self, matched: Match<'_>, subject: &[u8]) {
-        for &(group, variable) in matched.regex.variables() {
-            self.store_variable(variable, matched.captures.text(subject, group).unwrap_or_default());
-        }
-        let mut captured = self.captured.borrow_mut();
-        captured.groups = matched.captures;
-        captured.text.clear();
-        captured.text.extend_from_slice(subject);
-    }
-
-    /// From now on `$1` to `$9` are empty.
-    pub fn forget_match(&self) {
-        self.captured.borrow_mut().groups.clear();
-    }
-
-    /// Lets `f` see the text of a group of the last regular expression that matched.
-    pub fn with_capture(&self, number: usize, f: impl FnOnce(&[u8])) {
-        let captured = self.captured.borrow();
-        if number < CAPTURES_MAX {
-            f(captured.groups.text(&captured.text, number).unwrap_or_default());
-        }
-    }
-
-    /// Gives a stored variable its value.
-    pub fn store_variable(&self, id: VariableId, value: &[u8]) {
-        self.store(id, Stored::Value(value.into()));
-    }
-
-    /// Gives a variable the value that `set` says, in the way of whoever defines it.
-    pub fn assign_variable(&mut self, id: VariableId, value: &[u8]) {
-        match self.http().variables.assign(id) {
-            Some(assign) => assign(self, value),
-            None => self.store_variable(id, value),
-        }
-    }
-
-    fn store(&self, id: VariableId, value: Stored) {
-        let mut stored = self.shared.stored.borrow_mut();
-        if stored.len() <= id.0 as usize {
-            stored.resize_with(self.http().variables.len(), Stored::default);
-        }
-        stored[id.0 as usize] = value;
-    }
-
-    /// Appends the value of a variable to `out`; `false` when it has none.
-    pub fn append_variable(&self, id: VariableId, out: &mut Vec<u8>) -> bool {
-        let depth = self.variable_depth.get();
-        if depth == CYCLE {
-            return false;
-        }
-        match self.shared.stored.borrow().get(id.0 as usize) {
-            Some(Stored::Value(value)) => {
-                if depth > 0 && !self.spend(id, COPY_COST + value.len()) {
-                    return false;
-                }
-                out.extend_from_slice(value);
-                return true;
-            }
-            Some(Stored::Missing) => return false,
-            Some(Stored::Nothing) | None => {}
-        }
-        match self.http().variables.source(id) {
-            // Deeper by one, so that it is one of the circle that is told of.
-            Source::Evaluated { value, argument } => self.evaluate(id, VARIABLE_DEPTH_MAX + 1, || {
-                let start = out.len();
-                value(self, argument, out) && (depth == 0 || self.spend(id, out.len() - start))
-            }),
-            Source::Defined { definition, is_volatile } => {
-                let start = out.len();
-                let found = self.evaluate(id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
-                if self.costs_too_much(self.nested_cost.get()) {
-                    // Not to be kept: what there is of it may be long, and is not all.
-                    out.truncate(start);
-                    return false;
-                }
-                if !is_volatile {
-                    self.store(id, if found { Stored::Value(out[start..].into()) } else { Stored::Missing });
-                }
-                found
-            }
-            Source::Stored | Source::Unknown => false,
-        }
-    }
-
-    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no such.
-    pub fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
-        match self.http().variables.find(name) {
-            Some(Found::Mentioned(id)) => self.append_variable(id, out),
-            // It may refer to others, which are counted.
-            Some(Found::Defined(Source::Evaluated { value, argument })) => value(self, &argument, out),
-            Some(Found::Defined(_)) | None => false,
-        }
-    }
-
-    /// Bounds how deep variables refer to each other. Once they went too deep, no variable has a value until the first of
-    /// them has got its own: a circle ends after that many steps, and with little text, even where it branches.
-    fn evaluate(&self, id: VariableId, depth_max: u32, value: impl FnOnce() -> bool) -> bool {
-        let depth = self.variable_depth.get();
-        if depth >= depth_max {
-            let name = bstr::BStr::new(self.http().variables.name(id));
-            self.log(Level::Error, format_args!("cycle while evaluating variable \"{name}\""));
-            self.variable_depth.set(CYCLE);
-            return false;
-        }
-        if depth > 0 && !self.spend(id, EVALUATION_COST) {
-            return false;
-        }
-        self.variable_depth.set(depth + 1);
-        let found = value();
-        if depth == 0 || self.variable_depth.get() != CYCLE {
-            self.variable_depth.set(depth);
-        }
-        found
-    }
-
-    /// Counts what the value of a variable costs that another one needs; `false` when that is too much, and then no variable
-    /// has a value until the first of them has got its own.
-    fn spend(&self, id: VariableId, cost: usize) -> bool {
-        let before = self.nested_cost.get();
-        let after = before.saturating_add(cost);
-        self.nested_cost.set(after);
-        if !self.costs_too_much(after) {
-            return true;
-        }
-        if !self.costs_too_much(before) {
-            let name = bstr::BStr::new(self.http().variables.name(id));
-            let message = "variables that refer to variables take too much of one request";
-            self.log(Level::Error, format_args!("{message} while evaluating variable \"{name}\""));
-            self.is_too_costly.set(true);
-        }
-        self.variable_depth.set(CYCLE);
-        false
-    }
-
-    /// Whether so much is too much for values that only other values need.
-    fn costs_too_much(&self, cost: usize) -> bool {
-        let body_length = || self.body.as_ref().map_or(0, |body| body.length() - body.file_length()) as usize;
-        cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= body_length()
-    }
-
     /// Whether the answer has to be an error because variables have become too costly: said once.
     pub(crate) fn take_too_costly(&self) -> bool {
-        self.is_too_costly.take()
+        self.evaluation.take_too_costly()
     }
 
     /// The URI becomes another one. When the phase of rewrites has ended, the location for it is looked for, unless
@@ -803,7 +613,7 @@ impl Request {
 
 impl Shared {
     fn clear(&mut self) {
-        self.stored.get_mut().clear();
+        self.values.clear();
         self.notes.get_mut().clear();
         self.held.get_mut().clear();
         self.id.set(None);

@@ -12,6 +12,8 @@ use gale_base::log_level::Level;
 use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::{Definition, VariableId};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -19,7 +21,6 @@ use gale_http::request::phases::{Flow, Phase, Wait};
 use gale_http::request::response::Field;
 use gale_http::request::subrequest::{Target, ask};
 use gale_http::variables::template::Template;
-use gale_http::variables::{Definition, VariableId};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -75,7 +76,7 @@ impl Conf {
 /// A variable before there is an answer.
 struct Unset;
 
-impl Definition for Unset {
+impl Definition<Request> for Unset {
     fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
         false
     }
@@ -96,7 +97,7 @@ fn auth_request_set(conf: &mut Conf, builder: &mut Builder, statement: &Statemen
         return Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span));
     };
     let http = builder.http_mut();
-    let variable = http.variables.assigned(name, Some(word.span), Arc::new(Unset), false);
+    let variable = http.variables.table.assigned(name, Some(word.span), Arc::new(Unset), false);
     let value = http.template(&statement.args[1])?;
     conf.set.push((variable, value));
     Ok(())

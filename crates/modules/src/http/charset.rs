@@ -24,6 +24,7 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
@@ -127,7 +128,7 @@ fn source_charset(builder: &mut Builder, statement: &Statement) -> Result<Charse
     if !word.text.starts_with(b"$") {
         return Ok(Charset::Named(word.text.as_slice().into()));
     }
-    let name = super::variable_name(word)?;
+    let name = crate::shared::variable_name(word)?;
     Ok(Charset::Variable(builder.http_mut().variable(name, Some(word.span))))
 }
 
@@ -356,7 +357,7 @@ fn utf8_tables(rows: &[Statement]) -> (Tables, Vec<Diagnostic>) {
 
 /// The code in the first column of a row, and the second column.
 fn codes(row: &Statement) -> Result<(u8, &Word), Diagnostic> {
-    super::check_row(row)?;
+    crate::shared::check_row(row)?;
     let [second] = row.args.as_slice() else { return Err(row.error("invalid parameters number")) };
     Ok((code(&row.name)?, second))
 }

@@ -28,7 +28,7 @@ use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::Variable;
 use gale_http::variables::template::Template;
 
-use super::limits::{invalid, invalid_parameter, log_level, needs_zone, rejection_status};
+use crate::shared::limits::{invalid, invalid_parameter, log_level, needs_zone, rejection_status};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -20,9 +20,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bstr::{BStr, BString, ByteSlice};
+use bstr::BStr;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Span, Statement, Takes, Word, slot};
+use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::{Builder, ScopeId, ScopeRef};
 use gale_engine::log::{DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -32,8 +32,8 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::template::Template;
-use gale_http::variables::{VariableId, is_name_byte};
-use gale_protocol::uri::escape::escape_json;
+
+use crate::shared::log_format::{Escaping, Format, Formats, duplicate_name};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -105,7 +105,7 @@ struct Conf {
 /// What all logs of the http block share. It lives in the settings of that block.
 #[derive(Default)]
 struct Shared {
-    formats: Vec<(BString, Arc<Format>)>,
+    formats: Formats<Request>,
     /// How lines for a file are gathered: a file has one buffer.
     holds: HashMap<PathBuf, Gathering>,
 }
@@ -122,7 +122,7 @@ struct Gathering {
 #[derive(Clone)]
 struct Log {
     place: LogPlace,
-    format: Arc<Format>,
+    format: Arc<Format<Request>>,
     condition: Option<Template>,
 }
 
@@ -192,173 +192,12 @@ fn is_false(value: &[u8]) -> bool {
     matches!(value, b"" | b"0")
 }
 
-/// A compiled `log_format`.
-#[derive(Debug, PartialEq, Eq)]
-struct Format {
-    escaping: Escaping,
-    segments: Box<[Segment]>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Segment {
-    Literal(Box<[u8]>),
-    Variable(VariableId),
-}
-
-impl Format {
-    /// Compiles the texts, which follow each other without anything between them;
-    /// `variable` gives the index for a name.
-    fn compile(
-        escaping: Escaping,
-        texts: &[Word],
-        mut variable: impl FnMut(&[u8], Span) -> VariableId,
-    ) -> Result<Format, Diagnostic> {
-        let mut segments = Vec::new();
-        for text in texts {
-            let mut rest: &[u8] = &text.text;
-            while !rest.is_empty() {
-                let (piece, after) = next_piece(rest).map_err(|message| Diagnostic::emerg(message).at(text.span))?;
-                segments.push(match piece {
-                    Piece::Literal(literal) => Segment::Literal(literal.into()),
-                    Piece::Variable(name) => Segment::Variable(variable(name, text.span)),
-                });
-                rest = after;
-            }
-        }
-        Ok(Format { escaping, segments: segments.into() })
-    }
-
-    fn append(&self, request: &Request, out: &mut Vec<u8>) {
-        for segment in &self.segments {
-            match segment {
-                Segment::Literal(text) => out.extend_from_slice(text),
-                Segment::Variable(id) => self.escaping.append(out, |out| request.append_variable(*id, out)),
-            }
-        }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Piece<'t> {
-    Literal(&'t [u8]),
-    Variable(&'t [u8]),
-}
-
-/// The first piece of a text that is not empty, and what follows it. Unlike in other
-/// texts `$1` is no group of a regular expression; nginx's messages differ, too.
-fn next_piece(text: &[u8]) -> Result<(Piece<'_>, &[u8]), String> {
-    let Some(after_dollar) = text.strip_prefix(b"$") else {
-        let (literal, after) = text.split_at(text.find_byte(b'$').unwrap_or(text.len()));
-        return Ok((Piece::Literal(literal), after));
-    };
-    let invalid = || format!("invalid parameter \"{}\"", BStr::new(text));
-    let inner = after_dollar.strip_prefix(b"{");
-    let start = inner.unwrap_or(after_dollar);
-    if start.is_empty() {
-        return Err(invalid());
-    }
-    let length = start.iter().take_while(|&&byte| is_name_byte(byte)).count();
-    let (name, mut after) = start.split_at(length);
-    if inner.is_some() {
-        let message = || format!("the closing bracket in \"{}\" variable is missing", BStr::new(name));
-        after = after.strip_prefix(b"}").ok_or_else(message)?;
-    }
-    if name.is_empty() {
-        return Err(invalid());
-    }
-    Ok((Piece::Variable(name), after))
-}
-
-/// `escape=`: what becomes of values, and of missing ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Escaping {
-    /// `"`, `\` and everything that is not printable ASCII as `\xHH`; `-` for nothing.
-    Default,
-    /// As the inside of a JSON string.
-    Json,
-    /// Values as they are.
-    None,
-}
-
-impl Escaping {
-    /// Appends what `value` appends, escaped. Usually there is nothing to escape, and
-    /// the value is written once, where it stays.
-    fn append(self, out: &mut Vec<u8>, value: impl FnOnce(&mut Vec<u8>) -> bool) {
-        let start = out.len();
-        if !value(out) {
-            out.truncate(start);
-            if self == Escaping::Default {
-                out.push(b'-');
-            }
-            return;
-        }
-        let must_escape = match self {
-            Escaping::Default => has(&out[start..], is_special),
-            Escaping::Json => has(&out[start..], is_special_in_json),
-            Escaping::None => false,
-        };
-        if !must_escape {
-            return;
-        }
-        let raw = out.split_off(start);
-        if self == Escaping::Json {
-            return escape_json(&raw, out);
-        }
-        for byte in raw {
-            if is_special(byte) { push_hex(out, byte) } else { out.push(byte) }
-        }
-    }
-}
-
-/// Without an early end, and compiled for each condition: such a loop is done many bytes at a time.
-fn has(text: &[u8], is_wanted: impl Fn(u8) -> bool) -> bool {
-    text.iter().fold(false, |found, &byte| found | is_wanted(byte))
-}
-
-#[inline]
-fn is_special(byte: u8) -> bool {
-    !(32..=126).contains(&byte) | (byte == b'"') | (byte == b'\\')
-}
-
-#[inline]
-fn is_special_in_json(byte: u8) -> bool {
-    (byte < 32) | (byte == b'"') | (byte == b'\\')
-}
-
-fn push_hex(out: &mut Vec<u8>, byte: u8) {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    out.extend_from_slice(&[b'\\', b'x', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
-}
-
 fn log_format(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let name = &statement.args[0];
-    let is_taken = name.text == "combined" || conf.shared.formats.iter().any(|(other, _)| *other == name.text);
-    if is_taken {
-        let message = format!("duplicate \"log_format\" name \"{}\"", name.text);
-        return Err(Diagnostic::emerg(message).at(name.span));
+    if name.text == "combined" {
+        return Err(duplicate_name(name));
     }
-    let (escaping, texts) = match escaping(&statement.args[1])? {
-        Some(escaping) => (escaping, &statement.args[2..]),
-        None => (Escaping::Default, &statement.args[1..]),
-    };
-    let http = builder.http_mut();
-    let format = Format::compile(escaping, texts, |name, span| http.variable(name, Some(span)))?;
-    conf.shared.formats.push((name.text.clone(), Arc::new(format)));
-    Ok(())
-}
-
-/// `escape=…`, if that is what the word is.
-fn escaping(word: &Word) -> Result<Option<Escaping>, Diagnostic> {
-    let Some(value) = word.text.strip_prefix(b"escape=") else { return Ok(None) };
-    match value {
-        b"default" => Ok(Some(Escaping::Default)),
-        b"json" => Ok(Some(Escaping::Json)),
-        b"none" => Ok(Some(Escaping::None)),
-        _ => {
-            let message = format!("unknown log format escaping \"{}\"", BStr::new(value));
-            Err(Diagnostic::emerg(message).at(word.span).hint("it must be \"default\", \"json\" or \"none\""))
-        }
-    }
+    conf.shared.formats.add(builder, statement)
 }
 
 fn access_log(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -409,19 +248,14 @@ fn invalid_parameter(word: &Word) -> Diagnostic {
 
 /// The block's `combined` comes first, and names are compared without their case:
 /// only their definitions tell it apart.
-fn named_format(conf: &mut Conf, builder: &mut Builder, name: &Word) -> Result<Arc<Format>, Diagnostic> {
+fn named_format(conf: &mut Conf, builder: &mut Builder, name: &Word) -> Result<Arc<Format<Request>>, Diagnostic> {
     if name.text.eq_ignore_ascii_case(b"combined") {
         return Ok(combined(builder));
     }
-    let formats = &shared(conf, builder).formats;
-    let found = formats.iter().find(|(known, _)| known.eq_ignore_ascii_case(&name.text));
-    found.map(|(_, format)| Arc::clone(format)).ok_or_else(|| {
-        let message = format!("unknown log format \"{}\"", name.text);
-        Diagnostic::emerg(message).at(name.span).hint("its log_format must stand before it")
-    })
+    shared(conf, builder).formats.find(name)
 }
 
-fn combined(builder: &mut Builder) -> Arc<Format> {
+fn combined(builder: &mut Builder) -> Arc<Format<Request>> {
     let text = Statement::synthetic(COMBINED, Vec::new()).name;
     let http = builder.http_mut();
     let format = Format::compile(Escaping::Default, &[text], |name, _| http.variable(name, None));
@@ -613,68 +447,8 @@ mod tests {
         }
     }
 
-    fn escaped(escaping: Escaping, value: Option<&[u8]>) -> Vec<u8> {
-        let mut out = b"<".to_vec();
-        escaping.append(&mut out, |out| {
-            value.is_some_and(|value| {
-                out.extend_from_slice(value);
-                true
-            })
-        });
-        assert_eq!(out.remove(0), b'<');
-        out
-    }
-
-    #[test]
-    fn the_default_escaping_shows_what_could_be_mistaken() {
-        let default = |value: &[u8]| escaped(Escaping::Default, Some(value));
-        assert_eq!(default(b"plain ~"), b"plain ~");
-        assert_eq!(default(b"a\"b\\c"), br"a\x22b\x5Cc");
-        assert_eq!(default(b"\x00\n\x1f\x7f\xff"), br"\x00\x0A\x1F\x7F\xFF");
-        assert_eq!(default(b""), b"");
-        assert_eq!(escaped(Escaping::Default, None), b"-");
-    }
-
-    #[test]
-    fn json_escaping_makes_the_inside_of_a_string() {
-        let json = |value: &[u8]| escaped(Escaping::Json, Some(value));
-        assert_eq!(json(b"a\"b\\c/"), br#"a\"b\\c/"#);
-        assert_eq!(json(b"\n\r\t\x08\x0c\x00\x1f"), br"\n\r\t\b\f\u0000\u001F");
-        assert_eq!(json("\u{e4}\u{7f}".as_bytes()), "\u{e4}\u{7f}".as_bytes());
-        assert_eq!(escaped(Escaping::Json, None), b"");
-    }
-
-    #[test]
-    fn without_escaping_values_stay_as_they_are() {
-        assert_eq!(escaped(Escaping::None, Some(b"\"\x00\\")), b"\"\x00\\");
-        assert_eq!(escaped(Escaping::None, None), b"");
-    }
-
-    #[test]
-    fn a_format_is_cut_where_nginx_cuts_it() {
-        let mut names = Vec::new();
-        let texts: Vec<Word> = ["$a-${b}c", "$1x$$"].map(|text| Statement::synthetic(text, Vec::new()).name).into();
-        let mut variable = |name: &[u8], _| {
-            names.push(BString::from(name));
-            VariableId(0)
-        };
-        let error = Format::compile(Escaping::Default, &texts, &mut variable).unwrap_err();
-        assert_eq!(error.message, "invalid parameter \"$$\"");
-        let format = Format::compile(Escaping::Default, &texts[..1], &mut variable).unwrap();
-        let literal = |text: &[u8]| Segment::Literal(text.into());
-        let id = Segment::Variable(VariableId(0));
-        assert_eq!(*format.segments, [id.clone(), literal(b"-"), id, literal(b"c")]);
-        assert_eq!(names, ["a", "b", "1x", "a", "b"]);
-    }
-
     #[test]
     fn wrong_formats_are_refused_in_nginx_s_words() {
-        let message = |text: &'static str| next_piece(text.as_bytes()).unwrap_err();
-        assert_eq!(message("$"), "invalid parameter \"$\"");
-        assert_eq!(message("$-x"), "invalid parameter \"$-x\"");
-        assert_eq!(message("${"), "invalid parameter \"${\"");
-        assert_eq!(message("${}"), "invalid parameter \"${}\"");
-        assert_eq!(message("${a x"), "the closing bracket in \"a\" variable is missing");
         assert_eq!(error("http { log_format a escape=xml $uri; }"), "unknown log format escaping \"xml\"");
         assert_eq!(error("http { log_format a x; log_format a x; }"), "duplicate \"log_format\" name \"a\"");
         assert_eq!(error("http { log_format combined x; }"), "duplicate \"log_format\" name \"combined\"");

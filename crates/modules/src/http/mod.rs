@@ -17,7 +17,6 @@ pub mod headers;
 pub mod index;
 pub mod limit_conn;
 pub mod limit_req;
-mod limits;
 pub mod log;
 pub mod map;
 pub mod mirror;
@@ -37,24 +36,3 @@ pub mod sub;
 pub mod test_hooks;
 pub mod try_files;
 pub mod variables;
-
-use gale_config::{Diagnostic, Statement, Word};
-
-/// The name in `$name`, where a directive makes a variable.
-fn variable_name(word: &Word) -> Result<&[u8], Diagnostic> {
-    match word.text.strip_prefix(b"$") {
-        Some(name) if !name.is_empty() => Ok(name),
-        _ => Err(Diagnostic::emerg(format!("invalid variable name \"{}\"", word.text)).at(word.span)),
-    }
-}
-
-/// A row of a block that holds data (`map`, `geo`): no directive, and no block.
-fn check_row(row: &Statement) -> Result<(), Diagnostic> {
-    if let Some(error) = &row.broken {
-        return Err((**error).clone());
-    }
-    match row.block {
-        None => Ok(()),
-        Some(_) => Err(row.error("unexpected \"{\"")),
-    }
-}

@@ -1,4 +1,4 @@
-//! realip: the client behind servers that are trusted to say who it is.
+//! realip: the client behind servers that are trusted to say who it is. See [`shared::realip`](crate::shared::realip).
 //!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, server, location
 //!   real_ip_header FIELD | X-Real-IP | X-Forwarded-For | proxy_protocol;
 //!   real_ip_recursive on | off;                                  http, server, location
@@ -8,20 +8,17 @@
 //! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
 //! is no address, or comes from somebody who is not trusted, changes nothing.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use gale_base::cidr::Cidr;
-use gale_config::{Body, Diagnostic, ManyWith, One, Place, Reporter, Setting, Statement, Takes, slot, values};
-use gale_engine::configuration::{Builder, HostAddresses};
+use gale_config::{Body, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::forwarded;
 use gale_http::request::phases::{Decide, Flow, Handler, Phase};
-use gale_http::variables::Variable;
 use gale_runtime::SocketAddress;
 
-use super::variables::{append_address, append_port};
+use crate::shared::realip::{Trusted, proxied_client, trusted, trusts, trusts_address, variables};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -57,12 +54,7 @@ pub static MODULE: Module = Module {
     ],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
-        variables: &[
-            Variable::named("realip_remote_addr", |request, _, out| append_address(out, &request.connection().remote)),
-            Variable::named("realip_remote_port", |request, _, out| {
-                append_port(out, super::variables::port(&request.connection().remote))
-            }),
-        ],
+        variables: &variables::<Request>(),
         handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
         ..HttpPart::EMPTY
     }],
@@ -78,13 +70,6 @@ struct Conf {
     recursive: Setting<bool>,
 }
 
-#[derive(Clone, Debug)]
-enum Trusted {
-    Unix,
-    Network(Cidr),
-    Host(HostAddresses),
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Header {
     /// A field with one address; the first one of its name.
@@ -93,21 +78,6 @@ enum Header {
     ForwardedFor,
     /// What the connection began with: `listen … proxy_protocol`.
     ProxyProtocol,
-}
-
-fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, Diagnostic> {
-    let word = &statement.args[0];
-    if word.text == "unix:" {
-        return Ok(Trusted::Unix);
-    }
-    let Some((network, has_low_bits)) = Cidr::parse(&word.text) else {
-        return Ok(Trusted::Host(builder.host_addresses(word, "set_real_ip_from")));
-    };
-    if has_low_bits {
-        let message = format!("low address bits of {} are meaningless", word.text);
-        builder.report(Diagnostic::warn(message).at(word.span));
-    }
-    Ok(Trusted::Network(network))
 }
 
 fn header(statement: &Statement) -> Result<Header, Diagnostic> {
@@ -133,10 +103,7 @@ fn run(request: &mut Request, conf: &Conf) -> Flow {
             let values: Vec<&[u8]> = values_of(request, b"X-Forwarded-For").collect();
             chain.client(request.remote(), &values)
         }
-        Header::ProxyProtocol => {
-            let told = request.connection().proxied().map(|header| header.source);
-            told.filter(|_| chain.trusts(request.remote()))
-        }
+        Header::ProxyProtocol => proxied_client(request, chain.trusted),
     };
     if let Some(client) = client {
         request.set_remote(SocketAddress::Inet(client));
@@ -158,29 +125,17 @@ impl Chain<'_> {
     /// The client's address, from lists of addresses of which the last one is nearest to us; none when nobody is trusted
     /// or nothing is said.
     fn client(&self, nearest: &SocketAddress, values: &[&[u8]]) -> Option<SocketAddr> {
-        if !self.trusts(nearest) {
+        if !trusts(self.trusted, nearest) {
             return None;
         }
-        forwarded::client(values, self.is_recursive, |address| self.trusts_address(Some(address)))
-    }
-
-    fn trusts(&self, address: &SocketAddress) -> bool {
-        self.trusts_address(address.inet().map(|address| address.ip().to_canonical()))
-    }
-
-    /// Without an address it came on a UNIX-domain socket.
-    fn trusts_address(&self, address: Option<IpAddr>) -> bool {
-        self.trusted.iter().any(|trusted| match (trusted, address) {
-            (Trusted::Unix, None) => true,
-            (Trusted::Network(network), Some(address)) => network.contains(address),
-            (Trusted::Host(addresses), Some(address)) => addresses.get().contains(&address),
-            _ => false,
-        })
+        forwarded::client(values, self.is_recursive, |address| trusts_address(self.trusted, Some(address)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use gale_base::cidr::Cidr;
+
     use super::*;
 
     fn client(is_recursive: bool, values: &[&str]) -> Option<String> {

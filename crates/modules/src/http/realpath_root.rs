@@ -45,7 +45,7 @@ struct Conf {
 
 fn merge(conf: &mut dyn std::any::Any, _: Option<&dyn std::any::Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("the settings of this module");
-    conf.is_mentioned = builder.http_mut().variables.is_mentioned(b"realpath_root");
+    conf.is_mentioned = builder.http_mut().variables.table.is_mentioned(b"realpath_root");
     Ok(())
 }
 

@@ -29,6 +29,8 @@ use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, St
 use gale_engine::configuration::Builder;
 use gale_engine::configuration::ScopeId;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::{Definition, VariableId};
 use gale_http::configuration::ScopeKind;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::builder::nameless_block;
@@ -40,8 +42,7 @@ use gale_http::request::body::Body;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::regex::Regex;
 use gale_http::variables::template::Template;
-use gale_http::variables::{Definition, VariableId};
-use gale_protocol::uri::escape::{Unescape, unescape};
+use gale_protocol::uri::escape::{Class, Unescape, escape, unescape};
 use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};
 
@@ -331,11 +332,11 @@ fn is_variable(word: &Word) -> bool {
 fn add_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let [word, value] = statement.args.as_slice() else { unreachable!("two arguments") };
     let http = builder.http_mut();
-    let name = super::variable_name(word)?;
+    let name = crate::shared::variable_name(word)?;
     let unset = Uninitialized(name.into());
     let value = http.template(value)?;
     let is_own = value.as_constant().is_some();
-    let variable = http.variables.assigned(name, Some(word.span), Arc::new(unset), is_own);
+    let variable = http.variables.table.assigned(name, Some(word.span), Arc::new(unset), is_own);
     conf.script.push(Step::Set { variable, value });
     Ok(())
 }
@@ -385,7 +386,7 @@ fn invalid_code(word: &Word) -> Diagnostic {
 /// A variable that `set` gives a value, before it has.
 struct Uninitialized(Box<[u8]>);
 
-impl Definition for Uninitialized {
+impl Definition<Request> for Uninitialized {
     fn append(&self, request: &Request, _: &mut Vec<u8>) -> bool {
         if request.scope().conf_of::<Conf>().is_none_or(|conf| *conf.warn.get()) {
             let name = BStr::new(&self.0);
@@ -499,7 +500,7 @@ fn branch(request: &mut Request, position: &mut Position, holds: bool, scope: Op
 fn text_of(template: &Template, request: &Request, encodes: bool) -> Vec<u8> {
     let mut out = Vec::new();
     if encodes && template.has_captures() && request.came_encoded() {
-        template.append_encoded(request, &mut out);
+        template.append_with(request, &mut out, |text, out| escape(Class::Args, text, out));
     } else {
         template.append(request, &mut out);
     }

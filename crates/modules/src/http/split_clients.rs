@@ -1,166 +1,17 @@
-//! split_clients: a variable that divides clients into parts of given sizes.
-//!   split_clients STRING $VARIABLE { PERCENT% VALUE; ... [* VALUE;] }          http
+//! split_clients: a variable of requests that divides clients into parts. See
+//! [`shared::split_clients`](crate::shared::split_clients).
+//!   split_clients STRING $VARIABLE { ... }          http
 //! (<https://nginx.org/en/docs/http/ngx_http_split_clients_module.html>)
-//!
-//! The hash is nginx's, and so are the bounds of the parts: who is in a part with nginx is in it with Gale.
 
-use std::sync::Arc;
-
-use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
-use gale_engine::configuration::Builder;
-use gale_engine::module::{Directive, Module};
-use gale_http::configuration::builder::InHttp;
+use gale_config::Place;
+use gale_engine::module::Module;
 use gale_http::request::Request;
-use gale_http::variables::Definition;
-use gale_http::variables::template::Template;
+
+use crate::shared::split_clients;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_split_clients",
-    directives: &[Directive {
-        name: "split_clients",
-        place: Place::HTTP,
-        takes: Takes::Exactly(2),
-        body: Body::Block,
-        default: "",
-        about: "A variable that divides clients into parts of given sizes.",
-        store: &Custom(split_clients),
-    }],
+    directives: &[split_clients::directive::<Request>(Place::HTTP)],
     ..Module::EMPTY
 };
-
-/// All of it, in hundredths of a percent.
-const WHOLE: u64 = 10_000;
-
-struct Split {
-    /// What is hashed.
-    source: Template,
-    parts: Vec<Part>,
-}
-
-struct Part {
-    /// Hashes below it belong to the part, or to one before it; `None` for the rest.
-    end: Option<u32>,
-    value: Box<[u8]>,
-}
-
-impl Definition for Split {
-    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool {
-        let hash = murmur_hash2(&self.source.evaluate(request));
-        if let Some(part) = self.parts.iter().find(|part| part.end.is_none_or(|end| hash < end)) {
-            out.extend_from_slice(&part.value);
-        }
-        true
-    }
-
-    fn is_own(&self) -> bool {
-        true
-    }
-}
-
-fn split_clients(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let [source, variable] = statement.args.as_slice() else { unreachable!("two arguments") };
-    let http = builder.http_mut();
-    let source = http.template(source)?;
-    let name = super::variable_name(variable)?;
-    let mut shares = Vec::new();
-    for row in statement.body() {
-        shares.push(share(row)?);
-    }
-    let ends = ends(&shares).ok_or_else(|| {
-        let end = statement.block_end.unwrap_or(statement.name.span);
-        Diagnostic::emerg("percent total is greater than 100%").at(end)
-    })?;
-    let values = statement.body().iter().map(|row| row.args[0].text.as_slice().into());
-    let parts = ends.into_iter().zip(values).map(|(end, value)| Part { end, value }).collect();
-    http.variables.define(name, Some(variable.span), Arc::new(Split { source, parts }), false);
-    Ok(())
-}
-
-/// A part's size in hundredths of a percent; `None` for `*`.
-fn share(row: &Statement) -> Result<Option<u64>, Diagnostic> {
-    super::check_row(row)?;
-    let key = &row.name;
-    if row.args.len() != 1 {
-        return Err(row.error("invalid number of the split_clients parameters"));
-    }
-    if key.text == "*" {
-        return Ok(None);
-    }
-    let share = key.text.strip_suffix(b"%").and_then(|number| units::parse_fixed_point(number, 2));
-    match share {
-        Some(share) if share > 0 => Ok(Some(share)),
-        _ => Err(Diagnostic::emerg(format!("invalid percent value \"{}\"", key.text)).at(key.span)),
-    }
-}
-
-/// Where the parts end; `None` when they are more than the whole together. Sums are rounded as nginx rounds them.
-fn ends(shares: &[Option<u64>]) -> Option<Vec<Option<u32>>> {
-    let mut sum = 0_u64;
-    let mut last = 0_u32;
-    let mut end = |share: &Option<u64>| {
-        sum = share.map_or(WHOLE, |share| sum.saturating_add(share));
-        match share {
-            _ if sum > WHOLE => Err(()),
-            Some(share) if sum < WHOLE => {
-                last = last.wrapping_add((share * u64::from(u32::MAX) / WHOLE) as u32);
-                Ok(Some(last))
-            }
-            _ => Ok(None),
-        }
-    };
-    shares.iter().map(&mut end).collect::<Result<_, ()>>().ok()
-}
-
-/// MurmurHash2 by Austin Appleby, 32 bits, with the seed that nginx has.
-fn murmur_hash2(text: &[u8]) -> u32 {
-    const MULTIPLIER: u32 = 0x5bd1_e995;
-    let (words, rest) = text.as_chunks::<4>();
-    let mut hash = text.len() as u32;
-    for word in words {
-        let mut word = u32::from_le_bytes(*word).wrapping_mul(MULTIPLIER);
-        word ^= word >> 24;
-        hash = hash.wrapping_mul(MULTIPLIER) ^ word.wrapping_mul(MULTIPLIER);
-    }
-    if !rest.is_empty() {
-        let tail = rest.iter().rev().fold(0, |tail, &byte| tail << 8 | u32::from(byte));
-        hash = (hash ^ tail).wrapping_mul(MULTIPLIER);
-    }
-    hash ^= hash >> 13;
-    hash = hash.wrapping_mul(MULTIPLIER);
-    hash ^ hash >> 15
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hashes_are_those_of_the_algorithm() {
-        let known = [
-            ("", 0),
-            ("a", 2456313694),
-            ("ab", 446775395),
-            ("abc", 324500635),
-            ("abcd", 646393889),
-            ("hello world", 1151865881),
-            ("192.0.2.1", 3369748723),
-        ];
-        for (text, hash) in known {
-            assert_eq!(murmur_hash2(text.as_bytes()), hash, "{text}");
-        }
-    }
-
-    #[test]
-    fn parts_end_where_nginx_ends_them() {
-        assert_eq!(ends(&[Some(5_000), None]), Some(vec![Some(0x7fff_ffff), None]));
-        assert_eq!(ends(&[Some(3_330), Some(3_330), None]), Some(vec![Some(1_430_224_109), Some(2_860_448_218), None]));
-        // What makes the whole full takes the rest.
-        assert_eq!(ends(&[Some(5_000), Some(5_000)]), Some(vec![Some(0x7fff_ffff), None]));
-        assert_eq!(ends(&[Some(5_000), Some(5_001)]), None);
-        assert_eq!(ends(&[None, Some(1)]), None);
-        assert_eq!(ends(&[Some(u64::MAX), Some(u64::MAX)]), None);
-        assert_eq!(ends(&[]), Some(vec![]));
-    }
-}

@@ -5,26 +5,25 @@
 //! Values are appended straight to where they go; nothing here waits. `$request_body`, `$request_body_file` and
 //! `$realpath_root` are in `client_body.rs` and `realpath_root.rs`.
 
-use std::cell::Cell;
-use std::fmt::Display;
-use std::io::Write;
-use std::thread::LocalKey;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_engine::hostname::hostname;
-use gale_engine::log::local_time;
 use gale_http::files;
 use gale_http::request::Request;
 use gale_http::variables::Variable;
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::request::{KnownHeader, Version};
 use gale_protocol::uri::Form;
-use gale_runtime::{SocketAddress, TcpInfo};
+use gale_runtime::TcpInfo;
 
 use super::auth_basic::append_user;
+use crate::shared::append::{
+    append, append_address, append_binary_address, append_hex, append_number, append_padded, append_port,
+    append_seconds, append_text, append_time_iso8601, append_time_local, port,
+};
 
 pub(crate) const VARIABLES: &[Variable] = &[
     // The request.
@@ -228,11 +227,6 @@ fn append_proxy_port(out: &mut Vec<u8>, port: u16) -> bool {
     append_port(out, Some(port).filter(|&port| port != 0))
 }
 
-/// The port, where there is one that nginx would show.
-pub(super) fn port(address: &SocketAddress) -> Option<u16> {
-    address.inet().map(|address| address.port()).filter(|&port| port != 0)
-}
-
 /// The head, and the body once all of it has come. The bytes of a chunked body, and
 /// those of one that broke off, are not counted.
 fn request_length(request: &Request) -> u64 {
@@ -270,7 +264,7 @@ fn is_kept(request: &Request) -> bool {
 
 /// The first argument of this name, whatever its case; it must have a value, if an
 /// empty one.
-pub(super) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(crate) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     if name.is_empty() {
         return None;
     }
@@ -311,11 +305,6 @@ fn is_folded(field: &[u8], folded: &[u8]) -> bool {
     field.len() == folded.len() && field.iter().map(fold).eq(folded.iter().copied())
 }
 
-fn append(out: &mut Vec<u8>, text: &[u8]) -> bool {
-    out.extend_from_slice(text);
-    true
-}
-
 /// For what nginx takes as missing when it is empty.
 fn append_present(out: &mut Vec<u8>, text: &[u8]) -> bool {
     out.extend_from_slice(text);
@@ -353,37 +342,6 @@ fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>, 
     is_there
 }
 
-fn append_text(out: &mut Vec<u8>, text: impl Display) -> bool {
-    write!(out, "{text}").is_ok()
-}
-
-fn append_number(out: &mut Vec<u8>, number: u64) -> bool {
-    append_padded(out, number, 1);
-    true
-}
-
-/// At least this many digits.
-fn append_padded(out: &mut Vec<u8>, number: u64, width_min: usize) {
-    const DIGITS_MAX: usize = 20;
-    let mut digits = [b'0'; DIGITS_MAX];
-    let mut start = DIGITS_MAX;
-    let mut rest = number;
-    while rest > 0 {
-        start -= 1;
-        digits[start] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    out.extend_from_slice(&digits[start.min(DIGITS_MAX - width_min)..]);
-}
-
-/// `12.345`
-fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
-    append_padded(out, time.as_secs(), 1);
-    out.push(b'.');
-    append_padded(out, time.subsec_millis().into(), 3);
-    true
-}
-
 /// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.
 fn status(request: &Request) -> u16 {
     request.status_override.unwrap_or(request.response.status)
@@ -401,69 +359,6 @@ fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool
         None if request.header(KnownHeader::TransferEncoding).is_none() => false,
         None => request.body.as_ref().is_some_and(|body| append_number(out, body.length())),
     }
-}
-
-/// Without a port the value is empty, but there.
-pub(super) fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
-    port.is_none_or(|port| append_number(out, port.into()))
-}
-
-/// The address without its port.
-pub(super) fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
-    match address {
-        SocketAddress::Inet(address) => append_text(out, address.ip()),
-        SocketAddress::Unix(_) => append_text(out, address),
-    }
-}
-
-fn append_binary_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
-    match address.inet().map(|address| address.ip()) {
-        Some(std::net::IpAddr::V4(ip)) => append(out, &ip.octets()),
-        Some(std::net::IpAddr::V6(ip)) => append(out, &ip.octets()),
-        None => append(out, b"unix:"),
-    }
-}
-
-fn append_hex(out: &mut Vec<u8>, bytes: &[u8]) -> bool {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    out.extend(bytes.iter().flat_map(|byte| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]));
-    true
-}
-
-/// `02/Nov/2026:03:04:05 -0330`
-fn append_time_local(out: &mut Vec<u8>, seconds: u64) -> bool {
-    thread_local!(static LAST: LastText<26> = const { Cell::new((u64::MAX, [0; 26])) });
-    append_of_second(out, seconds, &LAST, local_time(seconds).common_log())
-}
-
-/// `2026-11-02T03:04:05-03:30`
-fn append_time_iso8601(out: &mut Vec<u8>, seconds: u64) -> bool {
-    thread_local!(static LAST: LastText<25> = const { Cell::new((u64::MAX, [0; 25])) });
-    append_of_second(out, seconds, &LAST, local_time(seconds).iso8601())
-}
-
-/// A second and its text.
-type LastText<const LENGTH: usize> = Cell<(u64, [u8; LENGTH])>;
-
-/// Every line of most access logs has such a text, and it is the same for a whole
-/// second: one copy of it is cheaper than to write it anew.
-fn append_of_second<const LENGTH: usize>(
-    out: &mut Vec<u8>,
-    seconds: u64,
-    last: &'static LocalKey<LastText<LENGTH>>,
-    text: impl Display,
-) -> bool {
-    let (second, kept) = last.get();
-    if second == seconds {
-        return append(out, &kept);
-    }
-    let start = out.len();
-    append_text(out, text);
-    // In a year of five digits it is longer, and not kept.
-    if let Ok(text) = <[u8; LENGTH]>::try_from(&out[start..]) {
-        last.set((seconds, text));
-    }
-    true
 }
 
 #[cfg(test)]
@@ -497,6 +392,12 @@ mod tests {
     }
 
     #[test]
+    fn a_status_has_three_digits() {
+        assert_eq!(text(|out| append_status(out, 9)).unwrap(), "009");
+        assert_eq!(text(|out| append_status(out, 404)).unwrap(), "404");
+    }
+
+    #[test]
     fn several_values_are_joined_and_none_is_no_value() {
         let join = |values: &[&[u8]], separator| text(|out| append_joined(out, values.iter().copied(), separator));
         assert_eq!(join(&[], b", "), None);
@@ -526,42 +427,6 @@ mod tests {
         assert_eq!(find("ab=1; a=2", "a"), Some(&b"2"[..]));
         assert_eq!(find("a; b=2", "a"), None);
         assert_eq!(find("a=1", ""), None);
-    }
-
-    #[test]
-    fn numbers_and_times_have_nginx_s_form() {
-        assert_eq!(text(|out| append_number(out, 0)).unwrap(), "0");
-        assert_eq!(text(|out| append_number(out, u64::MAX)).unwrap(), u64::MAX.to_string());
-        assert_eq!(text(|out| append_status(out, 9)).unwrap(), "009");
-        assert_eq!(text(|out| append_status(out, 404)).unwrap(), "404");
-        assert_eq!(text(|out| append_seconds(out, Duration::from_micros(12_034_999))).unwrap(), "12.034");
-        assert_eq!(text(|out| append_seconds(out, Duration::ZERO)).unwrap(), "0.000");
-        assert_eq!(text(|out| append_hex(out, &[0, 0xab, 0xff])).unwrap(), "00abff");
-    }
-
-    #[test]
-    fn ports_and_addresses() {
-        let inet = SocketAddress::Inet("192.0.2.1:8080".parse().unwrap());
-        let inet6 = SocketAddress::Inet("[2001:db8::1]:80".parse().unwrap());
-        let unix = SocketAddress::unix("/run/gale.sock");
-        assert_eq!(text(|out| append_address(out, &inet6)).unwrap(), "2001:db8::1");
-        assert_eq!(text(|out| append_address(out, &unix)).unwrap(), "unix:/run/gale.sock");
-        assert_eq!(text(|out| append_port(out, port(&inet))).unwrap(), "8080");
-        assert_eq!(text(|out| append_port(out, port(&unix))).unwrap(), "");
-        let mut out = Vec::new();
-        assert!(append_binary_address(&mut out, &inet));
-        assert_eq!(out, [192, 0, 2, 1]);
-    }
-
-    #[test]
-    fn the_time_is_kept_for_its_second_only() {
-        for seconds in [1_000_000_000, 1_000_000_000, 1_000_000_001] {
-            let time = local_time(seconds);
-            let local = text(|out| append_time_local(out, seconds)).unwrap();
-            let iso8601 = text(|out| append_time_iso8601(out, seconds)).unwrap();
-            assert_eq!(local, time.common_log().to_string());
-            assert_eq!(iso8601, time.iso8601().to_string());
-        }
     }
 
     #[test]

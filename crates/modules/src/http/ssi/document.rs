@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use bstr::BStr;
 use gale_base::log_level::Level;
+use gale_engine::variables::subject::Subject;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::subrequest::{Fallback, InMemorySubrequest, Subrequest, Target};

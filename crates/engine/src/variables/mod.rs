@@ -7,12 +7,18 @@
 //! | of | value | kept |
 //! |---|---|---|
 //! | a module ([`Variable`]) | worked out | never: it is cheap, or changes |
-//! | a directive such as `map` ([`Definition`]) | worked out | for the request, unless volatile |
-//! | a named group, `set` | what was stored last | for the request |
+//! | a directive such as `map` ([`Definition`]) | worked out | for the subject, unless volatile |
+//! | a named group, `set` | what was stored last | for the subject |
 //!
 //! What is stored comes before what can be worked out.
+//!
+//! What a variable is about, a request or a session, is a [`Subject`](subject::Subject): tables, definitions and the
+//! functions of modules are of one type of subject, and so is a [`Template`](template::Template). An index belongs to
+//! the block that it was read in.
 
+mod draft;
 pub mod regex;
+pub mod subject;
 pub mod template;
 
 use std::collections::HashMap;
@@ -21,8 +27,8 @@ use std::sync::Arc;
 use bstr::BStr;
 use gale_config::Span;
 
-use crate::request::Request;
-use gale_engine::nginx_names;
+pub use self::draft::{HasVariables, VariablesDraft};
+use crate::nginx_names;
 
 /// A variable, as an index into the configuration's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,54 +36,54 @@ pub struct VariableId(pub u32);
 
 /// Appends the value to the output and says whether there is one. The second
 /// argument is the rest of the name of a variable such as `http_NAME`.
-pub type Evaluate = fn(&Request, &[u8], &mut Vec<u8>) -> bool;
+pub type Evaluate<S> = fn(&S, &[u8], &mut Vec<u8>) -> bool;
 
 /// What becomes of a value that `set` gives to a variable that a module defines.
-pub type Assign = fn(&mut Request, &[u8]);
+pub type Assign<S> = fn(&mut S, &[u8]);
 
 /// What a directive makes of a variable: `map`, `geo`.
-pub trait Definition: Send + Sync {
+pub trait Definition<S>: Send + Sync {
     /// Appends the value to the output and says whether there is one.
-    fn append(&self, request: &Request, out: &mut Vec<u8>) -> bool;
+    fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool;
 
-    /// Whether every value is written in the configuration, so that a request only chooses among them.
+    /// Whether every value is written in the configuration, so that a subject only chooses among them.
     fn is_own(&self) -> bool {
         false
     }
 }
 
 /// A variable that a module defines.
-pub struct Variable {
+pub struct Variable<S> {
     /// The name without its dollar sign; for a family (`http_`), the prefix.
     pub name: &'static str,
     /// Whether the name stands for every name that begins with it.
     pub is_prefix: bool,
     /// What its value is.
-    pub value: Evaluate,
+    pub value: Evaluate<S>,
     /// For a variable that the configuration may change: what `set` does.
-    pub assign: Option<Assign>,
+    pub assign: Option<Assign<S>>,
     /// Whether every `..` in its value is the configuration's own.
     pub is_own: bool,
 }
 
-impl Variable {
+impl<S> Variable<S> {
     /// A variable of this very name.
-    pub const fn named(name: &'static str, value: Evaluate) -> Variable {
+    pub const fn named(name: &'static str, value: Evaluate<S>) -> Variable<S> {
         Variable { name, is_prefix: false, value, assign: None, is_own: false }
     }
 
     /// All variables whose names begin with `prefix`.
-    pub const fn family(prefix: &'static str, value: Evaluate) -> Variable {
+    pub const fn family(prefix: &'static str, value: Evaluate<S>) -> Variable<S> {
         Variable { name: prefix, is_prefix: true, value, assign: None, is_own: false }
     }
 
     /// The same variable: what a request brought into it has been looked through already.
-    pub const fn own(self) -> Variable {
+    pub const fn own(self) -> Variable<S> {
         Variable { is_own: true, ..self }
     }
 
     /// The same variable, which the configuration may change.
-    pub const fn assigned_by(self, assign: Assign) -> Variable {
+    pub const fn assigned_by(self, assign: Assign<S>) -> Variable<S> {
         Variable { assign: Some(assign), ..self }
     }
 }
@@ -88,45 +94,44 @@ pub fn is_name_byte(byte: u8) -> bool {
 }
 
 /// The variables of one configuration.
-#[derive(Default)]
-pub struct VariableTable {
-    slots: Vec<Slot>,
+pub struct VariableTable<S: 'static> {
+    slots: Vec<Slot<S>>,
     by_name: HashMap<Box<[u8]>, VariableId>,
     /// What modules define, for names that turn up only with requests.
-    definitions: Vec<&'static Variable>,
+    definitions: Vec<&'static Variable<S>>,
 }
 
-struct Slot {
+struct Slot<S> {
     name: Box<[u8]>,
-    source: Source,
+    source: Source<S>,
     mentioned_at: Option<Span>,
     /// Where the configuration makes it or gives it a value.
     made_at: Option<Span>,
     /// Until `set` has given it a value; everything else that defines it comes first.
-    unset: Option<Arc<dyn Definition>>,
-    assign: Option<Assign>,
+    unset: Option<Arc<dyn Definition<S>>>,
+    assign: Option<Assign<S>>,
     /// Something else than the configuration may have a part in the value.
     is_foreign: bool,
 }
 
-pub(crate) enum Source {
+pub(crate) enum Source<S> {
     /// Mentioned, and nobody has defined it yet.
     Unknown,
     /// Worked out by a module.
-    Evaluated { value: Evaluate, argument: Box<[u8]> },
+    Evaluated { value: Evaluate<S>, argument: Box<[u8]> },
     /// Worked out by a directive.
-    Defined { definition: Arc<dyn Definition>, is_volatile: bool },
-    /// Set by the request's course, for example by a named group: without a
+    Defined { definition: Arc<dyn Definition<S>>, is_volatile: bool },
+    /// Set on the way, for example by a named group: without a
     /// value until then.
     Stored,
 }
 
 /// A variable that was looked up by its name.
-pub(crate) enum Found {
+pub(crate) enum Found<S> {
     /// The configuration mentions it.
     Mentioned(VariableId),
     /// A module defines it.
-    Defined(Source),
+    Defined(Source<S>),
 }
 
 /// What is wrong with a variable.
@@ -142,7 +147,13 @@ pub struct VariableError {
 
 const NOT_BUILT_YET: &str = "nginx has this variable, Gale does not have it yet";
 
-impl VariableTable {
+impl<S> Default for VariableTable<S> {
+    fn default() -> VariableTable<S> {
+        VariableTable { slots: Vec::new(), by_name: HashMap::new(), definitions: Vec::new() }
+    }
+}
+
+impl<S> VariableTable<S> {
     /// The index for `name`, which the configuration mentions at `span`. Whether
     /// it exists is settled by [`VariableTable::resolve`].
     pub fn mention(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
@@ -173,12 +184,12 @@ impl VariableTable {
     }
 
     /// The index for a variable that a directive defines; the last definition counts.
-    /// Unless it is volatile, its value is worked out once for a request.
+    /// Unless it is volatile, its value is worked out once for a subject.
     pub fn define(
         &mut self,
         name: &[u8],
         span: Option<Span>,
-        definition: Arc<dyn Definition>,
+        definition: Arc<dyn Definition<S>>,
         is_volatile: bool,
     ) -> VariableId {
         let id = self.make(name, span);
@@ -194,7 +205,7 @@ impl VariableTable {
         &mut self,
         name: &[u8],
         span: Option<Span>,
-        unset: Arc<dyn Definition>,
+        unset: Arc<dyn Definition<S>>,
         is_own: bool,
     ) -> VariableId {
         let id = self.make(name, span);
@@ -213,7 +224,7 @@ impl VariableTable {
     /// Finds the definition of every variable that was mentioned.
     pub fn resolve<'d>(
         &mut self,
-        definitions: impl Iterator<Item = &'d Variable> + Clone,
+        definitions: impl Iterator<Item = &'d Variable<S>> + Clone,
     ) -> Result<(), VariableError> {
         for slot in &mut self.slots {
             let is_made = slot.unset.is_some() || !matches!(slot.source, Source::Unknown);
@@ -242,12 +253,12 @@ impl VariableTable {
     }
 
     /// Keeps what modules define for [`VariableTable::find`].
-    pub(crate) fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable>) {
+    fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable<S>>) {
         self.definitions = definitions.collect();
     }
 
     /// The variable of this name, in lower case, be it mentioned in the configuration or not.
-    pub(crate) fn find(&self, name: &[u8]) -> Option<Found> {
+    pub(crate) fn find(&self, name: &[u8]) -> Option<Found<S>> {
         match self.by_name.get(name) {
             Some(&id) => Some(Found::Mentioned(id)),
             None => define(name, self.definitions.iter().copied()).map(Found::Defined),
@@ -274,18 +285,18 @@ impl VariableTable {
         !self.slots[id.0 as usize].is_foreign
     }
 
-    pub(crate) fn source(&self, id: VariableId) -> &Source {
+    pub(crate) fn source(&self, id: VariableId) -> &Source<S> {
         &self.slots[id.0 as usize].source
     }
 
-    pub(crate) fn assign(&self, id: VariableId) -> Option<Assign> {
+    pub(crate) fn assign(&self, id: VariableId) -> Option<Assign<S>> {
         self.slots[id.0 as usize].assign
     }
 }
 
 /// An exact name comes before a family; of families the longest prefix wins.
-fn define<'d>(name: &[u8], definitions: impl Iterator<Item = &'d Variable>) -> Option<Source> {
-    let mut best: Option<&Variable> = None;
+fn define<'d, S: 'static>(name: &[u8], definitions: impl Iterator<Item = &'d Variable<S>>) -> Option<Source<S>> {
+    let mut best: Option<&Variable<S>> = None;
     for candidate in definitions {
         if !candidate.is_prefix && candidate.name.as_bytes() == name {
             best = Some(candidate);
@@ -306,7 +317,7 @@ fn define<'d>(name: &[u8], definitions: impl Iterator<Item = &'d Variable>) -> O
 mod tests {
     use super::*;
 
-    fn nothing(_: &Request, _: &[u8], _: &mut Vec<u8>) -> bool {
+    fn nothing(_: &(), _: &[u8], _: &mut Vec<u8>) -> bool {
         false
     }
 
@@ -332,7 +343,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_told() {
-        let mut table = VariableTable::default();
+        let mut table = VariableTable::<()>::default();
         table.mention(b"nonsense", None);
         let error = table.resolve([].iter()).unwrap_err();
         assert_eq!(error.message, "unknown \"nonsense\" variable");
@@ -340,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_stored_variable_needs_no_definition() {
-        let mut table = VariableTable::default();
+        let mut table = VariableTable::<()>::default();
         let id = table.mention(b"group", None);
         assert_eq!(table.stored(b"group", None), id);
         table.resolve([].iter()).unwrap();
@@ -348,8 +359,8 @@ mod tests {
 
     struct Nothing;
 
-    impl Definition for Nothing {
-        fn append(&self, _: &Request, _: &mut Vec<u8>) -> bool {
+    impl Definition<()> for Nothing {
+        fn append(&self, _: &(), _: &mut Vec<u8>) -> bool {
             false
         }
     }
@@ -361,7 +372,7 @@ mod tests {
             Variable::named("args", nothing).assigned_by(|_, _| {}),
             Variable::family("http_", nothing),
         ];
-        let resolve = |make: &dyn Fn(&mut VariableTable) -> VariableId| {
+        let resolve = |make: &dyn Fn(&mut VariableTable<()>) -> VariableId| {
             let mut table = VariableTable::default();
             make(&mut table);
             table.resolve(definitions.iter()).map_err(|error| error.message).map(|()| table)

@@ -59,10 +59,10 @@ pub struct Captures {
 }
 
 impl Captures {
-    /// The text of group `number` within `subject`, the text that was searched.
-    pub fn text<'s>(&self, subject: &'s [u8], number: usize) -> Option<&'s [u8]> {
+    /// The text of group `number` within `text`, the one that was searched.
+    pub fn text<'s>(&self, text: &'s [u8], number: usize) -> Option<&'s [u8]> {
         let (start, end) = (*self.groups.get(number)?)?;
-        subject.get(start as usize..end as usize)
+        text.get(start as usize..end as usize)
     }
 
     /// How many groups the expression has, the whole match included.
@@ -188,17 +188,17 @@ mod tests {
     use gale_config::Statement;
 
     use super::*;
-    use crate::configuration::builder::HttpBuilder;
+    use crate::variables::VariablesDraft;
 
     #[test]
     fn groups_are_found_by_number_and_name() {
         let mut regex = Regex::compile(br"^/(?<first>\w+)(/(\d+))?", false).unwrap();
         regex.bind(|name| VariableId(u32::try_from(name.len()).unwrap()));
-        let subject = b"/abc/";
-        let captures = regex.find(subject).unwrap().unwrap().captures;
-        assert_eq!(captures.text(subject, 1), Some(&b"abc"[..]));
-        assert_eq!(captures.text(subject, 3), None);
-        assert_eq!(captures.text(subject, 9), None);
+        let text = b"/abc/";
+        let captures = regex.find(text).unwrap().unwrap().captures;
+        assert_eq!(captures.text(text, 1), Some(&b"abc"[..]));
+        assert_eq!(captures.text(text, 3), None);
+        assert_eq!(captures.text(text, 9), None);
         assert_eq!(regex.variables(), [(1, VariableId(5))]);
     }
 
@@ -238,9 +238,9 @@ mod tests {
 
     #[test]
     fn the_same_expression_is_compiled_once_for_a_configuration() {
-        let mut http = HttpBuilder::default();
+        let mut draft = VariablesDraft::<()>::default();
         let word = Statement::synthetic(r"\.php$", Vec::new()).name;
-        let mut regex = |caseless| http.regex(&word, &word.text, caseless).unwrap();
+        let mut regex = |caseless| draft.regex(&word, &word.text, caseless).unwrap();
         let (one, same, other) = (regex(false), regex(false), regex(true));
         assert!(Arc::ptr_eq(&one.code, &same.code));
         assert!(!one.is_match(b"/A.PHP").unwrap() && other.is_match(b"/A.PHP").unwrap());

@@ -7,8 +7,8 @@
 
 use hashbrown::HashMap;
 
+use crate::configuration::ServerId;
 use crate::variables::regex::{Match, Regex};
-use gale_engine::configuration::ServerId;
 
 /// A name as written in `server_name`, parsed.
 #[derive(Clone, Debug)]

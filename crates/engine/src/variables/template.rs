@@ -3,19 +3,20 @@
 //! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use gale_base::units;
-use gale_protocol::uri::escape::{Class, escape};
 
-use crate::request::Request;
-use crate::variables::{VariableId, is_name_byte};
+use super::subject::Subject;
+use super::{VariableId, is_name_byte};
 use gale_base::log_level::Level;
 
-/// A compiled text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Template {
+/// A compiled text, for subjects of one type: it refers to the variables of their block.
+pub struct Template<S> {
     segments: Box<[Segment]>,
+    of: PhantomData<fn(&S)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,10 +27,10 @@ enum Segment {
     Capture(usize),
 }
 
-impl Template {
+impl<S> Template<S> {
     /// Compiles `text`; `variable` gives the index for a name. The error is
     /// nginx's message.
-    pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template, String> {
+    pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template<S>, String> {
         if memchr::memchr(b'$', text).is_none() {
             return Ok(Template::constant(text));
         }
@@ -50,13 +51,16 @@ impl Template {
             });
             rest = after;
         }
-        Ok(Template { segments: segments.into() })
+        Ok(Template::of(segments))
     }
 
     /// A text without variables.
-    pub fn constant(text: &[u8]) -> Template {
-        let segments = if text.is_empty() { Vec::new() } else { vec![Segment::Literal(text.into())] };
-        Template { segments: segments.into() }
+    pub fn constant(text: &[u8]) -> Template<S> {
+        Template::of(if text.is_empty() { Vec::new() } else { vec![Segment::Literal(text.into())] })
+    }
+
+    fn of(segments: impl Into<Box<[Segment]>>) -> Template<S> {
+        Template { segments: segments.into(), of: PhantomData }
     }
 
     /// The text, when there is nothing to evaluate in it.
@@ -77,26 +81,24 @@ impl Template {
     pub fn has_captures(&self) -> bool {
         self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
     }
+}
 
-    /// Appends the text for this request to `out`; a variable without a value
+impl<S: Subject> Template<S> {
+    /// Appends the text for this subject to `out`; a variable without a value
     /// adds nothing.
-    pub fn append(&self, request: &Request, out: &mut Vec<u8>) {
-        self.append_with(request, out, |text, out| out.extend_from_slice(text));
+    pub fn append(&self, subject: &S, out: &mut Vec<u8>) {
+        self.append_with(subject, out, |text, out| out.extend_from_slice(text));
     }
 
-    /// Like [`Template::append`], with the groups of a regular expression encoded as arguments are.
-    pub fn append_encoded(&self, request: &Request, out: &mut Vec<u8>) {
-        self.append_with(request, out, |text, out| escape(Class::Args, text, out));
-    }
-
-    fn append_with(&self, request: &Request, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
+    /// Like [`Template::append`], where `append_capture` appends the groups of a regular expression.
+    pub fn append_with(&self, subject: &S, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
         for segment in &self.segments {
             match segment {
                 Segment::Literal(text) => out.extend_from_slice(text),
                 Segment::Variable(id) => {
-                    request.append_variable(*id, out);
+                    subject.append_variable(*id, out);
                 }
-                Segment::Capture(number) => request.with_capture(*number, |text| append_capture(text, out)),
+                Segment::Capture(number) => subject.with_capture(*number, |text| append_capture(text, out)),
             }
         }
     }
@@ -104,17 +106,17 @@ impl Template {
     /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its segments
     /// is `..` and not the configuration's own: what a client may have had a part in must not lead out of a directory.
     #[must_use]
-    pub fn append_path(&self, request: &Request, out: &mut Vec<u8>) -> bool {
+    pub fn append_path(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let start = out.len();
-        self.append(request, out);
+        self.append(subject, out);
         if self.as_constant().is_some() || !has_two_dots(&out[start..]) {
             return true;
         }
         // Anew: what is looked at is what is used, and not every variable says the same a second time.
         out.truncate(start);
-        let foreign = self.append_marked(request, out);
+        let foreign = self.append_marked(subject, out);
         if leads_upwards(&out[start..], |place| foreign.iter().any(|range| range.contains(&(start + place)))) {
-            refuse_path(request, &out[start..]);
+            refuse_path(subject, &out[start..]);
             out.truncate(start);
             return false;
         }
@@ -122,7 +124,7 @@ impl Template {
     }
 
     /// Appends the text and tells which parts of it are not the configuration's own.
-    fn append_marked(&self, request: &Request, out: &mut Vec<u8>) -> Vec<Range<usize>> {
+    fn append_marked(&self, subject: &S, out: &mut Vec<u8>) -> Vec<Range<usize>> {
         let mut foreign = Vec::new();
         for segment in &self.segments {
             let start = out.len();
@@ -132,12 +134,12 @@ impl Template {
                     true
                 }
                 Segment::Variable(id) => {
-                    request.append_variable(*id, out);
+                    subject.append_variable(*id, out);
                     // A dot at its end may become two with what follows.
-                    request.http().variables.is_own(*id) && !out.ends_with(b".")
+                    subject.variables().is_own(*id) && !out.ends_with(b".")
                 }
                 Segment::Capture(number) => {
-                    request.with_capture(*number, |text| out.extend_from_slice(text));
+                    subject.with_capture(*number, |text| out.extend_from_slice(text));
                     false
                 }
             };
@@ -148,16 +150,44 @@ impl Template {
         foreign
     }
 
-    /// The text for this request: itself, where there is nothing to evaluate.
-    pub fn text(&self, request: &Request) -> Cow<'_, [u8]> {
-        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(request)), Cow::Borrowed)
+    /// The text for this subject: itself, where there is nothing to evaluate.
+    pub fn text(&self, subject: &S) -> Cow<'_, [u8]> {
+        self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(subject)), Cow::Borrowed)
     }
 
-    /// The text for this request.
-    pub fn evaluate(&self, request: &Request) -> Vec<u8> {
+    /// The text for this subject.
+    pub fn evaluate(&self, subject: &S) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
-        self.append(request, &mut out);
+        self.append(subject, &mut out);
         out
+    }
+}
+
+// Derived ones would ask the same of the subject.
+
+impl<S> Clone for Template<S> {
+    fn clone(&self) -> Template<S> {
+        Template::of(self.segments.clone())
+    }
+}
+
+impl<S> Default for Template<S> {
+    fn default() -> Template<S> {
+        Template::of([])
+    }
+}
+
+impl<S> PartialEq for Template<S> {
+    fn eq(&self, other: &Template<S>) -> bool {
+        self.segments == other.segments
+    }
+}
+
+impl<S> Eq for Template<S> {}
+
+impl<S> fmt::Debug for Template<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Template").field(&self.segments).finish()
     }
 }
 
@@ -167,7 +197,7 @@ fn has_two_dots(path: &[u8]) -> bool {
 }
 
 /// Whether one of the segments is `..`, and one of the two dots or the slash before them is at a place that counts.
-pub(crate) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
+pub fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
     let mut start = 0;
     has_two_dots(path)
         && path.split(|&byte| byte == b'/').any(|segment| {
@@ -178,46 +208,65 @@ pub(crate) fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool
 }
 
 /// Tells the error log of a path that leads out of its directory.
-pub(crate) fn refuse_path(request: &Request, path: &[u8]) {
-    request.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
+pub fn refuse_path<S: Subject>(subject: &S, path: &[u8]) {
+    subject.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
 }
 
 /// Whether any of these texts is neither empty nor `0`: nginx's predicates.
-pub fn any_is_true(texts: &[Template], request: &Request) -> bool {
-    texts.iter().any(|text| !matches!(&*text.text(request), b"" | b"0"))
+pub fn any_is_true<S: Subject>(texts: &[Template<S>], subject: &S) -> bool {
+    texts.iter().any(|text| !matches!(&*text.text(subject), b"" | b"0"))
 }
 
-/// A size in bytes that may depend on the request: `4k`, `$arg_rate`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SizeTemplate {
+/// A size in bytes that may depend on the subject: `4k`, `$arg_rate`.
+pub enum SizeTemplate<S> {
     /// Known.
     Constant(u64),
     /// A text that becomes a size.
-    Text(Template),
+    Text(Template<S>),
 }
 
-impl SizeTemplate {
+impl<S> SizeTemplate<S> {
     /// What a compiled text says; `None` when it says no size, and never will.
-    pub fn new(text: Template) -> Option<SizeTemplate> {
+    pub fn new(text: Template<S>) -> Option<SizeTemplate<S>> {
         match text.as_constant() {
             Some(constant) => units::parse_size(constant).map(SizeTemplate::Constant),
             None => Some(SizeTemplate::Text(text)),
         }
     }
+}
 
-    /// The size for this request. Zero for an empty text, and for one that is no size, of which the error log is told.
-    pub fn evaluate(&self, request: &Request) -> u64 {
+impl<S: Subject> SizeTemplate<S> {
+    /// The size for this subject. Zero for an empty text, and for one that is no size, of which the error log is told.
+    pub fn evaluate(&self, subject: &S) -> u64 {
         let text = match self {
             SizeTemplate::Constant(size) => return *size,
-            SizeTemplate::Text(text) => text.evaluate(request),
+            SizeTemplate::Text(text) => text.evaluate(subject),
         };
         if text.is_empty() {
             return 0;
         }
         units::parse_size(&text).unwrap_or_else(|| {
-            request.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
+            subject.log(Level::Error, format_args!("invalid size \"{}\"", bstr::BStr::new(&text)));
             0
         })
+    }
+}
+
+impl<S> Clone for SizeTemplate<S> {
+    fn clone(&self) -> SizeTemplate<S> {
+        match self {
+            SizeTemplate::Constant(size) => SizeTemplate::Constant(*size),
+            SizeTemplate::Text(text) => SizeTemplate::Text(text.clone()),
+        }
+    }
+}
+
+impl<S> fmt::Debug for SizeTemplate<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SizeTemplate::Constant(size) => formatter.debug_tuple("Constant").field(size).finish(),
+            SizeTemplate::Text(text) => formatter.debug_tuple("Text").field(text).finish(),
+        }
     }
 }
 
@@ -247,6 +296,8 @@ fn name_after_dollar(text: &[u8]) -> Result<(&[u8], &[u8]), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Template = super::Template<()>;
 
     fn names(text: &str) -> Result<Vec<String>, String> {
         let mut names = Vec::new();

@@ -1,0 +1,176 @@
+//! What values of variables are made of: texts, numbers, times, addresses, appended to where they go. Those that may be
+//! missing say whether they are there.
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::io::Write;
+use std::net::IpAddr;
+use std::thread::LocalKey;
+use std::time::Duration;
+
+use gale_engine::log::local_time;
+use gale_runtime::SocketAddress;
+
+/// A text.
+pub fn append(out: &mut Vec<u8>, text: &[u8]) -> bool {
+    out.extend_from_slice(text);
+    true
+}
+
+/// What is shown as text.
+pub fn append_text(out: &mut Vec<u8>, text: impl Display) -> bool {
+    write!(out, "{text}").is_ok()
+}
+
+/// A number, without zeros before it.
+pub fn append_number(out: &mut Vec<u8>, number: u64) -> bool {
+    append_padded(out, number, 1);
+    true
+}
+
+/// At least this many digits.
+pub fn append_padded(out: &mut Vec<u8>, number: u64, width_min: usize) {
+    const DIGITS_MAX: usize = 20;
+    let mut digits = [b'0'; DIGITS_MAX];
+    let mut start = DIGITS_MAX;
+    let mut rest = number;
+    while rest > 0 {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    out.extend_from_slice(&digits[start.min(DIGITS_MAX - width_min)..]);
+}
+
+/// `12.345`
+pub fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
+    append_padded(out, time.as_secs(), 1);
+    out.push(b'.');
+    append_padded(out, time.subsec_millis().into(), 3);
+    true
+}
+
+/// Bytes as hexadecimal digits in lower case.
+pub fn append_hex(out: &mut Vec<u8>, bytes: &[u8]) -> bool {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    out.extend(bytes.iter().flat_map(|byte| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]));
+    true
+}
+
+/// Without a port the value is empty, but there.
+pub fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
+    port.is_none_or(|port| append_number(out, port.into()))
+}
+
+/// The port, where there is one that nginx would show.
+pub fn port(address: &SocketAddress) -> Option<u16> {
+    address.inet().map(|address| address.port()).filter(|&port| port != 0)
+}
+
+/// The address without its port.
+pub fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
+    match address {
+        SocketAddress::Inet(address) => append_text(out, address.ip()),
+        SocketAddress::Unix(_) => append_text(out, address),
+    }
+}
+
+/// The address in its binary form.
+pub fn append_binary_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
+    match address.inet().map(|address| address.ip()) {
+        Some(IpAddr::V4(ip)) => append(out, &ip.octets()),
+        Some(IpAddr::V6(ip)) => append(out, &ip.octets()),
+        None => append(out, b"unix:"),
+    }
+}
+
+/// `02/Nov/2026:03:04:05 -0330`
+pub fn append_time_local(out: &mut Vec<u8>, seconds: u64) -> bool {
+    thread_local!(static LAST: LastText<26> = const { Cell::new((u64::MAX, [0; 26])) });
+    append_of_second(out, seconds, &LAST, local_time(seconds).common_log())
+}
+
+/// `2026-11-02T03:04:05-03:30`
+pub fn append_time_iso8601(out: &mut Vec<u8>, seconds: u64) -> bool {
+    thread_local!(static LAST: LastText<25> = const { Cell::new((u64::MAX, [0; 25])) });
+    append_of_second(out, seconds, &LAST, local_time(seconds).iso8601())
+}
+
+/// A second and its text.
+type LastText<const LENGTH: usize> = Cell<(u64, [u8; LENGTH])>;
+
+/// Every line of most access logs has such a text, and it is the same for a whole
+/// second: one copy of it is cheaper than to write it anew.
+fn append_of_second<const LENGTH: usize>(
+    out: &mut Vec<u8>,
+    seconds: u64,
+    last: &'static LocalKey<LastText<LENGTH>>,
+    text: impl Display,
+) -> bool {
+    let (second, kept) = last.get();
+    if second == seconds {
+        return append(out, &kept);
+    }
+    let start = out.len();
+    append_text(out, text);
+    // In a year of five digits it is longer, and not kept.
+    if let Ok(text) = <[u8; LENGTH]>::try_from(&out[start..]) {
+        last.set((seconds, text));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(append: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<String> {
+        let mut out = b">".to_vec();
+        let is_there = append(&mut out);
+        let text = String::from_utf8(out.split_off(1)).unwrap();
+        assert!(is_there || text.is_empty(), "a missing value adds nothing");
+        is_there.then_some(text)
+    }
+
+    #[test]
+    fn numbers_and_times_have_nginx_s_form() {
+        assert_eq!(text(|out| append_number(out, 0)).unwrap(), "0");
+        assert_eq!(text(|out| append_number(out, u64::MAX)).unwrap(), u64::MAX.to_string());
+        assert_eq!(
+            text(|out| {
+                append_padded(out, 9, 3);
+                true
+            })
+            .unwrap(),
+            "009"
+        );
+        assert_eq!(text(|out| append_seconds(out, Duration::from_micros(12_034_999))).unwrap(), "12.034");
+        assert_eq!(text(|out| append_seconds(out, Duration::ZERO)).unwrap(), "0.000");
+        assert_eq!(text(|out| append_hex(out, &[0, 0xab, 0xff])).unwrap(), "00abff");
+    }
+
+    #[test]
+    fn ports_and_addresses() {
+        let inet = SocketAddress::Inet("192.0.2.1:8080".parse().unwrap());
+        let inet6 = SocketAddress::Inet("[2001:db8::1]:80".parse().unwrap());
+        let unix = SocketAddress::unix("/run/gale.sock");
+        assert_eq!(text(|out| append_address(out, &inet6)).unwrap(), "2001:db8::1");
+        assert_eq!(text(|out| append_address(out, &unix)).unwrap(), "unix:/run/gale.sock");
+        assert_eq!(text(|out| append_port(out, port(&inet))).unwrap(), "8080");
+        assert_eq!(text(|out| append_port(out, port(&unix))).unwrap(), "");
+        let mut out = Vec::new();
+        assert!(append_binary_address(&mut out, &inet));
+        assert_eq!(out, [192, 0, 2, 1]);
+    }
+
+    #[test]
+    fn the_time_is_kept_for_its_second_only() {
+        for seconds in [1_000_000_000, 1_000_000_000, 1_000_000_001] {
+            let time = local_time(seconds);
+            let local = text(|out| append_time_local(out, seconds)).unwrap();
+            let iso8601 = text(|out| append_time_iso8601(out, seconds)).unwrap();
+            assert_eq!(local, time.common_log().to_string());
+            assert_eq!(iso8601, time.iso8601().to_string());
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! limit_conn: how many requests, or sessions, a key may have under way at once.
+//!   limit_conn_zone KEY zone=NAME:SIZE;                          http, stream
+//!   limit_conn ZONE NUMBER;
+//!   limit_conn_log_level LEVEL;  limit_conn_dry_run on | off;
+//!   $limit_conn_status
+//! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
+//!
+//! A subject counts from when it is judged until it is over, however it ends, and is judged once. A zone that is full
+//! rejects: every key in it is in use.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use bstr::{BStr, BString};
+use gale_base::log_level::Level;
+use gale_base::units;
+use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
+use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
+use gale_engine::module::Directive;
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::template::Template;
+use gale_engine::zone::{Full, Ticket, Zone};
+
+use super::limits::{invalid_parameter, needs_zone};
+
+/// `limit_conn_zone`, for blocks that stand in `place`.
+pub const fn zone_directive<S: Subject>(place: Place) -> Directive {
+    Directive {
+        name: ZONE,
+        place,
+        takes: Takes::Exactly(2),
+        body: Body::None,
+        default: "",
+        about: "A zone that counts what is under way by a key.",
+        store: &Custom(add_zone::<S>),
+    }
+}
+
+/// What a scope says.
+pub struct Limits<S: 'static> {
+    limits: Setting<Vec<Limit<S>>>,
+    /// `limit_conn_log_level`
+    pub log_level: Setting<Level>,
+    /// `limit_conn_dry_run`
+    pub dry_run: Setting<bool>,
+}
+
+const ZONE: &str = "limit_conn_zone";
+
+/// The longest key that counts.
+const KEY_LENGTH_MAX: usize = 255;
+
+/// The largest limit.
+const NUMBER_MAX: u64 = 65_535;
+
+/// `limit_conn`
+struct Limit<S: 'static> {
+    zone: ZoneRef<Counted<S>>,
+    number: u32,
+}
+
+/// `limit_conn_zone`
+struct Counted<S> {
+    name: BString,
+    key: Template<S>,
+    /// As it is written, for messages.
+    key_text: BString,
+    /// How many subjects each key has under way: one at least.
+    counts: Arc<Zone<u32>>,
+}
+
+impl<S> Default for Limits<S> {
+    fn default() -> Limits<S> {
+        Limits { limits: Setting::new(), log_level: Setting::new(), dry_run: Setting::new() }
+    }
+}
+
+impl<S> Clone for Limit<S> {
+    fn clone(&self) -> Limit<S> {
+        Limit { zone: self.zone.clone(), number: self.number }
+    }
+}
+
+/// What became of a subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Rejected,
+    RejectedDryRun,
+}
+
+impl Verdict {
+    fn name(self) -> &'static [u8] {
+        match self {
+            Verdict::Passed => b"PASSED",
+            Verdict::Rejected => b"REJECTED",
+            Verdict::RejectedDryRun => b"REJECTED_DRY_RUN",
+        }
+    }
+}
+
+/// A place in a zone, given back when it is dropped.
+struct Held {
+    counts: Arc<Zone<u32>>,
+    ticket: Ticket,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.counts.with_entry(&self.ticket, |table, id| match table.value_mut(id) {
+            1 => table.remove(id),
+            count => *count -= 1,
+        });
+    }
+}
+
+/// What became of it: it is judged once, be it in a part of it.
+#[derive(Default)]
+struct Judged(Cell<Option<Verdict>>);
+
+/// `$limit_conn_status`
+pub fn append_status<S: Subject>(subject: &S, _: &[u8], out: &mut Vec<u8>) -> bool {
+    let Some(verdict) = subject.shared_note::<Judged>().0.get() else { return false };
+    out.extend_from_slice(verdict.name());
+    true
+}
+
+impl<S: Subject> Limits<S> {
+    /// Whether nothing is limited.
+    pub fn is_empty(&self) -> bool {
+        self.limits.get().is_empty()
+    }
+
+    /// Whether the subject may go on. It holds its places until it is over.
+    pub fn admit(&self, subject: &mut S) -> bool {
+        let judged = subject.shared_note::<Judged>();
+        if judged.0.get().is_some() {
+            return true;
+        }
+        let verdict = match self.take_places(subject) {
+            Some(places) if places.is_empty() => return true,
+            Some(places) => {
+                subject.hold(places);
+                Verdict::Passed
+            }
+            None if *self.dry_run.get() => Verdict::RejectedDryRun,
+            None => Verdict::Rejected,
+        };
+        judged.0.set(Some(verdict));
+        verdict != Verdict::Rejected
+    }
+
+    /// A place in every zone that has a key for the subject; none when one of them has no more.
+    fn take_places(&self, subject: &S) -> Option<Vec<Held>> {
+        let mut places = Vec::new();
+        for limit in self.limits.get() {
+            let zone = &*limit.zone;
+            let key = zone.key.evaluate(subject);
+            if key.is_empty() {
+                continue;
+            }
+            if key.len() > KEY_LENGTH_MAX {
+                let (text, key) = (&zone.key_text, BStr::new(&key));
+                let message = format_args!("the value of the \"{text}\" key is more than 255 bytes: \"{key}\"");
+                subject.log(Level::Error, message);
+                continue;
+            }
+            match zone.take(&key, limit.number) {
+                Take::Held(held) => places.push(held),
+                Take::Exceeds => {
+                    let dry_run = if *self.dry_run.get() { ", dry run," } else { "" };
+                    let message = format_args!("limiting connections{dry_run} by zone \"{}\"", zone.name);
+                    subject.log(*self.log_level.get(), message);
+                    return None;
+                }
+                Take::NoRoom => {
+                    let name = &zone.name;
+                    let message = format!("ngx_slab_alloc() failed: no memory in limit_conn_zone \"{name}\"");
+                    subject.error_log().write(Level::Crit, None, &message);
+                    return None;
+                }
+            }
+        }
+        Some(places)
+    }
+
+    /// `limit_conn ZONE NUMBER`
+    ///
+    /// # Errors
+    /// In nginx's words.
+    pub fn add(&mut self, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+        let (name, number) = (&statement.args[0], &statement.args[1]);
+        let zone = builder.zone::<Counted<S>>(ZONE, &name.text, name.span)?;
+        let mut limits = self.limits.take().unwrap_or_default();
+        if limits.iter().any(|limit| limit.zone.is(&zone)) {
+            return Err(statement.directive_error("is duplicate"));
+        }
+        let number = match units::parse_number(&number.text) {
+            None | Some(0) => {
+                let message = format!("invalid number of connections \"{}\"", number.text);
+                return Err(Diagnostic::emerg(message).at(number.span));
+            }
+            Some(number @ 1..=NUMBER_MAX) => number as u32,
+            Some(_) => return Err(Diagnostic::emerg("connection limit must be less 65536").at(number.span)),
+        };
+        limits.push(Limit { zone, number });
+        self.limits.set(limits, Some(statement.span));
+        Ok(())
+    }
+
+    /// A level with limits of its own has none from outside.
+    pub fn inherit(&mut self, parent: Option<&Limits<S>>) {
+        if let Some(parent) = parent {
+            self.limits.inherit(&parent.limits);
+        }
+        if !self.limits.is_set() {
+            self.limits.set(Vec::new(), None);
+        }
+    }
+}
+
+enum Take {
+    Held(Held),
+    Exceeds,
+    NoRoom,
+}
+
+impl<S> Counted<S> {
+    fn take(&self, key: &[u8], number: u32) -> Take {
+        let key = self.counts.key(key);
+        self.counts.with(&key, |table| {
+            let id = match table.find(&key) {
+                Some(id) if *table.value(id) >= number => return Take::Exceeds,
+                Some(id) => {
+                    *table.value_mut(id) += 1;
+                    id
+                }
+                None => match table.insert(&key, 1) {
+                    Ok(id) => id,
+                    Err(Full) => return Take::NoRoom,
+                },
+            };
+            Take::Held(Held { counts: Arc::clone(&self.counts), ticket: self.counts.ticket(&key, table, id) })
+        })
+    }
+}
+
+fn add_zone<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let (key_word, parameters) = statement.args.split_first().expect("two arguments");
+    let key = builder.variables::<S>().template(key_word)?;
+    let mut size = None;
+    for word in parameters {
+        let text = word.text.strip_prefix(b"zone=").ok_or_else(|| invalid_parameter(word))?;
+        size = Some(ZoneSize::parse(word, text)?);
+    }
+    let size = size.filter(|size| !size.name.is_empty()).ok_or_else(|| needs_zone(statement))?;
+    let zone = builder.declare_zone::<Counted<S>>(ZONE, &size, statement.span)?;
+    if let Some(earlier) = zone.declared() {
+        let message = format!("{ZONE} \"{}\" is already bound to key \"{}\"", size.name, earlier.key_text);
+        return Err(statement.error(message));
+    }
+    let counts = size.state(builder, ZONE, ZONE, key_word, statement.span)?;
+    zone.declare(Counted { name: size.name, key, key_text: key_word.text.clone(), counts });
+    Ok(())
+}
