@@ -1,22 +1,18 @@
 //! The head of a response, before a codec writes it.
 //!
-//! Fields that filters reason about have a place of their own; the rest is a
-//! list. Texts are small and kept in place: a usual response allocates nothing.
+//! What filters reason about most has a place of its own; the rest is a list, whose names are sent as they were spelled.
+//! Texts are kept in place or shared: a usual response allocates nothing.
+
+mod field;
 
 use gale_base::http_date;
+use gale_protocol::response::ResponseField;
 use smallvec::SmallVec;
+
+pub use field::{Field, FieldList, FieldName, FieldText};
 
 /// A short text, kept without allocating.
 pub type ShortText = SmallVec<[u8; 48]>;
-
-/// A field of the head.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// The name as it will be sent.
-    pub name: ShortText,
-    /// The value.
-    pub value: ShortText,
-}
 
 /// The head of the response that is being made.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +33,7 @@ pub struct ResponseHead {
     /// Whether parts may be asked for, and `Accept-Ranges` says so.
     pub allows_ranges: bool,
     /// Every other field, in order.
-    pub fields: Vec<Field>,
+    pub fields: FieldList,
     /// Whether filters have fields to send behind the body (see `Filter::add_trailers`), which needs chunks.
     pub has_trailers: bool,
 }
@@ -82,7 +78,7 @@ impl ResponseHead {
         self.content_type.clear();
         self.content_length = None;
         self.allows_ranges = false;
-        self.remove(b"Content-Encoding");
+        self.remove(ResponseField::ContentEncoding);
     }
 
     /// Takes away what a filter that changes the body makes untrue: the length, that parts can be had, and a strong
@@ -98,26 +94,41 @@ impl ResponseHead {
     }
 
     /// Adds a field; one of the same name stays.
-    pub fn add(&mut self, name: &[u8], value: &[u8]) {
-        // Copied at once; `into` would clone byte by byte.
-        self.fields.push(Field { name: ShortText::from_slice(name), value: ShortText::from_slice(value) });
+    pub fn add(&mut self, name: impl Into<FieldName>, value: impl Into<FieldText>) {
+        self.fields.push(Field { name: name.into(), value: value.into() });
     }
 
     /// Sets a field, taking away others of the same name.
-    pub fn set(&mut self, name: &[u8], value: &[u8]) {
-        self.remove(name);
+    pub fn set(&mut self, name: impl Into<FieldName>, value: impl Into<FieldText>) {
+        let name = name.into();
+        self.fields.remove_same(&name);
         self.add(name, value);
     }
 
-    /// Takes away every field of this name.
-    pub fn remove(&mut self, name: &[u8]) {
-        self.fields.retain(|field| !field.name.eq_ignore_ascii_case(name));
+    /// Takes away every field of this kind.
+    pub fn remove(&mut self, known: ResponseField) {
+        self.fields.remove(known);
     }
 
-    /// The first field of the list with this name, case aside.
-    pub fn field(&self, name: &[u8]) -> Option<&[u8]> {
-        let found = self.fields.iter().find(|field| field.name.eq_ignore_ascii_case(name));
-        found.map(|field| &*field.value)
+    /// Whether the list has a field of this kind.
+    #[inline]
+    pub fn has(&self, known: ResponseField) -> bool {
+        self.fields.has(known)
+    }
+
+    /// The value of the first field of the list that is of this kind.
+    pub fn field(&self, known: ResponseField) -> Option<&[u8]> {
+        if self.has(known) { self.values(known).next() } else { None }
+    }
+
+    /// The values of all fields of the list that are of this kind, in their order.
+    pub fn values(&self, known: ResponseField) -> impl Iterator<Item = &[u8]> {
+        self.fields.iter().filter(move |field| field.name.known() == Some(known)).map(|field| &*field.value)
+    }
+
+    /// The first field of the list with this name, case aside: for names that a configuration gives.
+    pub fn field_by_name(&self, name: &FieldName) -> Option<&[u8]> {
+        self.fields.iter().find(|field| field.name.is_same(name)).map(|field| &*field.value)
     }
 
     /// Sets `ETag` from a file's time and length, as nginx makes it:
@@ -157,6 +168,8 @@ fn push_hex(text: &mut ShortText, number: u64) {
 
 #[cfg(test)]
 mod tests {
+    use gale_runtime::Bytes;
+
     use super::*;
 
     #[test]
@@ -164,10 +177,30 @@ mod tests {
         let mut head = ResponseHead::default();
         head.add(b"X-One", b"1");
         head.add(b"x-one", b"2");
-        assert_eq!(head.field(b"X-ONE"), Some(&b"1"[..]));
+        assert_eq!(head.field_by_name(&b"X-ONE".into()), Some(&b"1"[..]));
         head.set(b"x-One", b"3");
         assert_eq!(head.fields.len(), 1);
-        assert_eq!(head.field(b"x-one"), Some(&b"3"[..]));
+        assert_eq!(head.field_by_name(&b"x-one".into()), Some(&b"3"[..]));
+    }
+
+    #[test]
+    fn known_fields_keep_their_order_and_spelling_and_are_found_by_number() {
+        use ResponseField::{CacheControl, SetCookie, Vary};
+        let head_of_upstream = Bytes::from_static(b"set-cookie: a=1");
+        let mut head = ResponseHead::default();
+        head.add(head_of_upstream.slice(..10), head_of_upstream.slice(12..));
+        head.add(CacheControl, b"no-cache");
+        head.add(b"SET-COOKIE", b"b=2");
+        assert_eq!(head.values(SetCookie).collect::<Vec<_>>(), [b"a=1", b"b=2"]);
+        assert_eq!((head.field(SetCookie), head.has(Vary), head.field(Vary)), (Some(&b"a=1"[..]), false, None));
+        let names: Vec<&[u8]> = head.fields.iter().map(|field| &*field.name).collect();
+        assert_eq!(names, [&b"set-cookie"[..], b"Cache-Control", b"SET-COOKIE"]);
+        head.remove(SetCookie);
+        assert_eq!((head.has(SetCookie), head.has(CacheControl), head.fields.len()), (false, true, 1));
+        head.set(b"cache-control", b"private");
+        assert_eq!(head.values(CacheControl).collect::<Vec<_>>(), [b"private"]);
+        head.clear();
+        assert!(!head.has(CacheControl));
     }
 
     #[test]
@@ -177,11 +210,11 @@ mod tests {
         head.etag = b"\"tag\"".as_slice().into();
         head.allows_ranges = true;
         head.add(b"content-encoding", b"gzip");
-        head.add(b"Vary", b"Accept-Encoding");
+        head.add(ResponseField::Vary, b"Accept-Encoding");
         head.describe_nothing();
         assert_eq!((head.content_length, head.allows_ranges, head.content_type.is_empty()), (None, false, true));
         assert_eq!((&*head.etag, head.last_modified), (&b"\"tag\""[..], Some(7)));
-        assert_eq!((head.fields.len(), head.field(b"vary")), (1, Some(&b"Accept-Encoding"[..])));
+        assert_eq!((head.fields.len(), head.field(ResponseField::Vary)), (1, Some(&b"Accept-Encoding"[..])));
     }
 
     #[test]

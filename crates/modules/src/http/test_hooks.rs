@@ -47,6 +47,7 @@ use gale_http::request::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::request::request_body::{StoredBody, log_error, read_body};
 use gale_http::request::tunnel::Tunnel;
 use gale_http::variables::template::Template;
+use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
 /// See the file's head.
@@ -421,7 +422,7 @@ impl BodyStream for Echo {
 
 fn tunnel(request: &mut Request) -> Flow {
     request.response.status = 101;
-    request.response.add(b"Upgrade", b"echo");
+    request.response.add(ResponseField::Upgrade, b"echo");
     Flow::Upgrade(Box::<EchoTunnel>::default())
 }
 

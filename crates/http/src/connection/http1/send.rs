@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use gale_protocol::http1::response;
 use gale_protocol::request::Version;
+use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Output, Timer, poll_copy};
 
 use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
@@ -330,10 +331,10 @@ impl Sender {
     /// The fields in nginx's order.
     fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, worker: &HttpWorker, out: &mut Vec<u8>) {
         response::write_status_line(out, head.status);
-        if head.field(b"server").is_none() {
+        if !head.has(ResponseField::Server) {
             out.extend_from_slice(options.server_line);
         }
-        if head.field(b"date").is_none() {
+        if !head.has(ResponseField::Date) {
             worker.append_date_line(out);
         }
         if !head.content_type.is_empty() {
@@ -368,7 +369,7 @@ impl Sender {
         if head.allows_ranges {
             out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
         }
-        for field in &head.fields {
+        for field in head.fields.iter() {
             response::write_header(out, &field.name, &field.value);
         }
         out.extend_from_slice(b"\r\n");
