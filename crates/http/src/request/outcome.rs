@@ -150,7 +150,7 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
         return Filtering::TooCostlyBefore;
     }
     if let Some(status) = request.status_override.take() {
-        request.response.status = status;
+        request.response.replace_status(status);
     }
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);

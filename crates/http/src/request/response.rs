@@ -7,6 +7,7 @@ mod field;
 
 use gale_base::http_date;
 use gale_protocol::response::ResponseField;
+use gale_runtime::Bytes;
 use smallvec::SmallVec;
 
 pub use field::{Field, FieldList, FieldName, FieldText};
@@ -36,6 +37,17 @@ pub struct ResponseHead {
     pub fields: FieldList,
     /// Whether filters have fields to send behind the body (see `Filter::add_trailers`), which needs chunks.
     pub has_trailers: bool,
+    /// A reason phrase of its own, see [`ResponseHead::reason`].
+    pub reason: Option<Reason>,
+}
+
+/// The words of another server about the status that it gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// The status that they belong to: once it is replaced they are not sent.
+    pub status: u16,
+    /// The phrase, which may be empty.
+    pub phrase: Bytes,
 }
 
 impl ResponseHead {
@@ -51,6 +63,7 @@ impl ResponseHead {
             allows_ranges,
             fields,
             has_trailers,
+            reason,
         } = self;
         *status = 0;
         content_type.clear();
@@ -61,10 +74,12 @@ impl ResponseHead {
         *allows_ranges = false;
         fields.clear();
         *has_trailers = false;
+        *reason = None;
     }
 
-    /// Takes away what describes a file, because the body will be another one.
+    /// Takes away what describes a file or somebody else's answer, because the body will be another one.
     pub fn clear_entity(&mut self) {
+        self.reason = None;
         self.content_type.clear();
         self.content_length = None;
         self.last_modified = None;
@@ -91,6 +106,18 @@ impl ResponseHead {
         } else if !self.etag.starts_with(b"W/") {
             self.etag.clear();
         }
+    }
+
+    /// The status in place of the one that the response had, which has lost its reason phrase.
+    pub fn replace_status(&mut self, status: u16) {
+        self.status = status;
+        self.reason = None;
+    }
+
+    /// The reason phrase that the status line is written with, if it is not the usual one. Only HTTP/1 has them.
+    pub fn reason(&self) -> Option<&[u8]> {
+        let reason = self.reason.as_ref().filter(|reason| reason.status == self.status);
+        reason.map(|reason| &*reason.phrase)
     }
 
     /// Adds a field; one of the same name stays.
@@ -168,8 +195,6 @@ fn push_hex(text: &mut ShortText, number: u64) {
 
 #[cfg(test)]
 mod tests {
-    use gale_runtime::Bytes;
-
     use super::*;
 
     #[test]
@@ -201,6 +226,27 @@ mod tests {
         assert_eq!(head.values(CacheControl).collect::<Vec<_>>(), [b"private"]);
         head.clear();
         assert!(!head.has(CacheControl));
+    }
+
+    #[test]
+    fn a_reason_phrase_goes_with_the_status_that_it_came_with() {
+        let reason = || Some(Reason { status: 404, phrase: Bytes::from_static(b"Gone Fishing") });
+        let head = || ResponseHead { status: 404, reason: reason(), ..ResponseHead::default() };
+        assert_eq!(head().reason(), Some(&b"Gone Fishing"[..]));
+        let take_it_away: [fn(&mut ResponseHead); 4] = [
+            |head| head.status = 304,
+            |head| head.replace_status(404),
+            ResponseHead::clear_entity,
+            |head| {
+                head.clear();
+                head.status = 404;
+            },
+        ];
+        for take_away in take_it_away {
+            let mut head = head();
+            take_away(&mut head);
+            assert_eq!(head.reason(), None);
+        }
     }
 
     #[test]

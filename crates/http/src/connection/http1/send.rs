@@ -330,7 +330,10 @@ impl Sender {
 
     /// The fields in nginx's order.
     fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, worker: &HttpWorker, out: &mut Vec<u8>) {
-        response::write_status_line(out, head.status);
+        match head.reason() {
+            None => response::write_status_line(out, head.status),
+            Some(phrase) => response::write_status_line_with(out, head.status, phrase),
+        }
         if !head.has(ResponseField::Server) {
             out.extend_from_slice(options.server_line);
         }
