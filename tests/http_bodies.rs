@@ -17,6 +17,7 @@ with_each_driver!(
     bodies_that_nobody_reads_are_passed_over,
     an_unread_body_that_does_not_come_closes_the_connection,
     a_body_is_sent_back_while_it_is_still_coming,
+    trailers_of_a_request_reach_the_handler,
     much_passes_both_ways_at_once,
     an_answer_breaks_off_when_the_body_does,
     early_hints_come_before_the_answer,
@@ -250,6 +251,31 @@ fn a_body_is_sent_back_while_it_is_still_coming(driver: Driver) {
     let response = client.ask("POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello");
     assert_eq!((response.text(), response.header("Connection")), ("hello", Some("close")));
     client.assert_closed();
+    server.stop();
+}
+
+fn trailers_of_a_request_reach_the_handler(driver: Driver) {
+    let locations = "location / { test_echo; } location /slow { limit_rate 1m; test_echo; }
+        location /more { add_trailer X-Own own; test_echo; } location /stored { test_store_body; }";
+    let server = Server::start(driver, locations);
+    let mut client = server.connect();
+    let trailers = "x-SUM: 1\r\nContent-Length: 7\r\nX-Sum:\t2 3 \r\n";
+    let request = |path| post(path, "Transfer-Encoding: chunked\r\n") + "5\r\nhello\r\n0\r\n" + trailers + "\r\n";
+    let sent =
+        [("x-SUM", "1"), ("Content-Length", "7"), ("X-Sum", "2 3")].map(|(name, value)| (name.into(), value.into()));
+    for path in ["/", "/slow", "/more"] {
+        client.send(request(path));
+        let head = client.head();
+        // They are not merged into the head.
+        assert_eq!((head.status, head.header("Content-Length"), head.header("X-Sum")), (200, None, None), "{path}");
+        assert_eq!((client.chunk().as_deref(), client.chunk()), (Some(&b"hello"[..]), None), "{path}");
+        let mut expected: Vec<(String, String)> = sent.to_vec();
+        expected.extend((path == "/more").then(|| ("X-Own".to_owned(), "own".to_owned())));
+        assert_eq!(client.take_fields(), expected, "{path}");
+    }
+    // Whoever has no use for them gets the body, and the next request is found behind them.
+    assert!(client.ask(request("/stored")).text().starts_with("5 memory "));
+    assert_eq!(client.ask(counted("/", b"again")).text(), "again");
     server.stop();
 }
 

@@ -23,6 +23,8 @@ with_each_driver!(
     the_picture_is_a_gif_of_one_pixel,
     the_numbers_are_those_of_all_workers,
     connections_that_read_write_and_wait_are_told_apart,
+    fields_of_a_response_keep_their_order_and_spelling,
+    a_reason_phrase_survives_until_the_status_is_replaced,
 );
 
 /// A directory with a file, a link to it, a directory, a link that leads nowhere, and names that need escaping.
@@ -240,5 +242,65 @@ fn connections_that_read_write_and_wait_are_told_apart(driver: Driver) {
     while numbers(&client.get("/status"))[4] != 1 {}
     drop(reading);
     while numbers(&client.get("/status"))[4] != 0 {}
+    server.stop();
+}
+
+fn fields_of_a_response_keep_their_order_and_spelling(driver: Driver) {
+    let long = "x".repeat(300);
+    let locations = format!(
+        "location / {{ add_header set-COOKIE own; gzip on; gzip_min_length 0; gzip_types *; add_header X-Long {long};
+         test_head 200 OK set-cookie:a=1 x-LOWER:1 SET-COOKIE:b=2 vary:Accept-Encoding X-Long:{long}
+         server:somebody Date:yesterday content-encoding:br Set-Cookie:a=1; }}"
+    );
+    let server = Server::start(driver, &locations);
+    let response = server.connect().ask("GET / HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
+    assert_eq!((response.status, response.text()), (200, "hello"));
+    let fields: Vec<(&str, &str)> =
+        response.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    assert_eq!(
+        fields,
+        [
+            ("Content-Length", "5"),
+            ("Connection", "keep-alive"),
+            ("set-cookie", "a=1"),
+            ("x-LOWER", "1"),
+            ("SET-COOKIE", "b=2"),
+            ("vary", "Accept-Encoding"),
+            ("X-Long", &long),
+            ("server", "somebody"),
+            ("Date", "yesterday"),
+            ("content-encoding", "br"),
+            ("Set-Cookie", "a=1"),
+            ("set-COOKIE", "own"),
+            ("X-Long", &long),
+        ]
+    );
+    server.stop();
+}
+
+fn a_reason_phrase_survives_until_the_status_is_replaced(driver: Driver) {
+    let locations = "location / { test_head 404 'Gone Fishing' X-A:1; }
+        location /empty { test_head 200 ''; } location /unknown { test_head 299 'Quite Fine'; }
+        location /ends { test_head 200 'one\\r\\nX-B: 2'; }
+        location /replaced { error_page 404 =202 /200; return 404; } location /200 { test_head 200 Fine; }
+        location /page { error_page 404 /404; return 404; } location /404 { test_head 404 Own; }";
+    let server = Server::start(driver, locations);
+    let mut client = server.connect();
+    let cases = [
+        ("/", 404, "Gone Fishing"),
+        ("/empty", 200, ""),
+        ("/unknown", 299, "Quite Fine"),
+        // It cannot end its line.
+        ("/ends", 200, "one  X-B: 2"),
+        // A page of our own takes its place.
+        ("/?intercept", 404, "Not Found"),
+        ("/replaced", 202, "Accepted"),
+        ("/page", 404, "Not Found"),
+    ];
+    for (target, status, reason) in cases {
+        let response = client.get(target);
+        assert_eq!((response.status, &*response.reason), (status, reason), "{target}");
+        assert_eq!(response.header("X-B"), None);
+    }
     server.stop();
 }

@@ -2,24 +2,30 @@
 #![no_main]
 
 use gale_protocol::Offence;
-use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, response};
+use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, Trailers, response};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let limits = ChunkLimits { extensions_max: 64, trailers_max: 64 };
     let whole = decode(&mut std::iter::once(data), limits);
     assert_eq!(whole, decode(&mut data.chunks(1), limits));
-    let Ok((body, _)) = whole else { return };
+    let Ok((body, _, trailers)) = whole else { return };
+    for (name, value) in &trailers.fields {
+        assert!(!name.is_empty() && value.of(&trailers.text).trim_ascii() == value.of(&trailers.text));
+    }
     let mut written = Vec::new();
     for piece in body.chunks(7) {
         response::write_chunk(&mut written, piece);
     }
     written.extend_from_slice(response::LAST_CHUNK);
-    assert_eq!(decode(&mut written.chunks(3), limits), Ok((body, Some(written.len()))));
+    assert_eq!(decode(&mut written.chunks(3), limits), Ok((body, Some(written.len()), Trailers::default())));
 });
 
-/// The data, and how many bytes the body took if it ended.
-fn decode(pieces: &mut dyn Iterator<Item = &[u8]>, limits: ChunkLimits) -> Result<(Vec<u8>, Option<usize>), Offence> {
+/// The data, how many bytes the body took if it ended, and its trailers.
+fn decode(
+    pieces: &mut dyn Iterator<Item = &[u8]>,
+    limits: ChunkLimits,
+) -> Result<(Vec<u8>, Option<usize>, Trailers), Offence> {
     let mut decoder = ChunkedDecoder::new(limits);
     let (mut body, mut total) = (Vec::new(), 0);
     for piece in pieces {
@@ -31,11 +37,11 @@ fn decode(pieces: &mut dyn Iterator<Item = &[u8]>, limits: ChunkLimits) -> Resul
             }
             total += decoded.consumed;
             if decoded.finished {
-                return Ok((body, Some(total)));
+                return Ok((body, Some(total), decoder.take_trailers()));
             }
             assert!(decoded.consumed > 0);
             rest = &rest[decoded.consumed..];
         }
     }
-    Ok((body, None))
+    Ok((body, None, Trailers::default()))
 }

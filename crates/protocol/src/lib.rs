@@ -8,10 +8,12 @@
 pub mod byte_ranges;
 pub mod host;
 pub mod http1;
+mod known_field;
 mod offence;
 pub mod proxy_protocol;
 mod range;
 pub mod request;
+pub mod response;
 pub mod ssi;
 pub mod uri;
 

@@ -1,7 +1,7 @@
 //! The chunked coding by behaviour: right and wrong framing, bounds, and any splitting.
 
-use gale_protocol::Offence;
-use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, response};
+use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, Trailers, response};
+use gale_protocol::{Offence, Range32};
 use proptest::prelude::*;
 
 /// Decodes pieces in turn: the data, and how many bytes were consumed; `None` if the body did not end.
@@ -54,6 +54,39 @@ fn right_bodies() {
         assert_eq!(result, Ok((data.as_bytes().to_vec(), Some(input.len()))), "{input:?}");
         let with_more = format!("{input}GET /");
         assert_eq!(whole(with_more.as_bytes()), Ok((data.as_bytes().to_vec(), Some(input.len()))));
+    }
+}
+
+/// The trailer fields of a body that is right, as text.
+fn trailers(pieces: &mut dyn Iterator<Item = &[u8]>) -> Vec<(String, String)> {
+    let mut decoder = ChunkedDecoder::default();
+    for mut piece in pieces {
+        while !piece.is_empty() {
+            piece = &piece[decoder.decode(piece).unwrap().consumed..];
+        }
+    }
+    let Trailers { text, fields } = decoder.take_trailers();
+    assert_eq!(decoder.take_trailers(), Trailers::default());
+    let of = |range: Range32| String::from_utf8(range.of(&text).to_vec()).unwrap();
+    fields.into_iter().map(|(name, value)| (of(name), of(value))).collect()
+}
+
+#[test]
+fn trailer_fields_are_kept_in_their_order_and_spelling() {
+    let cases: &[(&str, &[(&str, &str)])] = &[
+        ("", &[]),
+        ("A:\r\n", &[("A", "")]),
+        ("A: \t \r\n", &[("A", "")]),
+        (
+            "x-SUM:1\r\nContent-Length: \t5 6\t\r\nEmpty:\r\nX-Sum: a:b\r\n",
+            &[("x-SUM", "1"), ("Content-Length", "5 6"), ("Empty", ""), ("X-Sum", "a:b")],
+        ),
+    ];
+    for (section, expected) in cases {
+        let body = format!("1\r\nx\r\n0\r\n{section}\r\n").into_bytes();
+        let expected: Vec<_> = expected.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        assert_eq!(trailers(&mut std::iter::once(&*body)), expected, "{section:?}");
+        assert_eq!(trailers(&mut body.chunks(1)), expected, "{section:?}");
     }
 }
 

@@ -71,7 +71,8 @@ pub enum BodyItem {
     File(FilePiece),
     /// What has come so far shall not wait for more.
     Flush,
-    /// The end, with these fields after it where the protocol can carry them.
+    /// The end, with these fields after it where the protocol can carry them. Those of a request are what the client sent:
+    /// they may be passed on as trailers, and are never merged into a head (RFC 9110 §6.5.1).
     Trailers(Vec<(Bytes, Bytes)>),
     /// The output of a subrequest comes here: the filter `postpone` puts it into its place.
     Subrequest(Box<Subrequest>),

@@ -1,6 +1,7 @@
 //! What a decision leads to: an answer, another way through the phases, or the end of the connection. Only here do
 //! decisions have effects.
 
+use gale_protocol::response::ResponseField;
 use std::rc::Rc;
 
 use gale_base::log_level::Level;
@@ -39,8 +40,8 @@ fn refuse(request: &mut Request, status: u16) -> Option<Step> {
 fn allow(request: &mut Request) {
     if *request.scope().core.satisfy.get() == Satisfy::Any {
         request.refusal = None;
-        request.response.remove(b"WWW-Authenticate");
-        request.response.remove(b"Proxy-Authenticate");
+        request.response.remove(ResponseField::WwwAuthenticate);
+        request.response.remove(ResponseField::ProxyAuthenticate);
         request.next_handler = usize::MAX;
     }
 }
@@ -149,7 +150,7 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
         return Filtering::TooCostlyBefore;
     }
     if let Some(status) = request.status_override.take() {
-        request.response.status = status;
+        request.response.replace_status(status);
     }
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
@@ -276,7 +277,7 @@ mod tests {
             let scope = Scope { filters, confs: [None].into(), ..scope };
             let mut request = mock::request_in(&MockExchange::new(), scope);
             let step = advance(&mut request);
-            let seen = request.response.field(b"X-Seen").map(<[u8]>::to_vec);
+            let seen = request.response.field_by_name(&b"X-Seen".into()).map(<[u8]>::to_vec);
             (step, request.response.status, seen)
         })
     }

@@ -1,24 +1,21 @@
 //! The head of a response, before a codec writes it.
 //!
-//! Fields that filters reason about have a place of their own; the rest is a
-//! list. Texts are small and kept in place: a usual response allocates nothing.
+//! What filters reason about most has a place of its own; the rest is a list, whose names are sent as they were spelled.
+//! Texts are kept in place or shared: a usual response allocates nothing.
+
+mod field;
 
 use std::cell::Cell;
 
 use gale_base::http_date;
+use gale_protocol::response::ResponseField;
+use gale_runtime::Bytes;
 use smallvec::SmallVec;
+
+pub use field::{Field, FieldList, FieldName, FieldText};
 
 /// A short text, kept without allocating.
 pub type ShortText = SmallVec<[u8; 48]>;
-
-/// A field of the head.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// The name as it will be sent.
-    pub name: ShortText,
-    /// The value.
-    pub value: ShortText,
-}
 
 /// The head of the response that is being made.
 #[derive(Clone, Debug, Default)]
@@ -39,9 +36,20 @@ pub struct ResponseHead {
     /// Whether parts may be asked for, and `Accept-Ranges` says so.
     pub allows_ranges: bool,
     /// Every other field, in order.
-    pub fields: Vec<Field>,
+    pub fields: FieldList,
     /// Whether filters have fields to send behind the body (see `Filter::add_trailers`), which needs chunks.
     pub has_trailers: bool,
+    /// A reason phrase of its own, see [`ResponseHead::reason`].
+    pub reason: Option<Reason>,
+}
+
+/// The words of another server about the status that it gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// The status that they belong to: once it is replaced they are not sent.
+    pub status: u16,
+    /// The phrase, which may be empty.
+    pub phrase: Bytes,
 }
 
 impl ResponseHead {
@@ -57,6 +65,7 @@ impl ResponseHead {
             allows_ranges,
             fields,
             has_trailers,
+            reason,
         } = self;
         *status = 0;
         content_type.clear();
@@ -67,10 +76,12 @@ impl ResponseHead {
         *allows_ranges = false;
         fields.clear();
         *has_trailers = false;
+        *reason = None;
     }
 
-    /// Takes away what describes a file, because the body will be another one.
+    /// Takes away what describes a file or somebody else's answer, because the body will be another one.
     pub fn clear_entity(&mut self) {
+        self.reason = None;
         self.content_type.clear();
         self.content_length = None;
         self.last_modified = None;
@@ -84,7 +95,7 @@ impl ResponseHead {
         self.content_type.clear();
         self.content_length = None;
         self.allows_ranges = false;
-        self.remove(b"Content-Encoding");
+        self.remove(ResponseField::ContentEncoding);
     }
 
     /// Takes away what a filter that changes the body makes untrue: the length, that parts can be had, and a strong
@@ -99,27 +110,54 @@ impl ResponseHead {
         }
     }
 
+    /// The status in place of the one that the response had, which has lost its reason phrase.
+    pub fn replace_status(&mut self, status: u16) {
+        self.status = status;
+        self.reason = None;
+    }
+
+    /// The reason phrase that the status line is written with, if it is not the usual one. Only HTTP/1 has them.
+    pub fn reason(&self) -> Option<&[u8]> {
+        let reason = self.reason.as_ref().filter(|reason| reason.status == self.status);
+        reason.map(|reason| &*reason.phrase)
+    }
+
     /// Adds a field; one of the same name stays.
-    pub fn add(&mut self, name: &[u8], value: &[u8]) {
-        // Copied at once; `into` would clone byte by byte.
-        self.fields.push(Field { name: ShortText::from_slice(name), value: ShortText::from_slice(value) });
+    pub fn add(&mut self, name: impl Into<FieldName>, value: impl Into<FieldText>) {
+        self.fields.push(Field { name: name.into(), value: value.into() });
     }
 
     /// Sets a field, taking away others of the same name.
-    pub fn set(&mut self, name: &[u8], value: &[u8]) {
-        self.remove(name);
+    pub fn set(&mut self, name: impl Into<FieldName>, value: impl Into<FieldText>) {
+        let name = name.into();
+        self.fields.remove_same(&name);
         self.add(name, value);
     }
 
-    /// Takes away every field of this name.
-    pub fn remove(&mut self, name: &[u8]) {
-        self.fields.retain(|field| !field.name.eq_ignore_ascii_case(name));
+    /// Takes away every field of this kind.
+    pub fn remove(&mut self, known: ResponseField) {
+        self.fields.remove(known);
     }
 
-    /// The first field of the list with this name, case aside.
-    pub fn field(&self, name: &[u8]) -> Option<&[u8]> {
-        let found = self.fields.iter().find(|field| field.name.eq_ignore_ascii_case(name));
-        found.map(|field| &*field.value)
+    /// Whether the list has a field of this kind.
+    #[inline]
+    pub fn has(&self, known: ResponseField) -> bool {
+        self.fields.has(known)
+    }
+
+    /// The value of the first field of the list that is of this kind.
+    pub fn field(&self, known: ResponseField) -> Option<&[u8]> {
+        if self.has(known) { self.values(known).next() } else { None }
+    }
+
+    /// The values of all fields of the list that are of this kind, in their order.
+    pub fn values(&self, known: ResponseField) -> impl Iterator<Item = &[u8]> {
+        self.fields.iter().filter(move |field| field.name.known() == Some(known)).map(|field| &*field.value)
+    }
+
+    /// The first field of the list with this name, case aside: for names that a configuration gives.
+    pub fn field_by_name(&self, name: &FieldName) -> Option<&[u8]> {
+        self.fields.iter().find(|field| field.name.is_same(name)).map(|field| &*field.value)
     }
 
     /// Sets `ETag` from a file's time and length, as nginx makes it:
@@ -200,10 +238,51 @@ mod tests {
         let mut head = ResponseHead::default();
         head.add(b"X-One", b"1");
         head.add(b"x-one", b"2");
-        assert_eq!(head.field(b"X-ONE"), Some(&b"1"[..]));
+        assert_eq!(head.field_by_name(&b"X-ONE".into()), Some(&b"1"[..]));
         head.set(b"x-One", b"3");
         assert_eq!(head.fields.len(), 1);
-        assert_eq!(head.field(b"x-one"), Some(&b"3"[..]));
+        assert_eq!(head.field_by_name(&b"x-one".into()), Some(&b"3"[..]));
+    }
+
+    #[test]
+    fn known_fields_keep_their_order_and_spelling_and_are_found_by_number() {
+        use ResponseField::{CacheControl, SetCookie, Vary};
+        let head_of_upstream = Bytes::from_static(b"set-cookie: a=1");
+        let mut head = ResponseHead::default();
+        head.add(head_of_upstream.slice(..10), head_of_upstream.slice(12..));
+        head.add(CacheControl, b"no-cache");
+        head.add(b"SET-COOKIE", b"b=2");
+        assert_eq!(head.values(SetCookie).collect::<Vec<_>>(), [b"a=1", b"b=2"]);
+        assert_eq!((head.field(SetCookie), head.has(Vary), head.field(Vary)), (Some(&b"a=1"[..]), false, None));
+        let names: Vec<&[u8]> = head.fields.iter().map(|field| &*field.name).collect();
+        assert_eq!(names, [&b"set-cookie"[..], b"Cache-Control", b"SET-COOKIE"]);
+        head.remove(SetCookie);
+        assert_eq!((head.has(SetCookie), head.has(CacheControl), head.fields.len()), (false, true, 1));
+        head.set(b"cache-control", b"private");
+        assert_eq!(head.values(CacheControl).collect::<Vec<_>>(), [b"private"]);
+        head.clear();
+        assert!(!head.has(CacheControl));
+    }
+
+    #[test]
+    fn a_reason_phrase_goes_with_the_status_that_it_came_with() {
+        let reason = || Some(Reason { status: 404, phrase: Bytes::from_static(b"Gone Fishing") });
+        let head = || ResponseHead { status: 404, reason: reason(), ..ResponseHead::default() };
+        assert_eq!(head().reason(), Some(&b"Gone Fishing"[..]));
+        let take_it_away: [fn(&mut ResponseHead); 4] = [
+            |head| head.status = 304,
+            |head| head.replace_status(404),
+            ResponseHead::clear_entity,
+            |head| {
+                head.clear();
+                head.status = 404;
+            },
+        ];
+        for take_away in take_it_away {
+            let mut head = head();
+            take_away(&mut head);
+            assert_eq!(head.reason(), None);
+        }
     }
 
     #[test]
@@ -213,11 +292,11 @@ mod tests {
         head.etag = b"\"tag\"".as_slice().into();
         head.allows_ranges = true;
         head.add(b"content-encoding", b"gzip");
-        head.add(b"Vary", b"Accept-Encoding");
+        head.add(ResponseField::Vary, b"Accept-Encoding");
         head.describe_nothing();
         assert_eq!((head.content_length, head.allows_ranges, head.content_type.is_empty()), (None, false, true));
         assert_eq!((&*head.etag, head.last_modified), (&b"\"tag\""[..], Some(7)));
-        assert_eq!((head.fields.len(), head.field(b"vary")), (1, Some(&b"Accept-Encoding"[..])));
+        assert_eq!((head.fields.len(), head.field(ResponseField::Vary)), (1, Some(&b"Accept-Encoding"[..])));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! 2xx lets the request in, 401 (with its challenges) and 403 become its answer, everything else is 500. The question is
 //! a subrequest without a body; of its answer only the head counts.
 
+use gale_protocol::response::ResponseField;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
@@ -127,8 +128,10 @@ async fn decide(request: &mut Request, conf: &Conf) -> Flow {
         200..300 => Flow::Allow,
         403 => Flow::Respond(403),
         401 => {
-            let is_challenge = |field: &&Field| field.name.eq_ignore_ascii_case(b"www-authenticate");
-            request.response.fields.extend(answer.response.fields.iter().filter(is_challenge).cloned());
+            let is_challenge = |field: &&Field| field.name.known() == Some(ResponseField::WwwAuthenticate);
+            for challenge in answer.response.fields.iter().filter(is_challenge) {
+                request.response.add(challenge.name.clone(), challenge.value.clone());
+            }
             Flow::Respond(401)
         }
         status => {

@@ -33,6 +33,7 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::VariableId;
+use gale_protocol::response::ResponseField;
 use gale_runtime::Effort;
 
 /// See the file's head.
@@ -165,7 +166,7 @@ fn convert(request: &mut Request, conf: &Conf, body: &mut Body) {
     if from.eq_ignore_ascii_case(&to) {
         return show(request, &to);
     }
-    if request.response.field(b"Content-Encoding").is_some_and(|encoding| !encoding.is_empty()) {
+    if request.response.field(ResponseField::ContentEncoding).is_some_and(|encoding| !encoding.is_empty()) {
         return;
     }
     let Some(conversion) = conf.maps.iter().find_map(|map| map.conversion(&from, &to)) else {

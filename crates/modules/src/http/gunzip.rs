@@ -13,6 +13,7 @@ use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{Step, Transform, Transformed, Until};
+use gale_protocol::response::ResponseField;
 use gale_runtime::Effort;
 
 use super::gzip;
@@ -61,14 +62,14 @@ fn buffers(statement: &Statement) -> Result<usize, Diagnostic> {
 
 fn inflate(request: &mut Request, conf: &Conf, body: &mut Body) {
     let is_gzip = |value: &[u8]| value.eq_ignore_ascii_case(b"gzip");
-    if !request.response.field(b"content-encoding").is_some_and(is_gzip) {
+    if !request.response.field(ResponseField::ContentEncoding).is_some_and(is_gzip) {
         return;
     }
     gzip::note_vary(request);
     if gzip::is_accepted(request) {
         return;
     }
-    request.response.remove(b"Content-Encoding");
+    request.response.remove(ResponseField::ContentEncoding);
     request.response.will_change();
     let inflate = Inflate::default();
     *body = Body::Stream(Box::new(Transformed::new(std::mem::take(body), inflate, *conf.buffer_bytes.get())));

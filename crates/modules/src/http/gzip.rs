@@ -30,11 +30,12 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError};
 use gale_http::request::filters::Change;
-use gale_http::request::response::{Field, ResponseHead};
+use gale_http::request::response::ResponseHead;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
 use gale_http::variables::Variable;
 use gale_http::variables::regex::Regex;
 use gale_protocol::request::{KnownHeader, Version};
+use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Effort};
 use libdeflater::{CompressionLvl, Compressor};
 
@@ -216,7 +217,7 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     let head = &request.response;
     let length = head.content_length.or_else(|| body.length());
     if !matches!(head.status, 200 | 304 | 403 | 404)
-        || head.field(b"content-encoding").is_some_and(|value| !value.is_empty())
+        || head.field(ResponseField::ContentEncoding).is_some_and(|value| !value.is_empty())
         || length.is_some_and(|length| length < *conf.min_length.get())
         || !MediaTypes::contain(conf.types.get(), &head.content_type)
     {
@@ -226,7 +227,7 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     if !is_accepted_by(request, conf) {
         return;
     }
-    request.response.add(b"Content-Encoding", b"gzip");
+    request.response.add(ResponseField::ContentEncoding, b"gzip");
     request.response.will_change();
     let totals = Rc::new(Totals::default());
     request.notes.put(Rc::clone(&totals));
@@ -265,11 +266,9 @@ pub fn note_vary(request: &mut Request) {
 }
 
 fn add_vary(request: &mut Request, is_on: bool) {
-    let says_so = |field: &Field| {
-        field.name.eq_ignore_ascii_case(b"vary") && field.value.eq_ignore_ascii_case(b"accept-encoding")
-    };
-    if is_on && !request.response.fields.iter().any(says_so) {
-        request.response.add(b"Vary", b"Accept-Encoding");
+    let says_so = |value: &[u8]| value.eq_ignore_ascii_case(b"accept-encoding");
+    if is_on && !request.response.values(ResponseField::Vary).any(says_so) {
+        request.response.add(ResponseField::Vary, b"Accept-Encoding");
     }
 }
 
@@ -353,12 +352,12 @@ fn is_for_proxies(request: &Request, when: u32) -> bool {
         return true;
     }
     let head = &request.response;
-    if let Some(expires) = head.field(b"expires") {
-        let date = head.field(b"date").map_or_else(|| Some(gale_runtime::wall_seconds()), http_date::parse);
+    if let Some(expires) = head.field(ResponseField::Expires) {
+        let date = head.field(ResponseField::Date).map_or_else(|| Some(gale_runtime::wall_seconds()), http_date::parse);
         let expired = http_date::parse(expires).zip(date).is_some_and(|(expires, date)| expires < date);
         return asks(when::EXPIRED) && expired;
     }
-    if head.field(b"cache-control").is_some() {
+    if head.has(ResponseField::CacheControl) {
         let says = |flag, word: &[u8]| asks(flag) && cache_control_has(head, word);
         return says(when::NO_CACHE, b"no-cache")
             || says(when::NO_STORE, b"no-store")
@@ -368,8 +367,8 @@ fn is_for_proxies(request: &Request, when: u32) -> bool {
 }
 
 fn cache_control_has(head: &ResponseHead, word: &[u8]) -> bool {
-    let fields = head.fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"cache-control"));
-    let mut words = fields.flat_map(|field| field.value.split(|&byte| byte == b','));
+    let values = head.values(ResponseField::CacheControl);
+    let mut words = values.flat_map(|value| value.split(|&byte| byte == b','));
     words.any(|part| {
         let end = part.iter().position(|&byte| byte == b'=').unwrap_or(part.len());
         part[..end].trim_ascii().eq_ignore_ascii_case(word)

@@ -14,6 +14,7 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::request::Method;
+use gale_protocol::response::ResponseField;
 
 use super::{gzip, static_files};
 
@@ -122,7 +123,7 @@ fn opened_or_not(request: &mut Request, conf: &Conf, path: &[u8], opened: io::Re
     }
     let flow = static_files::send(request, file, path);
     if matches!(flow, Flow::Answer(_)) {
-        request.response.add(b"Content-Encoding", b"gzip");
+        request.response.add(ResponseField::ContentEncoding, b"gzip");
     }
     flow
 }

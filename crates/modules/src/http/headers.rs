@@ -10,6 +10,7 @@
 //! Without `always`, and `expires` always, for the usual statuses alone. Trailers need HTTP/1.1 and chunks; they are worked
 //! out when the body has ended.
 
+use gale_protocol::response::ResponseField;
 use std::any::Any;
 
 use gale_base::{http_date, units};
@@ -23,7 +24,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::filters::Fields;
-use gale_http::request::response::ShortText;
+use gale_http::request::response::{FieldName, ShortText};
 use gale_http::variables::template::Template;
 
 /// See the file's head.
@@ -105,7 +106,7 @@ struct Conf {
 
 #[derive(Clone)]
 struct Added {
-    name: Box<[u8]>,
+    name: FieldName,
     value: Template,
     always: bool,
 }
@@ -149,7 +150,7 @@ fn added(builder: &mut Builder, statement: &Statement) -> Result<Added, Diagnost
         Some(word) => return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
     };
     Ok(Added {
-        name: statement.args[0].text.as_slice().into(),
+        name: FieldName::from(statement.args[0].text.as_slice()),
         value: builder.http_mut().template(&statement.args[1])?,
         always,
     })
@@ -219,21 +220,21 @@ fn add_fields(request: &mut Request, conf: &Conf) {
 }
 
 /// An empty value means: leave it out.
-fn add_field(request: &mut Request, name: &[u8], value: &[u8]) {
+fn add_field(request: &mut Request, name: &FieldName, value: &[u8]) {
     let response = &mut request.response;
-    if name.eq_ignore_ascii_case(b"last-modified") {
+    if name.known() == Some(ResponseField::LastModified) {
         // The field is the file's own: it is replaced, and what depends on it follows. Where that is not told, it is a field
         // like any other.
         response.last_modified = http_date::parse(value);
         if response.tells_last_modified() {
             return;
         }
-    } else if name.eq_ignore_ascii_case(b"etag") {
+    } else if name.known() == Some(ResponseField::ETag) {
         response.etag = ShortText::from_slice(value);
         return;
     }
     if !value.is_empty() {
-        response.add(name, value);
+        response.add(name.clone(), value);
     }
 }
 
@@ -259,8 +260,8 @@ fn set_expires(request: &mut Request, expires: &Expires) {
     let now = gale_runtime::wall_seconds();
     let fields = lifetime.ok().and_then(|lifetime| lifetime.fields(now, request.response.last_modified));
     if let Some((expires, cache_control)) = fields {
-        request.response.set(b"Expires", &expires);
-        request.response.set(b"Cache-Control", cache_control.as_bytes());
+        request.response.set(ResponseField::Expires, &expires);
+        request.response.set(ResponseField::CacheControl, cache_control);
     }
 }
 

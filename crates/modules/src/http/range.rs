@@ -24,6 +24,7 @@ use gale_http::request::filters::{Filtered, Judge};
 use gale_http::request::response::ResponseHead;
 use gale_protocol::byte_ranges::{Asked, parse};
 use gale_protocol::request::{KnownHeader, Version};
+use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 
 /// See the file's head.
@@ -60,7 +61,7 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
         }
         Asked::Impossible => {
             request.response.clear();
-            request.response.add(b"Content-Range", format!("bytes */{total}").as_bytes());
+            request.response.add(ResponseField::ContentRange, format!("bytes */{total}"));
             Filtered::Respond(416)
         }
     }
@@ -83,7 +84,7 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
     head.status = 206;
     head.allows_ranges = false;
     if let [range] = &*ranges {
-        head.set(b"Content-Range", format!("bytes {}-{}/{total}", range.start, range.end - 1).as_bytes());
+        head.set(ResponseField::ContentRange, format!("bytes {}-{}/{total}", range.start, range.end - 1));
         head.content_length = Some(range.end - range.start);
         return part(body, range);
     }
@@ -100,7 +101,7 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
         before_range.extend_from_slice(b"\r\n");
     }
     before_range.extend_from_slice(b"Content-Range: bytes ");
-    head.remove(b"Content-Range");
+    head.remove(ResponseField::ContentRange);
     head.content_type = format!("multipart/byteranges; boundary={boundary}").as_bytes().into();
     let ranges = ranges.into_iter();
     let end = Some(format!("\r\n--{boundary}--\r\n").into());
@@ -345,7 +346,7 @@ mod tests {
             let ranges = std::slice::from_ref(&(2..11));
             assert_eq!(parts(&mut head, body, ranges), b"23456789a");
             assert_eq!((head.status, head.content_length, head.allows_ranges), (206, Some(9), false));
-            assert_eq!(head.field(b"Content-Range"), Some(&b"bytes 2-10/20"[..]));
+            assert_eq!(head.field(ResponseField::ContentRange), Some(&b"bytes 2-10/20"[..]));
             assert_eq!((head.fields.len(), &*head.content_type), (1, &b"text/plain"[..]));
         }
     }
@@ -361,7 +362,7 @@ mod tests {
             assert_eq!(String::from_utf8(sent).unwrap(), expected);
             assert_eq!((head.status, head.content_length), (206, Some(expected.len() as u64)));
             assert_eq!(&*head.content_type, b"multipart/byteranges; boundary=00000000000000000007");
-            assert_eq!(head.field(b"Content-Range"), None);
+            assert_eq!(head.field(ResponseField::ContentRange), None);
         }
     }
 

@@ -2,6 +2,8 @@
 //! alone, which `cargo test` turns on.
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
+//!   test_head STATUS PHRASE [FIELD ...];
+//!                            location    answers with these, as a proxy does; FIELD is NAME:VALUE
 //!   test_tunnel;             location    becomes a tunnel that sends everything back
 //!   test_store_body;         location    reads the whole body and tells what became of it
 //!   test_worker;             location    tells the number of the worker that answers
@@ -26,6 +28,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -46,8 +49,10 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::exchange::BodyLimits;
 use gale_http::request::phases::{Decide, Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::request::request_body::{StoredBody, log_error, read_body};
+use gale_http::request::response::Reason;
 use gale_http::request::tunnel::Tunnel;
 use gale_http::variables::template::Template;
+use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
 
 /// See the file's head.
@@ -65,6 +70,13 @@ pub static MODULE: Module = Module {
             name: "test_echo",
             about: "For tests: sends the request's body back while it is still coming.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, _| set(conf, Answer::Echo)),
+            ..HOOK
+        },
+        Directive {
+            name: "test_head",
+            takes: Takes::AtLeast(2),
+            about: "For tests: answers with this status, reason phrase and fields, as a proxy does.",
+            store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| set_head(conf, statement)),
             ..HOOK
         },
         Directive {
@@ -191,6 +203,7 @@ struct Conf {
     stalls_by: Option<PathBuf>,
     /// What `test_pool` says.
     pool: Option<PoolHook>,
+    head: Option<HeadHook>,
     /// What `test_resolve` asks for.
     name: Option<Template>,
 }
@@ -201,11 +214,20 @@ struct PoolHook {
     device: Template,
 }
 
+/// What `test_head` says: parts of one text.
+struct HeadHook {
+    status: u16,
+    text: Bytes,
+    phrase: Range<usize>,
+    fields: Vec<(Range<usize>, Range<usize>)>,
+}
+
 #[derive(Clone, Copy)]
 enum Answer {
     Panic,
     PanicWaiting,
     Echo,
+    Head,
     Tunnel,
     StoreBody,
     Worker,
@@ -237,6 +259,23 @@ fn set_pool(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Re
     let device = statement.args.get(2).map(|word| builder.http_mut().template(word)).transpose()?.unwrap_or_default();
     conf.pool = Some(PoolHook { pool, socket, device });
     set(conf, Answer::Pool)
+}
+
+fn set_head(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
+    let status = units::parse_number(&statement.args[0].text).and_then(|status| u16::try_from(status).ok());
+    let status = status.ok_or_else(|| statement.directive_error("invalid status").at(statement.args[0].span))?;
+    let mut text = statement.args[1].text.to_vec();
+    let phrase = 0..text.len();
+    let mut fields = Vec::new();
+    for word in &statement.args[2..] {
+        let colon = word.text.iter().position(|&byte| byte == b':');
+        let colon = colon.ok_or_else(|| statement.directive_error("invalid field").at(word.span))?;
+        let start = text.len();
+        text.extend_from_slice(&word.text);
+        fields.push((start..start + colon, start + colon + 1..text.len()));
+    }
+    conf.head = Some(HeadHook { status, text: text.into(), phrase, fields });
+    set(conf, Answer::Head)
 }
 
 fn set_leases(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
@@ -271,6 +310,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     match conf.answer.expect("there whenever the handler is") {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
+        Answer::Head => conf.head.as_ref().map(|head| answer_with(request, head)),
         Answer::Tunnel => Some(tunnel(request)),
         Answer::Worker => Some(tell_worker(request)),
         Answer::Leases { bytes_max } => Some(tell_leases(request, bytes_max)),
@@ -420,9 +460,23 @@ impl BodyStream for Echo {
     }
 }
 
+/// Every text is a part of the one that the configuration has. With the argument `intercept` the status is responded with.
+fn answer_with(request: &mut Request, head: &HeadHook) -> Flow {
+    let response = &mut request.response;
+    response.status = head.status;
+    response.reason = Some(Reason { status: head.status, phrase: head.text.slice(head.phrase.clone()) });
+    for (name, value) in &head.fields {
+        response.add(head.text.slice(name.clone()), head.text.slice(value.clone()));
+    }
+    if request.args == b"intercept" {
+        return Flow::Respond(head.status);
+    }
+    Flow::Answer(Body::Bytes(Bytes::from_static(b"hello")))
+}
+
 fn tunnel(request: &mut Request) -> Flow {
     request.response.status = 101;
-    request.response.add(b"Upgrade", b"echo");
+    request.response.add(ResponseField::Upgrade, b"echo");
     Flow::Upgrade(Box::<EchoTunnel>::default())
 }
 

@@ -1,13 +1,14 @@
 //! The chunked transfer coding (RFC 9112 §7.1): decoding what a client sends, framing what is sent.
 //!
-//! The decoder hands out ranges of its input and copies nothing. Line ends are CRLF without
-//! exception, since a lenient reading of them is how requests are smuggled. Invariant: what
-//! surrounds the data is bounded, whatever the number of chunks.
+//! The decoder hands out ranges of its input and copies nothing but trailer fields. Line ends are
+//! CRLF without exception, since a lenient reading of them is how requests are smuggled. Invariant:
+//! what surrounds the data is bounded, whatever the number of chunks.
 
+use std::mem;
 use std::ops::Range;
 
 use super::head::is_token_byte;
-use crate::Offence;
+use crate::{Offence, Range32};
 
 /// Bounds on what surrounds the data of one body.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,19 @@ pub struct Decoded {
     pub finished: bool,
 }
 
+/// The trailer fields of one body, in their order and as they were spelled.
+///
+/// They came behind the data, when the head had long been acted on: they are never merged into it, and those that frame,
+/// route or authenticate a message mean nothing here (RFC 9110 §6.5.1).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Trailers {
+    /// The text that the fields are parts of: at most [`ChunkLimits::trailers_max`] bytes.
+    pub text: Vec<u8>,
+    /// Name and value of each field, the latter without the white space around it. A field is four bytes of the text or
+    /// more.
+    pub fields: Vec<(Range32, Range32)>,
+}
+
 /// Incremental decoder of one chunked body.
 #[derive(Clone, Debug)]
 pub struct ChunkedDecoder {
@@ -47,6 +61,8 @@ pub struct ChunkedDecoder {
     remaining: u64,
     extensions_left: u32,
     trailers_left: u32,
+    /// The lines of the trailer section, without the empty one.
+    trailers: Vec<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +101,7 @@ impl ChunkedDecoder {
             remaining: 0,
             extensions_left: limits.extensions_max,
             trailers_left: limits.trailers_max,
+            trailers: Vec::new(),
         }
     }
 
@@ -102,7 +119,7 @@ impl ChunkedDecoder {
     /// whichever comes first.
     ///
     /// Call again with what follows `consumed` until that is nothing. Trailer fields are checked
-    /// and passed over. After an offence the decoder is of no further use.
+    /// and kept. After an offence the decoder is of no further use.
     pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, Offence> {
         let mut at = 0;
         while let Some(&byte) = input.get(at) {
@@ -121,6 +138,25 @@ impl ChunkedDecoder {
             at += 1;
         }
         Ok(Decoded { consumed: at, data: None, finished: self.is_finished() })
+    }
+
+    /// The trailer fields, when the body is finished; none if they have been taken before.
+    pub fn take_trailers(&mut self) -> Trailers {
+        debug_assert!(self.is_finished(), "more fields may follow");
+        let text = mem::take(&mut self.trailers);
+        let mut fields = Vec::new();
+        let mut start = 0;
+        // Each line has a name, a colon and its CRLF: they were checked when they came.
+        for line in text.split_inclusive(|&byte| byte == b'\n') {
+            let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());
+            let value = line.get(colon + 1..).unwrap_or_default();
+            let value_start = start + colon + 1 + value.len() - value.trim_ascii_start().len();
+            let value = value.trim_ascii();
+            let name = Range32::new(start, start + colon);
+            fields.push((name, Range32::new(value_start, value_start + value.len())));
+            start += line.len();
+        }
+        Trailers { text, fields }
     }
 
     /// One byte of what surrounds the data.
@@ -145,12 +181,12 @@ impl ChunkedDecoder {
 
             (State::TrailerStart, b'\r') => self.state = State::EndLf,
             (State::TrailerStart | State::TrailerName, byte) if is_token_byte(byte) => {
-                self.enter_trailer(State::TrailerName)?
+                self.enter_trailer(byte, State::TrailerName)?
             }
-            (State::TrailerName, b':') => self.enter_trailer(State::TrailerValue)?,
-            (State::TrailerValue, b'\r') => self.enter_trailer(State::TrailerLf)?,
-            (State::TrailerValue, byte) if is_text(byte) => self.enter_trailer(State::TrailerValue)?,
-            (State::TrailerLf, b'\n') => self.enter_trailer(State::TrailerStart)?,
+            (State::TrailerName, b':') => self.enter_trailer(byte, State::TrailerValue)?,
+            (State::TrailerValue, b'\r') => self.enter_trailer(byte, State::TrailerLf)?,
+            (State::TrailerValue, byte) if is_text(byte) => self.enter_trailer(byte, State::TrailerValue)?,
+            (State::TrailerLf, b'\n') => self.enter_trailer(byte, State::TrailerStart)?,
             (State::TrailerStart | State::TrailerName | State::TrailerValue | State::TrailerLf, _) => {
                 return Err(Offence::InvalidTrailer);
             }
@@ -178,8 +214,9 @@ impl ChunkedDecoder {
         Ok(())
     }
 
-    fn enter_trailer(&mut self, state: State) -> Result<(), Offence> {
+    fn enter_trailer(&mut self, byte: u8, state: State) -> Result<(), Offence> {
         self.trailers_left = self.trailers_left.checked_sub(1).ok_or(Offence::TrailersTooLarge)?;
+        self.trailers.push(byte);
         self.state = state;
         Ok(())
     }

@@ -11,6 +11,6 @@ pub mod response;
 mod scan;
 
 pub use crate::offence::{Description, Offence};
-pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded};
+pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, Trailers};
 pub use connection::{ConnectionOptions, connection_options, names_option, wants_keep_alive};
 pub use head::{HeadParser, Limits, Status};

@@ -1,111 +1,77 @@
-//! The header fields that Gale knows by number, so that a request's fields are found without
-//! comparing names.
-//!
-//! Names are case-insensitive (RFC 9110 §5.1). Invariant: the hash below has no collisions; the
-//! compiler checks it.
+//! The header fields of requests that Gale knows by number, so that they are found without comparing names.
 
-/// Declares the fields, their names, and whether a request may hold each once only.
-macro_rules! known_headers {
-    ($($variant:ident $name:literal $count:ident),+ $(,)?) => {
-        /// A header field that Gale knows by number.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        #[repr(u8)]
-        pub enum KnownHeader {
-            $(#[doc = $name] $variant,)+
-        }
+use crate::known_field::known_fields;
 
-        impl KnownHeader {
-            /// Every known field, in the order of its number.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// The usual spelling.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-
-            /// A second line with this name is an offence (as in nginx): the two might be read
-            /// differently by two programs.
-            pub(crate) const fn is_unique(self) -> bool {
-                match self {
-                    $(Self::$variant => $count,)+
-                }
-            }
-        }
-    };
+known_fields! {
+    /// A header field that Gale knows by number.
+    KnownHeader:
+    Accept "Accept",
+    AcceptCharset "Accept-Charset",
+    AcceptEncoding "Accept-Encoding",
+    AcceptLanguage "Accept-Language",
+    Authorization "Authorization",
+    CacheControl "Cache-Control",
+    Connection "Connection",
+    ContentEncoding "Content-Encoding",
+    ContentLength "Content-Length",
+    ContentRange "Content-Range",
+    ContentType "Content-Type",
+    Cookie "Cookie",
+    Date "Date",
+    Depth "Depth",
+    Destination "Destination",
+    EarlyData "Early-Data",
+    Expect "Expect",
+    Forwarded "Forwarded",
+    Host "Host",
+    Http2Settings "HTTP2-Settings",
+    IfMatch "If-Match",
+    IfModifiedSince "If-Modified-Since",
+    IfNoneMatch "If-None-Match",
+    IfRange "If-Range",
+    IfUnmodifiedSince "If-Unmodified-Since",
+    KeepAlive "Keep-Alive",
+    Origin "Origin",
+    Overwrite "Overwrite",
+    Pragma "Pragma",
+    ProxyAuthorization "Proxy-Authorization",
+    ProxyConnection "Proxy-Connection",
+    Range "Range",
+    Referer "Referer",
+    Te "TE",
+    Trailer "Trailer",
+    TransferEncoding "Transfer-Encoding",
+    Upgrade "Upgrade",
+    UpgradeInsecureRequests "Upgrade-Insecure-Requests",
+    UserAgent "User-Agent",
+    Via "Via",
+    XForwardedFor "X-Forwarded-For",
+    XForwardedHost "X-Forwarded-Host",
+    XForwardedProto "X-Forwarded-Proto",
+    XRealIp "X-Real-IP",
+    XRequestedWith "X-Requested-With",
 }
 
-#[allow(non_upper_case_globals)]
-mod count {
-    pub const once: bool = true;
-    pub const many: bool = false;
-}
-use count::{many, once};
-
-known_headers! {
-    Accept "Accept" many,
-    AcceptCharset "Accept-Charset" many,
-    AcceptEncoding "Accept-Encoding" many,
-    AcceptLanguage "Accept-Language" many,
-    Authorization "Authorization" once,
-    CacheControl "Cache-Control" many,
-    Connection "Connection" many,
-    ContentEncoding "Content-Encoding" many,
-    ContentLength "Content-Length" once,
-    ContentRange "Content-Range" once,
-    ContentType "Content-Type" many,
-    Cookie "Cookie" many,
-    Date "Date" many,
-    Depth "Depth" many,
-    Destination "Destination" many,
-    EarlyData "Early-Data" many,
-    Expect "Expect" once,
-    Forwarded "Forwarded" many,
-    Host "Host" many, // judged apart: the offence has its own name
-    Http2Settings "HTTP2-Settings" many,
-    IfMatch "If-Match" once,
-    IfModifiedSince "If-Modified-Since" once,
-    IfNoneMatch "If-None-Match" once,
-    IfRange "If-Range" once,
-    IfUnmodifiedSince "If-Unmodified-Since" once,
-    KeepAlive "Keep-Alive" many,
-    Origin "Origin" many,
-    Overwrite "Overwrite" many,
-    Pragma "Pragma" many,
-    ProxyAuthorization "Proxy-Authorization" once,
-    ProxyConnection "Proxy-Connection" many,
-    Range "Range" many,
-    Referer "Referer" many,
-    Te "TE" many,
-    Trailer "Trailer" many,
-    TransferEncoding "Transfer-Encoding" once,
-    Upgrade "Upgrade" many,
-    UpgradeInsecureRequests "Upgrade-Insecure-Requests" many,
-    UserAgent "User-Agent" many,
-    Via "Via" many,
-    XForwardedFor "X-Forwarded-For" many,
-    XForwardedHost "X-Forwarded-Host" many,
-    XForwardedProto "X-Forwarded-Proto" many,
-    XRealIp "X-Real-IP" many,
-    XRequestedWith "X-Requested-With" many,
-}
-
-/// How many there are; at most 64, so that a set of them is one word.
-pub(super) const KNOWN_COUNT: usize = KnownHeader::ALL.len();
-const _: () = assert!(KNOWN_COUNT <= 64);
+/// A second line with one of these names is an offence (as in nginx): the two might be read differently by two programs.
+/// A second Host is judged apart, since that offence has its own name.
+const UNIQUE: KnownHeaders = KnownHeaders::of(&[
+    KnownHeader::Authorization,
+    KnownHeader::ContentLength,
+    KnownHeader::ContentRange,
+    KnownHeader::Expect,
+    KnownHeader::IfMatch,
+    KnownHeader::IfModifiedSince,
+    KnownHeader::IfNoneMatch,
+    KnownHeader::IfRange,
+    KnownHeader::IfUnmodifiedSince,
+    KnownHeader::ProxyAuthorization,
+    KnownHeader::TransferEncoding,
+]);
 
 impl KnownHeader {
-    /// The known field of that name, whatever its case.
-    pub fn from_name(name: &[u8]) -> Option<Self> {
-        Self::from_token(name).filter(|_| name.iter().all(|byte| !byte.is_ascii_control()))
-    }
-
-    /// Like [`KnownHeader::from_name`] for a name that holds no control characters.
-    pub(crate) fn from_token(name: &[u8]) -> Option<Self> {
-        let (&first, &last) = (name.first()?, name.last()?);
-        let candidate = SLOTS[slot(name.len(), first, last)]?;
-        same_but_for_case(name, candidate.name().as_bytes()).then_some(candidate)
+    /// Whether a second line with this name is an offence.
+    pub(crate) const fn is_unique(self) -> bool {
+        UNIQUE.0 >> self as u8 & 1 == 1
     }
 }
 
@@ -129,44 +95,6 @@ impl KnownHeaders {
         self.0 & present != 0
     }
 }
-
-/// Compares eight bytes at a time, leaving out the bit in which capital and small letters differ. Among
-/// the bytes of known names that bit otherwise only tells digits and "-" from control characters.
-fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
-    if name.len() != known.len() {
-        return false;
-    }
-    let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes) | 0x2020_2020_2020_2020;
-    let (mut name, mut known) = (name, known);
-    while let (Some((a, name_rest)), Some((b, known_rest))) =
-        (name.split_first_chunk::<8>(), known.split_first_chunk::<8>())
-    {
-        if word(a) != word(b) {
-            return false;
-        }
-        (name, known) = (name_rest, known_rest);
-    }
-    name.iter().zip(known).all(|(a, b)| a | 0x20 == b | 0x20)
-}
-
-/// Length, first and last byte tell all known names apart; the factors were found by trying.
-const fn slot(length: usize, first: u8, last: u8) -> usize {
-    (length + (first | 0x20) as usize * 3 + (last | 0x20) as usize * 58) & 0xff
-}
-
-static SLOTS: [Option<KnownHeader>; 256] = {
-    let mut slots = [None; 256];
-    let mut index = 0;
-    while index < KNOWN_COUNT {
-        let header = KnownHeader::ALL[index];
-        let name = header.name().as_bytes();
-        let slot = slot(name.len(), name[0], name[name.len() - 1]);
-        assert!(slots[slot].is_none(), "two names share a slot: choose other factors");
-        slots[slot] = Some(header);
-        index += 1;
-    }
-    slots
-};
 
 #[cfg(test)]
 mod tests {

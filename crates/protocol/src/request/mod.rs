@@ -6,8 +6,6 @@
 mod field;
 mod method;
 
-use field::KNOWN_COUNT;
-
 use crate::host::Authority;
 use crate::{Range32, uri};
 
@@ -233,12 +231,12 @@ impl RequestHead {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KnownIndex {
     present: u64,
-    first: [u16; KNOWN_COUNT],
+    first: [u16; KnownHeader::ALL.len()],
 }
 
 impl Default for KnownIndex {
     fn default() -> Self {
-        Self { present: 0, first: [0; KNOWN_COUNT] }
+        Self { present: 0, first: [0; KnownHeader::ALL.len()] }
     }
 }
 

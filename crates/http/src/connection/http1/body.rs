@@ -4,9 +4,10 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_protocol::http1::ChunkedDecoder;
+use gale_protocol::Range32;
+use gale_protocol::http1::{ChunkedDecoder, Trailers};
 use gale_protocol::request::{Framing, KnownHeader, RequestHead, Version};
-use gale_runtime::{Buffer, Moment, Timer};
+use gale_runtime::{Buffer, Bytes, Moment, Timer};
 
 use crate::request::body::BodyItem;
 use crate::request::exchange::{BodyLimits, RequestBodyError};
@@ -195,14 +196,16 @@ impl RequestBody {
             }
             Coding::Chunked(decoder) => {
                 let decoded = decoder.decode(input.readable()).map_err(|_| RequestBodyError::Malformed)?;
-                if decoded.finished {
-                    self.framing = Coding::Read;
-                }
                 match decoded.data {
                     Some(range) => Some(input.split_to(decoded.consumed).map_err(no_memory)?.slice(range)),
                     None => {
                         input.consume(decoded.consumed);
-                        None
+                        if !decoded.finished {
+                            return Ok(None);
+                        }
+                        let trailers = decoder.take_trailers();
+                        self.framing = Coding::Read;
+                        return Ok((!trailers.fields.is_empty()).then(|| trailers_item(trailers)));
                     }
                 }
             }
@@ -214,6 +217,13 @@ impl RequestBody {
         }
         Ok(Some(BodyItem::Bytes(lease.freeze())))
     }
+}
+
+/// Parts of one text: nothing is copied for each field.
+fn trailers_item(Trailers { text, fields }: Trailers) -> BodyItem {
+    let text = Bytes::from(text);
+    let part = |range: Range32| text.slice(range.as_range());
+    BodyItem::Trailers(fields.into_iter().map(|(name, value)| (part(name), part(value))).collect())
 }
 
 /// Only a lease that was refused says this.

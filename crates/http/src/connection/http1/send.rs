@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use gale_protocol::http1::response;
 use gale_protocol::request::Version;
+use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Bytes, Output, Timer, poll_copy};
 
 use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
@@ -400,11 +401,14 @@ impl Sender {
 
     /// The fields in nginx's order.
     fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, worker: &HttpWorker, out: &mut Vec<u8>) {
-        response::write_status_line(out, head.status);
-        if head.field(b"server").is_none() {
+        match head.reason() {
+            None => response::write_status_line(out, head.status),
+            Some(phrase) => response::write_status_line_with(out, head.status, phrase),
+        }
+        if !head.has(ResponseField::Server) {
             out.extend_from_slice(options.server_line);
         }
-        if head.field(b"date").is_none() {
+        if !head.has(ResponseField::Date) {
             worker.append_date_line(out);
         }
         if !head.content_type.is_empty() {
@@ -439,7 +443,7 @@ impl Sender {
         if head.allows_ranges {
             out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
         }
-        for field in &head.fields {
+        for field in head.fields.iter() {
             response::write_header(out, &field.name, &field.value);
         }
         out.extend_from_slice(b"\r\n");

@@ -33,6 +33,7 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
 use gale_protocol::request::{KnownHeader, Method};
+use gale_protocol::response::ResponseField;
 use gale_runtime::ThreadPool;
 use gale_runtime::files::{self, OpenFlags};
 
@@ -230,12 +231,12 @@ fn judge(file: &files::File, credentials: &Credentials) -> io::Result<Verdict> {
 
 /// Asks for a user and a password.
 fn challenge(request: &mut Request, realm: &[u8]) -> Flow {
-    let (field, status): (&[u8], u16) = match request.method() {
-        Method::Connect => (b"Proxy-Authenticate", 407),
-        _ => (b"WWW-Authenticate", 401),
+    let (field, status) = match request.method() {
+        Method::Connect => (ResponseField::ProxyAuthenticate, 407),
+        _ => (ResponseField::WwwAuthenticate, 401),
     };
     let value = [b"Basic realm=\"", realm, b"\""].concat();
-    request.response.set(field, &value);
+    request.response.set(field, value);
     Flow::Respond(status)
 }
 

@@ -1,0 +1,247 @@
+//! The fields of a response's head: a list in order, with the names as they were spelled.
+//!
+//! Texts are in place when they are short, and may be a part of somebody else's bytes: what an upstream sent is passed on
+//! without a copy. Known fields are found by number ([`ResponseField`]), others by name.
+
+use std::fmt;
+use std::ops::Deref;
+
+use bstr::BStr;
+use gale_protocol::response::ResponseField;
+use gale_runtime::Bytes;
+
+/// A text up to this length is kept in place.
+const SHORT_MAX: usize = 46;
+
+/// A name or value of a field.
+#[derive(Clone)]
+pub struct FieldText(Text);
+
+#[derive(Clone)]
+enum Text {
+    Short {
+        length: u8,
+        bytes: [u8; SHORT_MAX],
+    },
+    /// A copy that was too long.
+    Long(Box<[u8]>),
+    /// A part of bytes that others have, too, or that are static.
+    Shared(Bytes),
+}
+
+impl FieldText {
+    /// A text that lives for ever.
+    pub const fn from_static(text: &'static [u8]) -> FieldText {
+        FieldText(Text::Shared(Bytes::from_static(text)))
+    }
+}
+
+impl Deref for FieldText {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Text::Short { length, bytes } => &bytes[..usize::from(*length)],
+            Text::Long(bytes) => bytes,
+            Text::Shared(bytes) => bytes,
+        }
+    }
+}
+
+/// A copy: in place when it is short.
+impl From<&[u8]> for FieldText {
+    #[inline]
+    fn from(text: &[u8]) -> FieldText {
+        let mut bytes = [0; SHORT_MAX];
+        match bytes.get_mut(..text.len()) {
+            Some(start) => {
+                start.copy_from_slice(text);
+                FieldText(Text::Short { length: text.len() as u8, bytes })
+            }
+            None => FieldText(Text::Long(text.into())),
+        }
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for FieldText {
+    #[inline]
+    fn from(text: &[u8; N]) -> FieldText {
+        text.as_slice().into()
+    }
+}
+
+/// The same bytes, which are kept as long as the field is.
+impl From<Bytes> for FieldText {
+    fn from(text: Bytes) -> FieldText {
+        FieldText(Text::Shared(text))
+    }
+}
+
+impl From<Vec<u8>> for FieldText {
+    fn from(text: Vec<u8>) -> FieldText {
+        if text.len() <= SHORT_MAX { text.as_slice().into() } else { FieldText(Text::Long(text.into())) }
+    }
+}
+
+impl From<String> for FieldText {
+    fn from(text: String) -> FieldText {
+        text.into_bytes().into()
+    }
+}
+
+impl PartialEq for FieldText {
+    fn eq(&self, other: &FieldText) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for FieldText {}
+
+impl fmt::Debug for FieldText {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(BStr::new(&**self), formatter)
+    }
+}
+
+/// The name of a field as it will be sent.
+#[derive(Clone, Debug)]
+pub struct FieldName {
+    text: FieldText,
+    known: Option<ResponseField>,
+}
+
+impl FieldName {
+    /// Which field it is, if Gale knows it.
+    pub fn known(&self) -> Option<ResponseField> {
+        self.known
+    }
+
+    /// Whether both name the same field: case does not count.
+    pub fn is_same(&self, other: &FieldName) -> bool {
+        match (self.known, other.known) {
+            (None, None) => self.eq_ignore_ascii_case(other),
+            (one, other) => one == other,
+        }
+    }
+}
+
+impl Deref for FieldName {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+/// The usual spelling.
+impl From<ResponseField> for FieldName {
+    fn from(known: ResponseField) -> FieldName {
+        FieldName { text: FieldText::from_static(known.name().as_bytes()), known: Some(known) }
+    }
+}
+
+/// A copy of a name, with its spelling.
+impl From<&[u8]> for FieldName {
+    fn from(name: &[u8]) -> FieldName {
+        FieldName { known: ResponseField::from_name(name), text: name.into() }
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for FieldName {
+    fn from(name: &[u8; N]) -> FieldName {
+        name.as_slice().into()
+    }
+}
+
+/// Somebody else's name, with its spelling.
+impl From<Bytes> for FieldName {
+    fn from(name: Bytes) -> FieldName {
+        FieldName { known: ResponseField::from_name(&name), text: name.into() }
+    }
+}
+
+/// A field of the head.
+#[derive(Clone, Debug)]
+pub struct Field {
+    /// The name as it will be sent.
+    pub name: FieldName,
+    /// The value.
+    pub value: FieldText,
+}
+
+// Many may be in a list: no more than two texts of 48 bytes each were.
+const _: () = assert!(size_of::<Field>() <= 112);
+
+/// Fields in the order in which they will be sent. The head that has them changes them.
+#[derive(Clone, Debug, Default)]
+pub struct FieldList {
+    fields: Vec<Field>,
+    /// The bit of each known field that is there.
+    present: u64,
+}
+
+impl FieldList {
+    pub(super) fn clear(&mut self) {
+        self.fields.clear();
+        self.present = 0;
+    }
+
+    pub(super) fn push(&mut self, field: Field) {
+        self.present |= field.name.known.map_or(0, bit);
+        self.fields.push(field);
+    }
+
+    pub(super) fn remove(&mut self, known: ResponseField) {
+        if self.has(known) {
+            self.fields.retain(|field| field.name.known != Some(known));
+            self.present &= !bit(known);
+        }
+    }
+
+    pub(super) fn remove_same(&mut self, name: &FieldName) {
+        match name.known {
+            Some(known) => self.remove(known),
+            None => self.fields.retain(|field| !field.name.is_same(name)),
+        }
+    }
+
+    pub(super) fn has(&self, known: ResponseField) -> bool {
+        self.present & bit(known) != 0
+    }
+}
+
+impl Deref for FieldList {
+    type Target = [Field];
+
+    fn deref(&self) -> &[Field] {
+        &self.fields
+    }
+}
+
+fn bit(known: ResponseField) -> u64 {
+    1 << known as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_kept_in_place_or_shared() {
+        for length in [0, 1, SHORT_MAX, SHORT_MAX + 1, 5000] {
+            let text = vec![b'x'; length];
+            let copied = FieldText::from(&*text);
+            assert_eq!(matches!(copied.0, Text::Short { .. }), length <= SHORT_MAX);
+            assert_eq!((&*copied, &copied), (&*text, &FieldText::from(text.clone())));
+        }
+        let head = Bytes::from(b"Set-Cookie: a=1; this is long enough to be a vector's memory".to_vec());
+        let (name, value) = (FieldName::from(head.slice(..10)), FieldText::from(head.slice(12..)));
+        assert_eq!((name.as_ptr(), value.as_ptr()), (head.as_ptr(), head[12..].as_ptr()));
+        assert_eq!((name.known(), &value[..4]), (Some(ResponseField::SetCookie), &b"a=1;"[..]));
+        // The field keeps the memory.
+        drop(head);
+        assert!(value.ends_with(b"memory"));
+    }
+}

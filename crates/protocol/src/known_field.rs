@@ -1,0 +1,82 @@
+//! Header fields known by number, so that they are found without comparing names: what the fields of requests and those
+//! of responses have in common.
+//!
+//! Names are case-insensitive (RFC 9110 §5.1). Invariant: within a table the hash below has no collisions; the compiler
+//! checks it.
+
+/// Declares an enum of fields with their names, and how a name is found.
+macro_rules! known_fields {
+    ($(#[$attribute:meta])* $type:ident: $($variant:ident $name:literal),+ $(,)?) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum $type {
+            $(#[doc = $name] $variant,)+
+        }
+
+        // A set of them is one word.
+        const _: () = assert!($type::ALL.len() <= 64);
+
+        impl $type {
+            /// Every known field, in the order of its number.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The usual spelling.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// The known field of that name, whatever its case.
+            pub fn from_name(name: &[u8]) -> Option<Self> {
+                Self::from_token(name).filter(|_| name.iter().all(|byte| !byte.is_ascii_control()))
+            }
+
+            /// Like `from_name` for a name that holds no control characters.
+            pub(crate) fn from_token(name: &[u8]) -> Option<Self> {
+                static SLOTS: [Option<$type>; 256] = {
+                    let mut slots = [None; 256];
+                    let mut index = 0;
+                    while index < $type::ALL.len() {
+                        let field = $type::ALL[index];
+                        let name = field.name().as_bytes();
+                        let slot = $crate::known_field::slot(name.len(), name[0], name[name.len() - 1]);
+                        assert!(slots[slot].is_none(), "two names share a slot: choose other factors");
+                        slots[slot] = Some(field);
+                        index += 1;
+                    }
+                    slots
+                };
+                let (&first, &last) = (name.first()?, name.last()?);
+                let candidate = SLOTS[$crate::known_field::slot(name.len(), first, last)]?;
+                $crate::known_field::same_but_for_case(name, candidate.name().as_bytes()).then_some(candidate)
+            }
+        }
+    };
+}
+pub(crate) use known_fields;
+
+/// Compares eight bytes at a time, leaving out the bit in which capital and small letters differ. Among
+/// the bytes of known names that bit otherwise only tells digits and "-" from control characters.
+pub(crate) fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
+    if name.len() != known.len() {
+        return false;
+    }
+    let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes) | 0x2020_2020_2020_2020;
+    let (mut name, mut known) = (name, known);
+    while let (Some((a, name_rest)), Some((b, known_rest))) =
+        (name.split_first_chunk::<8>(), known.split_first_chunk::<8>())
+    {
+        if word(a) != word(b) {
+            return false;
+        }
+        (name, known) = (name_rest, known_rest);
+    }
+    name.iter().zip(known).all(|(a, b)| a | 0x20 == b | 0x20)
+}
+
+/// Length, first and last byte tell all names of a table apart; the factors were found by trying.
+pub(crate) const fn slot(length: usize, first: u8, last: u8) -> usize {
+    (length + (first | 0x20) as usize * 3 + (last | 0x20) as usize * 104) & 0xff
+}

@@ -1,0 +1,62 @@
+//! The header fields of responses that Gale knows by number: those that are written from the state of a response, that
+//! filters reason about, and that a proxy acts on.
+
+use crate::known_field::known_fields;
+
+known_fields! {
+    /// A field of a response that Gale knows by number.
+    ResponseField:
+    AcceptRanges "Accept-Ranges",
+    Age "Age",
+    AltSvc "Alt-Svc",
+    CacheControl "Cache-Control",
+    Connection "Connection",
+    ContentDisposition "Content-Disposition",
+    ContentEncoding "Content-Encoding",
+    ContentLength "Content-Length",
+    ContentRange "Content-Range",
+    ContentType "Content-Type",
+    Date "Date",
+    ETag "ETag",
+    Expires "Expires",
+    KeepAlive "Keep-Alive",
+    LastModified "Last-Modified",
+    Link "Link",
+    Location "Location",
+    ProxyAuthenticate "Proxy-Authenticate",
+    ProxyConnection "Proxy-Connection",
+    Refresh "Refresh",
+    RetryAfter "Retry-After",
+    Server "Server",
+    SetCookie "Set-Cookie",
+    StrictTransportSecurity "Strict-Transport-Security",
+    Te "TE",
+    Trailer "Trailer",
+    TransferEncoding "Transfer-Encoding",
+    Upgrade "Upgrade",
+    Vary "Vary",
+    WwwAuthenticate "WWW-Authenticate",
+    XAccelBuffering "X-Accel-Buffering",
+    XAccelCharset "X-Accel-Charset",
+    XAccelExpires "X-Accel-Expires",
+    XAccelLimitRate "X-Accel-Limit-Rate",
+    XAccelRedirect "X-Accel-Redirect",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_fields_are_found_by_name_in_any_case() {
+        for &field in ResponseField::ALL {
+            let name = field.name();
+            for name in [name, &name.to_lowercase(), &name.to_uppercase()] {
+                assert_eq!(ResponseField::from_name(name.as_bytes()), Some(field), "{name}");
+            }
+        }
+        for name in ["", "X", "ETags", "Serves", "Content_Type", "X-Accel-Redirecs", "Set\rCookie"] {
+            assert_eq!(ResponseField::from_name(name.as_bytes()), None, "{name}");
+        }
+    }
+}
