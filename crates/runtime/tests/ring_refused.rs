@@ -30,6 +30,9 @@ fn refuse(call: libc::c_long, errno: i32) {
 /// So many entries, submitted by one call, are more than the kernel of this thread has memory for from now on.
 const TOO_MANY: usize = 10;
 
+/// In virtual time, which passes only while nobody can go on.
+const DEADLINE: Duration = Duration::from_secs(60);
+
 fn refuse_many() {
     // The second argument has the number of entries; they are 8 bytes each and begin at 16.
     install(&mut [
@@ -96,7 +99,7 @@ fn run_without_memory(main: impl AsyncFnOnce() + Send + 'static) {
         if event_loop.driver_name() != "io_uring" {
             return eprintln!("skipped: no io_uring here");
         }
-        event_loop.run(main());
+        event_loop.run(async { timeout(DEADLINE, main()).await.expect("somebody was forgotten") });
     };
     std::thread::spawn(work).join().unwrap();
 }

@@ -63,8 +63,8 @@ impl<R: Default> Listening<R> {
 }
 
 impl<R> Listening<R> {
-    /// A connection that the kernel has told of, by `accept` within this turn's bounds. After `None` it has to be waited
-    /// for.
+    /// A connection that the kernel has told of, by `accept` within this turn's bounds. After `None` it has to be
+    /// waited for.
     pub fn next(
         &mut self,
         turn: u32,

@@ -56,12 +56,12 @@ pub struct RingOptions {
     pub refusal: Option<i32>,
 }
 
-/// From this kernel on a call brings about 20 receives (`IO_LOCAL_TW_DEFAULT_MAX`), and their buffers are free again before
-/// the next. Before, it brings all that there are.
+/// From this kernel on a call brings about 20 receives (`IO_LOCAL_TW_DEFAULT_MAX`), and their buffers are free again
+/// before the next. Before, it brings all that there are.
 const KERNEL_WITH_SMALL_BATCHES: (u16, u16) = (6, 13);
 const BUFFERS_OF_SMALL_BATCHES: u16 = 128;
-/// As many as a turn has completions: 2 MiB of memory. With 500 busy connections and 128 buffers a fifth of all receives
-/// on Linux 6.12 would find none.
+/// As many as a turn has completions: 2 MiB of memory. With 500 busy connections and 128 buffers a fifth of all
+/// receives on Linux 6.12 would find none.
 const BUFFERS_OF_ANY_BATCH: u16 = 512;
 
 /// The kernel's version (major, minor); 0.0 if it has an unusual name.

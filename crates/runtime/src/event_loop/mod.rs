@@ -132,9 +132,9 @@ impl EventLoop {
         Ok(event_loop)
     }
 
-    /// Sets up a loop on which nothing is real: see [`Simulation`]. Of the options, clock and seed are the simulation's. With
-    /// [`DriverChoice::IoUring`] the driver is the ring's own, over a simulated ring; else one that stands for both others.
-    /// Errors: no descriptor for the inbox.
+    /// Sets up a loop on which nothing is real: see [`Simulation`]. Of the options, clock and seed are the
+    /// simulation's. With [`DriverChoice::IoUring`] the driver is the ring's own, over a simulated ring; else one that
+    /// stands for both others. Errors: no descriptor for the inbox.
     pub fn simulated(simulation: &Simulation, options: LoopOptions) -> io::Result<Self> {
         panics::install();
         let world = Rc::clone(simulation.world());
@@ -297,7 +297,8 @@ impl EventLoop {
             Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended)).min(WAIT_MAX)),
             _ => None,
         };
-        // Without events no loop can go on, and trying again would only burn the processor. (Want of memory is no error.)
+        // Without events no loop can go on, and trying again would only burn the processor. (Want of memory is no
+        // error.)
         let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
         if !busy {
             inbox.awake();

@@ -1,9 +1,9 @@
 //! The kernel's queues: set-up with what the kernel has, and the calls.
 //!
-//! Each flag that saves work came with its own kernel version; set-up asks for all of them and, when the kernel does not
-//! know one (EINVAL), for fewer. What this refuses: kernels that drop completions when the queue is full (before 5.5), that
-//! cannot wait with a timeout (before 5.11), have no
-//! multishot polls (before 5.13), and, with the set-up, everything that an administrator forbids.
+//! Each flag that saves work came with its own kernel version; set-up asks for all of them and, when the kernel does
+//! not know one (EINVAL), for fewer. What this refuses: kernels that drop completions when the queue is full (before
+//! 5.5), that cannot wait with a timeout (before 5.11), have no multishot polls (before 5.13), and, with the set-up,
+//! everything that an administrator forbids.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -184,8 +184,8 @@ impl Queues for LinuxQueues {
             Some(index) => (index as i32, self.enter_flags | EnterFlags::REGISTERED_RING),
             None => (self.ring.as_raw_fd(), self.enter_flags),
         };
-        // SAFETY: the argument and its timespec have the kernel's layout and outlive the call; what is submitted is valid
-        // by the promise of `push`.
+        // SAFETY: the argument and its timespec have the kernel's layout and outlive the call; what is submitted is
+        // valid by the promise of `push`.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -247,8 +247,8 @@ impl Drop for LinuxQueues {
 
 /// The end of the submission queue, mapped once more: the library only moves it forward.
 ///
-/// The kernel looks at it in calls of ours alone (it has no polling thread here), so until the next call it can be moved
-/// back over entries that were not taken.
+/// The kernel looks at it in calls of ours alone (it has no polling thread here), so until the next call it can be
+/// moved back over entries that were not taken.
 struct Tail {
     page: NonNull<libc::c_void>,
     tail: NonNull<AtomicU32>,
@@ -265,7 +265,8 @@ const TAIL_OFFSET_WORD: usize = 11;
 
 impl Tail {
     fn map(ring: &IoUring) -> io::Result<Tail> {
-        // SAFETY: `Parameters` is a transparent `struct io_uring_params`, which has 30 words for which every value is valid.
+        // SAFETY: `Parameters` is a transparent `struct io_uring_params`, which has 30 words for which every value is
+        // valid.
         let words = unsafe { &*ptr::from_ref::<Parameters>(ring.params()).cast::<[u32; 30]>() };
         let offset = words[TAIL_OFFSET_WORD] as usize;
         if offset + size_of::<AtomicU32>() > TAIL_PAGE {

@@ -17,8 +17,8 @@
 //! slot does not depend on this: the generation sees to it. A completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
-//! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no memory for
-//! has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on.
+//! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no
+//! memory for has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on.
 
 mod buffers;
 mod connection;
@@ -223,7 +223,8 @@ impl IoUring<Linux> {
 }
 
 impl<K: Kernel> IoUring<K> {
-    /// A driver over these queues and sockets; `can_skip_success` = an operation can end without a word when all went well.
+    /// A driver over these queues and sockets; `can_skip_success` = an operation can end without a word when all went
+    /// well.
     ///
     /// Errors: the kernel's, when it has no buffers or descriptors.
     pub fn over(
@@ -651,8 +652,8 @@ impl<K: Kernel> IoUring<K> {
         self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
-    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. Or
-    /// there was no memory for the cancellation. What is in flight all the same is cancelled once more.
+    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two
+    /// attempts. Or there was no memory for the cancellation. What is in flight all the same is cancelled once more.
     fn cancel_again(&self, key: Key) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };

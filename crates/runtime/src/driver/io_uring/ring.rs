@@ -16,8 +16,9 @@ use crate::driver::{RingCounters, shortage};
 /// Calls until cancelled operations have ended: each ends a score of them, and a loop has some thousands at most.
 const CANCEL_CALLS_MAX: u32 = 100_000;
 
-/// Calls until everything queued is submitted: one, or a few where an entry in error ends a batch, or completions have to
-/// be taken before more is submitted. Each takes an entry at least, or there is no more room in the completion queue.
+/// Calls until everything queued is submitted: one, or a few where an entry in error ends a batch, or completions have
+/// to be taken before more is submitted. Each takes an entry at least, or there is no more room in the completion
+/// queue.
 const SUBMIT_CALLS_MAX: u32 = 10_000;
 
 /// How long the loop waits for events after a call has refused operations and the one before has, too: what is wanted
@@ -160,8 +161,8 @@ impl<Q: Queues> Ring<Q> {
         !self.stash.is_empty() || self.queues.has_completions()
     }
 
-    /// Submits what is queued, lets the kernel do its deferred work, and waits for one completion until `timeout`. Whatever it
-    /// returns, the submission queue is empty then: what the kernel has no memory for is refused.
+    /// Submits what is queued, lets the kernel do its deferred work, and waits for one completion until `timeout`.
+    /// Whatever it returns, the submission queue is empty then: what the kernel has no memory for is refused.
     ///
     /// Errors: those of a ring that cannot be used.
     pub fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {

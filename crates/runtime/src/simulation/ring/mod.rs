@@ -1,13 +1,13 @@
-//! The kernel's side of an io_uring in a simulated world: it takes the entries that the driver makes, looks at the memory
-//! that they name when it comes to them, and completes them in the way of a kernel: late, in another order, in part, or
-//! not at all for want of buffers or memory.
+//! The kernel's side of an io_uring in a simulated world: it takes the entries that the driver makes, looks at the
+//! memory that they name when it comes to them, and completes them in the way of a kernel: late, in another order, in
+//! part, or not at all for want of buffers or memory.
 //!
-//! It keeps to what a kernel promises. What a multishot operation tells comes in order. An operation holds its socket, so
-//! a closed connection ends with the last of them. Sends that must not wait are carried out when they are taken. A call
-//! does a bounded part of what is due and says that there is more.
+//! It keeps to what a kernel promises. What a multishot operation tells comes in order. An operation holds its socket,
+//! so a closed connection ends with the last of them. Sends that must not wait are carried out when they are taken. A
+//! call does a bounded part of what is due and says that there is more.
 //!
-//! It panics when the driver does what it must not: names a descriptor that is not open, or waits while nothing would tell
-//! of calls from other threads.
+//! It panics when the driver does what it must not: names a descriptor that is not open, or waits while nothing would
+//! tell of calls from other threads.
 
 mod operation;
 mod queues;

@@ -1,5 +1,5 @@
-//! The calls that the ring's driver makes itself, on sockets of a simulated world: each is tried, and may say EAGAIN for
-//! once.
+//! The calls that the ring's driver makes itself, on sockets of a simulated world: each is tried, and may say EAGAIN
+//! for once.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
