@@ -3,6 +3,7 @@
 
 mod support;
 
+use rustix::process::Signal;
 use support::{Client, Driver, Response, Server, Setup, with_each_driver};
 
 with_each_driver!(
@@ -12,6 +13,10 @@ with_each_driver!(
     a_request_in_a_broken_body_is_never_served,
     a_request_behind_a_broken_body_that_nobody_reads_is_never_served,
     a_hundred_requests_in_one_piece_are_answered_in_order,
+    pipelined_requests_are_answered_with_one_call,
+    pipelined_request_that_waits_lets_the_answers_before_it_leave,
+    pipelined_request_that_closes_lets_the_answers_before_it_leave,
+    pipelined_answers_that_the_client_does_not_take_are_all_kept,
     pipelined_bodies_that_nobody_reads_are_passed_over,
     old_versions_are_spoken,
     connections_are_kept_as_the_version_and_the_client_say,
@@ -284,6 +289,110 @@ fn a_hundred_requests_in_one_piece_are_answered_in_order(driver: Driver) {
         assert_eq!((response.status, response.text()), (200, expected));
     }
     assert_eq!(client.get("/still").text(), "/still");
+    server.stop();
+}
+
+fn pipelined_requests_are_answered_with_one_call(driver: Driver) {
+    let text = "listen %TCP%; location / { return 200 $uri; } location /file/ { alias %DIR%/files/; }";
+    let server = Setup::server(driver, text).file("files/a", "from a file").start();
+    let mut client = server.connect_tcp(1);
+    // From the second request on each call is a packet (`tcp_nodelay`).
+    assert_eq!(client.get("/first").text(), "/first");
+    for count in [2, 5, 15] {
+        let before = client.packets_received();
+        let paths: Vec<String> = (0..count).map(|number| format!("/{number}")).collect();
+        client.send(paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")).collect::<String>());
+        paths.iter().for_each(|path| assert_eq!(client.response().text(), path));
+        // Sixteen at most are answered together, and the number of those before says where that ends.
+        let packets = client.packets_received() - before;
+        assert!(packets <= 2, "{packets} packets for {count} answers");
+        assert_eq!(client.get("/between").text(), "/between");
+    }
+    // What is answered otherwise comes in its place.
+    client.send(
+        "/a /file/a /b /file/missing /c"
+            .split(' ')
+            .map(|path| format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n"))
+            .collect::<String>(),
+    );
+    for (status, text) in [(200, "/a"), (200, "from a file"), (200, "/b"), (404, ""), (200, "/c")] {
+        let response = client.response();
+        assert!(response.status == status && response.text().starts_with(text), "{response:?}");
+    }
+    server.stop();
+}
+
+fn pipelined_request_that_waits_lets_the_answers_before_it_leave(driver: Driver) {
+    let text =
+        "location / { return 200 $uri; } location /held { test_count_body held; } location /release { test_release; }";
+    let server = Setup::server(driver, text).replace("worker_processes 2;", "worker_processes 1;").start();
+    let mut client = server.connect();
+    // The rest of its head is missing.
+    client.send(get("") + &get("") + "GET /third HTTP/1.1\r\n");
+    (0..2).for_each(|_| assert_eq!(client.response().text(), "/"));
+    client.send("Host: h\r\n\r\n");
+    assert_eq!(client.response().text(), "/third");
+    // It waits for its body.
+    client.send(get("") + &get("") + "POST /held HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n");
+    (0..2).for_each(|_| assert_eq!(client.response().text(), "/"));
+    client.send("01234".to_owned() + &get(""));
+    while server.get("/release").text() != "1 released" {}
+    assert_eq!(client.response().status, 200);
+    assert_eq!(client.response().text(), "/");
+    server.stop();
+}
+
+fn pipelined_request_that_closes_lets_the_answers_before_it_leave(driver: Driver) {
+    let text = "location / { return 200 $uri; } location /nothing { return 444; } location /panic { test_panic; }
+                location /last { keepalive_timeout 0; return 200 last; }";
+    let mut server = Server::start(driver, text);
+    let closing = ["GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n", "GET /panic HTTP/1.1\r\nHost: h\r\n\r\n"];
+    for last in closing {
+        let mut client = server.connect();
+        client.send(get("") + &get("") + last + &get(""));
+        (0..2).for_each(|_| assert_eq!(client.response().text(), "/", "{last}"));
+        client.assert_closed();
+    }
+    for (last, status) in [("GET /last HTTP/1.1\r\nHost: h\r\n\r\n", 200), ("broken\r\n\r\n", 400)] {
+        let mut client = server.connect();
+        client.send(get("") + &get("") + last);
+        (0..2).for_each(|_| assert_eq!(client.response().text(), "/", "{last}"));
+        assert_eq!(client.response().status, status, "{last}");
+        client.assert_closed();
+    }
+    // The client has nothing more to say.
+    let mut client = server.connect();
+    client.send(get("") + &get("") + "GET /half");
+    client.finish_sending();
+    (0..2).for_each(|_| assert_eq!(client.response().text(), "/"));
+    client.assert_closed();
+    // A panic is worth an alert, which `stop` would not like.
+    server.end(Signal::TERM);
+}
+
+fn pipelined_answers_that_the_client_does_not_take_are_all_kept(driver: Driver) {
+    const ANSWERS: usize = 3000;
+    let server = Server::start(
+        driver,
+        &format!("keepalive_requests 10000; listen %TCP%; location / {{ return 200 \"$uri {}\"; }}", "x".repeat(1000)),
+    );
+    for mut client in [server.connect(), server.connect_tcp(1)] {
+        let requests: String =
+            (0..ANSWERS).map(|number| format!("GET /{number} HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
+        let mut sender = client.sender();
+        std::thread::scope(|scope| {
+            scope.spawn(move || sender.send(requests));
+            for number in 0..ANSWERS {
+                let response = client.response();
+                assert!(response.text().starts_with(&format!("/{number} x")), "{number}: {response:?}");
+                assert_eq!(response.body.len(), 1002 + number.to_string().len());
+                // What is sent meanwhile finds the sockets full.
+                if number % 1000 == 0 {
+                    (0..20).for_each(|_| assert_eq!(server.get("/other").status, 200));
+                }
+            }
+        });
+    }
     server.stop();
 }
 

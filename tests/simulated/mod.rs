@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use gale_config::{Files, MemoryFiles};
 use gale_engine::configuration::Configuration;
+use gale_engine::module::Order;
 use gale_engine::serve::{Server, Serving};
 use gale_modules::order::ORDER;
 use gale_process::{
-    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LogFile, LogHandle, Program,
-    ResourceError, Resources, Seat,
+    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle, LogFile,
+    LogHandle, Program, ResourceError, Resources, Seat, Worker,
 };
 use gale_runtime::simulation::Simulation;
 use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
@@ -47,12 +48,21 @@ pub struct Site<'s> {
     listeners: RefCell<Vec<ListenerHandle>>,
 }
 
+fn replace_places(configuration: &str) -> String {
+    configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", env!("CARGO_TARGET_TMPDIR"))
+}
+
 /// The one loop's place.
 pub const SEAT: Seat = Seat { worker: 0, workers: 1 };
 
 impl<'s> Site<'s> {
     pub fn new(simulation: &'s Simulation, configuration: &str) -> Site<'s> {
-        let text = configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", env!("CARGO_TARGET_TMPDIR"));
+        Site::with_order(simulation, &ORDER, configuration)
+    }
+
+    /// A server made of these modules.
+    pub fn with_order(simulation: &'s Simulation, order: &'static Order, configuration: &str) -> Site<'s> {
+        let text = replace_places(configuration);
         let request = BuildRequest {
             program: "gale".to_owned(),
             prefix: "/".into(),
@@ -60,13 +70,23 @@ impl<'s> Site<'s> {
             configuration_text: Some(text),
             ..BuildRequest::default()
         };
-        Site { simulation, server: Server::new(&ORDER), request, listeners: RefCell::default() }
+        Site { simulation, server: Server::new(order), request, listeners: RefCell::default() }
     }
 
     /// A configuration of this text, as at the start and at every reload.
     pub fn build(&self) -> Arc<Configuration> {
+        self.build_request(&self.request)
+    }
+
+    /// A configuration of another text.
+    pub fn build_text(&self, configuration: &str) -> Arc<Configuration> {
+        let text = Some(replace_places(configuration));
+        self.build_request(&BuildRequest { configuration_text: text, ..self.request.clone() })
+    }
+
+    fn build_request(&self, request: &BuildRequest) -> Arc<Configuration> {
         let mut resources = SimulatedResources { site: self, files: MemoryFiles::default() };
-        let built = self.server.build(&self.request, &mut resources);
+        let built = self.server.build(request, &mut resources);
         Arc::new(built.unwrap_or_else(|report| panic!("{}", report.render("gale"))).configuration)
     }
 
@@ -75,9 +95,15 @@ impl<'s> Site<'s> {
         let configuration = self.build();
         let mut event_loop = EventLoop::simulated(self.simulation, options).expect("a descriptor");
         event_loop.run(async {
-            let mut serving = self.server.start(SEAT, configuration).expect("simulated sockets can be accepted from");
+            let mut serving = self.start(configuration);
+            serving.settled();
             main(&mut serving).await
         })
+    }
+
+    /// Begins to serve on the loop that runs. Services begin when it is told that it has settled.
+    pub fn start(&self, configuration: Arc<Configuration>) -> Serving {
+        self.server.start(SEAT, configuration).expect("simulated sockets can be accepted from")
     }
 
     fn listen(&self, spec: &ListenSpec) -> io::Result<ListenerHandle> {
@@ -125,6 +151,10 @@ impl Resources for SimulatedResources<'_> {
             let path = std::env::var_os("GALE_SIMULATED_LOG").map_or(PathBuf::from("/dev/null"), PathBuf::from);
             Arc::new(LogFile::open(&path).expect("a log"))
         })))
+    }
+
+    fn lock_file(&mut self, path: &Path) -> Result<LockHandle, ResourceError> {
+        LockFile::open(path).map(Arc::new).map_err(|error| ResourceError::new(error.to_string()))
     }
 
     fn secret(&mut self, _path: &Path) -> io::Result<Vec<u8>> {

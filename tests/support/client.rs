@@ -4,6 +4,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -319,6 +320,22 @@ impl Client {
     /// Whether the connection that has ended was reset and not closed.
     pub fn was_reset(&self) -> bool {
         self.was_reset
+    }
+
+    /// How many packets with data have come over TCP.
+    #[track_caller]
+    pub fn packets_received(&self) -> u32 {
+        /// Where `tcpi_data_segs_in` stands in `struct tcp_info` (linux/tcp.h), of which the C library knows the beginning.
+        const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
+        let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
+        let mut info = [0u32; DATA_SEGS_IN + 1];
+        let mut length = size_of_val(&info) as libc::socklen_t;
+        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        // SAFETY: the kernel writes as many bytes as `length` says, which are there, and any bytes make integers.
+        let result =
+            unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, info.as_mut_ptr().cast(), &raw mut length) };
+        assert_eq!((result, length as usize), (0, size_of_val(&info)), "the kernel tells");
+        info[DATA_SEGS_IN]
     }
 
     #[track_caller]

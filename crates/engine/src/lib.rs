@@ -12,6 +12,8 @@
 //! connections    accepting, `worker_connections`, idle connections, counters
 //! log            error and access logs
 //! resolver       names to addresses, while requests run
+//! spool          bytes that are written and read at once, in memory and in a file
+//! service        what runs beside requests: something every ten seconds
 //! zone           state that all workers share under a name
 //! ```
 
@@ -26,8 +28,13 @@ pub mod notes;
 pub mod protocol;
 pub mod resolver;
 pub mod room;
+#[cfg(test)]
+#[path = "../../../tests/support/scratch.rs"]
+mod scratch;
 pub mod serve;
 pub mod server_address;
+pub mod service;
+pub mod spool;
 pub mod transport;
 pub mod worker;
 pub mod zone;

@@ -23,6 +23,7 @@ use crate::connections::{
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::module::Order;
 use crate::protocol::ProtocolWorker;
+use crate::service::Services;
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
@@ -143,6 +144,8 @@ impl Program for Server {
             protocols: Vec::new(),
             retired: Vec::new(),
             accepting: Vec::new(),
+            seat,
+            services: Services::default(),
         };
         serving
             .take_over(seat, &configuration)
@@ -166,6 +169,8 @@ impl Program for Server {
 fn report_to(configuration: &Configuration) {
     let log = Arc::clone(&configuration.error_log);
     gale_runtime::set_panic_reporter(move |panic| log.write(Level::Alert, None, panic));
+    let log = Arc::clone(&configuration.error_log);
+    gale_runtime::set_shortage_reporter(move |shortage| log.write(Level::Alert, None, shortage));
     let log = Arc::clone(&configuration.error_log);
     stall::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
     if let Err(error) = stall::start_watchdog() {
@@ -222,6 +227,9 @@ pub struct Serving {
     /// Protocols of earlier configurations, until their last connection ends.
     retired: Vec<Rc<dyn ProtocolWorker>>,
     accepting: Vec<Accepting>,
+    seat: Seat,
+    /// What runs beside the connections.
+    services: Services,
 }
 
 /// A listening socket that this loop accepts from.
@@ -273,6 +281,7 @@ impl Serving {
     /// are given back, and nothing is accepted from them any more.
     fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> io::Result<Vec<Accepting>> {
         self.configuration = Arc::clone(configuration);
+        self.seat = seat;
         let wanted = sockets_of(seat, configuration);
         let is_kept = |accepting: &Accepting| wanted.iter().any(|each| Arc::ptr_eq(&each.socket, &accepting.socket));
         let (kept, removed) = std::mem::take(&mut self.accepting).into_iter().partition(is_kept);
@@ -421,7 +430,12 @@ impl gale_process::Worker for Serving {
         })
     }
 
+    fn settled(&mut self) {
+        self.services.settle(self.seat, &self.worker, &self.configuration);
+    }
+
     fn stop_accepting(&mut self, is_last: bool) -> Quiet {
+        self.services.stop();
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
         leave_accept_mutex();
@@ -449,11 +463,14 @@ impl gale_process::Worker for Serving {
     fn drain(&mut self) -> Quiet {
         let protocols: Vec<Rc<dyn ProtocolWorker>> = self.workers().cloned().collect();
         protocols.iter().for_each(|protocol| Rc::clone(protocol).drain());
+        self.services.stop();
+        let services_ended = self.services.ended();
         let worker = Rc::clone(&self.worker);
         Box::pin(async move {
             for protocol in protocols {
                 poll_fn(|context| protocol.poll_closed(context)).await;
             }
+            services_ended.await;
             worker.access.flush();
             // In vain for peers that take nothing; `worker_shutdown_timeout` may be shorter, and ends the loop then.
             let _ = gale_runtime::timeout(LAST_ANSWERS_WAIT_MAX, gale_runtime::all_sent()).await;
@@ -461,6 +478,9 @@ impl gale_process::Worker for Serving {
     }
 
     fn expire(&mut self, configuration: Option<&Arc<Configuration>>) {
+        if configuration.is_none() {
+            self.services.abort();
+        }
         self.workers().for_each(|protocol| protocol.expire(configuration.map(Arc::as_ref)));
     }
 

@@ -11,6 +11,8 @@ pub mod event;
 pub mod http;
 pub mod inert;
 pub mod order;
+#[cfg(feature = "test-hooks")]
+pub mod test_service;
 
 /// The example on the page for authors of modules is compiled with the tests.
 #[cfg(doctest)]

@@ -11,6 +11,8 @@ use crate::http::{
     gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
     random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
 };
+#[cfg(feature = "test-hooks")]
+use crate::test_service;
 use crate::{core, event, inert};
 
 /// Gale's modules in nginx's order.
@@ -56,6 +58,8 @@ const MODULES: &[&Module] = &[
     &inert::MODULE,
     #[cfg(feature = "test-hooks")]
     &test_hooks::MODULE,
+    #[cfg(feature = "test-hooks")]
+    &test_service::MODULE,
 ];
 
 /// Within each phase, who is asked first.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   memfd:   "GALEBNDL"  version u32  manifest length u64  │ manifest (JSON) │ contents of files, back to back
-//!   beside:  descriptors of sockets and logs; the manifest refers to them by position
+//!   beside:  descriptors of sockets, logs and lock files; the manifest refers to them by position
 //! ```
 //!
 //! A bundle is complete: building from it opens nothing. It is refused as a whole when its version, its lengths or one
@@ -22,6 +22,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
+use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
 use super::resources::{ResourceError, Resources};
@@ -30,7 +31,7 @@ use super::text;
 use super::user::Account;
 
 /// Changes with every change of the manifest or of the messages on a link.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;
@@ -47,12 +48,18 @@ pub(super) struct Record {
     pub accounts: Vec<AccountEntry>,
     pub listeners: Vec<ListenerHandle>,
     pub logs: Vec<LogHandle>,
+    pub locks: Vec<LockHandle>,
 }
 
 impl Record {
     /// The log file of this path, written as it was when it was opened: thousands are compared quickly byte by byte.
     pub fn log(&self, path: &Path) -> Option<&LogHandle> {
         self.logs.iter().find(|log| log.path().as_os_str() == path.as_os_str())
+    }
+
+    /// The lock file of this path.
+    pub fn lock(&self, path: &Path) -> Option<&LockHandle> {
+        self.locks.iter().find(|lock| lock.path() == path)
     }
 }
 
@@ -116,7 +123,7 @@ impl Bundle {
         })
     }
 
-    /// Replaces sockets and logs that `previous` holds too by *its* handles, so that the same thing is the same `Arc` in
+    /// Replaces sockets, logs and lock files that `previous` holds too by *its* handles, so that the same thing is the same `Arc` in
     /// both, and the second descriptor of it is closed.
     pub(super) fn adopt(&mut self, previous: &Bundle) {
         let mut known: BTreeMap<u64, Arc<OwnedFd>> = BTreeMap::new();
@@ -144,6 +151,11 @@ impl Bundle {
         for log in &mut self.record.logs {
             if let Some(old) = previous.record.logs.iter().find(|old| old.is_same_file(log)) {
                 *log = Arc::clone(old);
+            }
+        }
+        for lock in &mut self.record.locks {
+            if let Some(old) = previous.record.locks.iter().find(|old| old.is_same_file(lock)) {
+                *lock = Arc::clone(old);
             }
         }
     }
@@ -183,6 +195,7 @@ impl Bundle {
             accounts: self.record.accounts.clone(),
             listeners: self.record.listeners.iter().map(|listener| packer.listener(listener)).collect(),
             logs: self.record.logs.iter().map(|log| packer.log(log)).collect(),
+            locks: self.record.locks.iter().map(|lock| packer.lock(lock)).collect::<Result<_, _>>()?,
         };
         let json = serde_json::to_vec(&manifest)?;
         let memory = rustix::fs::memfd_create("gale bundle", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -254,6 +267,11 @@ impl Resources for BundleResources<'_> {
         known.cloned().ok_or_else(|| missing(&format!("log \"{}\"", path.display())))
     }
 
+    fn lock_file(&mut self, path: &Path) -> Result<LockHandle, ResourceError> {
+        let known = self.record.lock(path);
+        known.cloned().ok_or_else(|| missing(&format!("lock file \"{}\"", path.display())))
+    }
+
     fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         replay(self.record.secrets.get(path), path)
     }
@@ -299,7 +317,8 @@ struct Manifest {
     names: Vec<(String, Result<Vec<IpAddr>, String>)>,
     accounts: Vec<AccountEntry>,
     listeners: Vec<PackedListener>,
-    logs: Vec<PackedLog>,
+    logs: Vec<PackedHandle>,
+    locks: Vec<PackedHandle>,
 }
 
 /// A file: its length in the contents, which are in the manifest's order, or the error number.
@@ -331,8 +350,9 @@ struct PackedListener {
     inherited: bool,
 }
 
+/// An open file by its path.
 #[derive(Serialize, Deserialize)]
-struct PackedLog {
+struct PackedHandle {
     path: PathText,
     descriptor: usize,
 }
@@ -368,8 +388,13 @@ impl Packer {
         PackedListener { spec: listener.spec.clone(), sockets, inherited: listener.inherited }
     }
 
-    fn log(&mut self, log: &LogFile) -> PackedLog {
-        PackedLog { path: PathText(log.path().to_owned()), descriptor: self.descriptor(log.descriptor()) }
+    fn log(&mut self, log: &LogFile) -> PackedHandle {
+        PackedHandle { path: PathText(log.path().to_owned()), descriptor: self.descriptor(log.descriptor()) }
+    }
+
+    fn lock(&mut self, lock: &LockFile) -> io::Result<PackedHandle> {
+        let descriptor = self.descriptor(&Arc::new(lock.open_anew()?));
+        Ok(PackedHandle { path: PathText(lock.path().to_owned()), descriptor })
     }
 
     fn descriptor(&mut self, descriptor: &Arc<OwnedFd>) -> usize {
@@ -388,6 +413,7 @@ impl Unpacker<'_> {
         let listeners =
             manifest.listeners.into_iter().map(|listener| self.listener(listener)).collect::<Result<_, _>>()?;
         let logs = manifest.logs.into_iter().map(|log| self.log(log)).collect::<Result<_, _>>()?;
+        let locks = manifest.locks.into_iter().map(|lock| self.lock(lock)).collect::<Result<_, _>>()?;
         let unglob =
             |glob: PackedGlob| (glob.pattern.0, glob.paths.map(|paths| paths.into_iter().map(|path| path.0).collect()));
         let record = Record {
@@ -398,6 +424,7 @@ impl Unpacker<'_> {
             accounts: manifest.accounts,
             listeners,
             logs,
+            locks,
         };
         Ok(Bundle { generation: manifest.generation, request: manifest.request, settings: manifest.settings, record })
     }
@@ -424,8 +451,12 @@ impl Unpacker<'_> {
         Ok(Arc::new(Listener { spec: packed.spec, sockets, inherited: packed.inherited }))
     }
 
-    fn log(&self, packed: PackedLog) -> io::Result<LogHandle> {
+    fn log(&self, packed: PackedHandle) -> io::Result<LogHandle> {
         Ok(Arc::new(LogFile::shared(packed.path.0, self.descriptor(packed.descriptor)?)))
+    }
+
+    fn lock(&self, packed: PackedHandle) -> io::Result<LockHandle> {
+        Ok(Arc::new(LockFile::from_descriptor(packed.path.0, self.descriptor(packed.descriptor)?)))
     }
 
     fn descriptor(&self, index: usize) -> io::Result<Arc<OwnedFd>> {

@@ -31,6 +31,8 @@ pub(super) enum Order<C> {
     Start(Change<C>),
     /// Use another configuration, or another seat.
     Commit(Change<C>),
+    /// Every loop has carried out the last change.
+    Settled,
     /// Stop accepting and finish what there is. `is_last` as in [`Worker::stop_accepting`].
     Drain { is_last: bool },
     /// Close what still holds this configuration or an older one; without one, everything.
@@ -271,6 +273,7 @@ impl<P: Program> Attendance<P> {
             }
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),
+            (Order::Settled, serving) => serving.iter_mut().for_each(Worker::settled),
             (Order::Drain { is_last }, Some(worker)) => {
                 self.unsettled.push((Settles::Stop, worker.stop_accepting(is_last)));
             }

@@ -123,6 +123,10 @@ pub trait Worker: 'static {
     /// closed under all their holders once every loop has settled.
     fn commit(&mut self, seat: Seat, configuration: Arc<Self::Configuration>) -> Quiet;
 
+    /// Every loop uses the configuration that this one was last told of, so that the start or the reload can no longer fail:
+    /// what runs beside the exchanges begins. Not called on loops that are drained next.
+    fn settled(&mut self) {}
+
     /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told. `is_last`:
     /// nobody else does, so who waits there is lost with them. Resolves when that is accepted; [`Worker::drain`] follows.
     fn stop_accepting(&mut self, is_last: bool) -> Quiet;

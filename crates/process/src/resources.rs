@@ -11,6 +11,7 @@ use std::path::Path;
 use gale_config::{Diagnostic, Files};
 
 use super::listen::{ListenSpec, ListenerHandle};
+use super::lock_file::LockHandle;
 use super::log_file::LogHandle;
 use super::user::Account;
 
@@ -28,6 +29,12 @@ pub trait Resources: Files {
     /// # Errors
     /// `open() "/var/log/x.log" failed (13: Permission denied)`
     fn log_file(&mut self, path: &Path) -> Result<LogHandle, ResourceError>;
+
+    /// Opens a lock file, for what only one of several processes may do at a time. The same path gives the same handle.
+    ///
+    /// # Errors
+    /// `open() "/var/lib/x/lock" failed (13: Permission denied)`
+    fn lock_file(&mut self, path: &Path) -> Result<LockHandle, ResourceError>;
 
     /// Reads a file that only the master may be able to read: keys, certificates.
     ///

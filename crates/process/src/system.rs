@@ -17,6 +17,7 @@ use rustix::process::Pid;
 use super::bundle::{AccountEntry, Bundle, Record};
 use super::errors::{ErrorLog, errno_text};
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
+use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
 use super::resources::{ResourceError, Resources};
@@ -215,6 +216,18 @@ impl Resources for SystemResources {
         })?;
         let handle = Arc::new(file);
         self.record.logs.push(Arc::clone(&handle));
+        Ok(handle)
+    }
+
+    fn lock_file(&mut self, path: &Path) -> Result<LockHandle, ResourceError> {
+        if let Some(open) = self.record.lock(path) {
+            return Ok(Arc::clone(open));
+        }
+        let file = LockFile::open(path).map_err(|error| {
+            ResourceError::new(format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
+        })?;
+        let handle = Arc::new(file);
+        self.record.locks.push(Arc::clone(&handle));
         Ok(handle)
     }
 

@@ -55,6 +55,7 @@ const TESTS: &[(&str, fn())] = &[
     ("logs_are_reopened_in_the_middle_of_a_reload", logs_are_reopened_in_the_middle_of_a_reload),
     ("a_stuck_loop_does_not_hold_up_a_reload", a_stuck_loop_does_not_hold_up_a_reload),
     ("the_sockets_of_a_loop_that_cannot_start_go_to_others", the_sockets_of_a_loop_that_cannot_start_go_to_others),
+    ("loops_hear_of_a_change_when_all_have_carried_it_out", loops_hear_of_a_change_when_all_have_carried_it_out),
     ("logs_are_reopened_in_master_and_worker", logs_are_reopened_in_master_and_worker),
     ("a_worker_without_free_descriptors_keeps_its_link", a_worker_without_free_descriptors_keeps_its_link),
     ("a_worker_that_lost_its_link_is_replaced", a_worker_that_lost_its_link_is_replaced),
@@ -442,6 +443,35 @@ fn the_sockets_of_a_loop_that_cannot_start_go_to_others() {
     for _ in 0..40 {
         assert_eq!(server.ask().text, "three");
     }
+}
+
+fn loops_hear_of_a_change_when_all_have_carried_it_out() {
+    const TELLS: &str = "listen 127.0.0.1:0\ntrace DIR/error.log\ntells_settled";
+    let directory = new_directory();
+    let fifo = directory.join("fifo");
+    make_fifo(&fifo);
+    let mut server = Server::launch(&format!("{TELLS}\nworkers 2\nstart_waits_open {}\nanswer one", fifo.display()));
+    let holding_up = fs::File::options().write(true).open(&fifo).expect("somebody waits");
+    // The second loop serves: whatever it was told until the first answer it has done by the second.
+    let mut client = server.connect();
+    assert_eq!((client.ask("x").worker, client.ask("x").worker), (1, 1));
+    assert!(!server.logged().contains("has settled"));
+    drop(holding_up);
+    server.wait_notified("READY=1");
+    server.wait_logged("worker 0 has settled with one");
+    server.wait_logged("worker 1 has settled with one");
+    // Without the one that cannot start.
+    server.reload(&format!("{TELLS}\nworkers 3\nstart_fails_at 2\nanswer two"));
+    server.wait_logged("worker 0 has settled with two");
+    server.wait_logged("worker 1 has settled with two");
+    // And without the one that is drained.
+    server.reload(&format!("{TELLS}\nworkers 1\nanswer three"));
+    server.wait_logged("worker 0 has settled with three");
+    server.signal(Signal::TERM);
+    assert!(server.wait_exited().success());
+    let log = server.logged();
+    assert!(!log.contains("worker 2 has settled") && !log.contains("worker 1 has settled with three"), "{log}");
+    fs::remove_dir_all(directory).expect("ours");
 }
 
 fn logs_are_reopened_in_master_and_worker() {

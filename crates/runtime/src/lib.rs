@@ -66,6 +66,7 @@ pub use blocks::{
 };
 pub use buffer::{Buffer, Lease};
 pub use bytes::Bytes;
+pub use driver::shortage::{RingShortage, set_shortage_reporter};
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{
     all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,

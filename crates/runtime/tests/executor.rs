@@ -150,6 +150,14 @@ fn the_name_of_another_loops_task_finds_nothing() {
 }
 
 #[test]
+fn abort_outside_of_a_loop_finds_nothing() {
+    let mut event_loop = EventLoop::new(LoopOptions::simulated_time()).unwrap();
+    let task = event_loop.run(async { spawn(std::future::pending()) });
+    abort(task);
+    event_loop.run(async { assert_eq!(task_count(), 1) });
+}
+
+#[test]
 fn a_task_may_abort_itself() {
     run(async {
         let dropped = Rc::new(Cell::new(0));

@@ -6,10 +6,12 @@ mod common;
 #[allow(dead_code)]
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use common::*;
@@ -363,5 +365,38 @@ fn sendfile_delivers_a_file_to_a_slow_reader() {
             yield_now().await;
         }
         assert!(received == content);
+    });
+}
+
+#[test]
+fn sendfile_of_a_file_that_was_cut_off_comes_to_its_end() {
+    let directory = Directory::new();
+    let content = pattern(4 << 20);
+    let path = directory.file("file", &content);
+    run(async {
+        let (server, client) = tcp_pair().await;
+        let file = files::open(&path, OpenFlags::READ).await.unwrap();
+        let length = Rc::new(Cell::new(content.len()));
+        spawn({
+            let (length, path) = (Rc::clone(&length), path.clone());
+            async move {
+                let mut offset = 0;
+                // The socket has been full, so that the kernel tells of room only when it is full again.
+                while offset < 3 << 20 {
+                    server.sendfile(&file, &mut offset, 100_000).await.unwrap();
+                }
+                std::fs::File::options().write(true).open(&path).unwrap().set_len(offset + 5000).unwrap();
+                length.set(offset as usize + 5000);
+                while server.sendfile(&file, &mut offset, 100_000).await.unwrap() > 0 {}
+            }
+        });
+        let mut received = Vec::new();
+        let mut input = Buffer::new();
+        while client.recv(&mut input, 50_000).await.unwrap() > 0 {
+            received.extend_from_slice(input.readable());
+            input.clear();
+            yield_now().await;
+        }
+        assert!(received == content[..length.get()]);
     });
 }

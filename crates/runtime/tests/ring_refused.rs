@@ -1,27 +1,48 @@
-//! io_uring refused by seccomp, as in containers: epoll serves in its place, and the loop says why.
+//! io_uring refused by seccomp: whole, as in containers, then epoll serves in its place and the loop says why; or only
+//! what is submitted together, as a kernel without memory does, then that fails and the rest goes on.
 
 mod common;
 
 const DRIVER: DriverChoice = DriverChoice::IoUring;
 
+use std::io::{ErrorKind, Read, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use common::*;
 use gale_runtime::*;
 
+fn statement(code: u32, jump_true: u8, jump_false: u8, value: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: jump_true, jf: jump_false, k: value }
+}
+
 /// Has a system call of this thread, and of those that it starts, fail with `errno` from now on.
 fn refuse(call: libc::c_long, errno: i32) {
-    let statement = |code: u32, jump_true: u8, jump_false: u8, value: u32| libc::sock_filter {
-        code: code as u16,
-        jt: jump_true,
-        jf: jump_false,
-        k: value,
-    };
     // The number of the call is the first word of what the filter sees.
-    let filter = [
+    install(&mut [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    ]);
+}
+
+/// So many entries, submitted by one call, are more than the kernel of this thread has memory for from now on.
+const TOO_MANY: usize = 10;
+
+fn refuse_many() {
+    // The second argument has the number of entries; they are 8 bytes each and begin at 16.
+    install(&mut [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 3, libc::SYS_io_uring_enter as u32),
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 24),
+        statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, TOO_MANY as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EAGAIN as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
+fn install(filter: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: plain numbers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
@@ -66,4 +87,140 @@ fn a_ring_that_cannot_be_used_is_replaced_by_epoll_too() {
     }
     assert_eq!(loop_without(libc::SYS_io_uring_enter, libc::EPERM), ("epoll", Some(libc::EPERM)));
     assert_eq!(loop_without(libc::SYS_io_uring_register, libc::EPERM), ("epoll", Some(libc::EPERM)));
+}
+
+/// Runs `main` on a thread whose kernel has no memory for many entries at once, from when `main` says so.
+fn run_without_memory(main: impl AsyncFnOnce() + Send + 'static) {
+    let work = || {
+        let mut event_loop = event_loop(simulated_time());
+        if event_loop.driver_name() != "io_uring" {
+            return eprintln!("skipped: no io_uring here");
+        }
+        event_loop.run(main());
+    };
+    std::thread::spawn(work).join().unwrap();
+}
+
+async fn exchange(server: &Stream, client: &Stream) {
+    for _ in 0..2 {
+        let mut receiving = Box::pin(receive(server, 8));
+        let _ = poll_once(&mut receiving).await;
+        send(client, b"question").await;
+        assert_eq!(receiving.await, b"question");
+    }
+}
+
+/// The loop goes on: connections are served, timers expire, and other threads are heard.
+async fn assert_alive() {
+    let (server, client) = tcp_pair().await;
+    exchange(&server, &client).await;
+    sleep(Duration::from_millis(5)).await;
+    let (called, heard) = std::sync::mpsc::channel();
+    let remote = remote();
+    let caller = std::thread::spawn(move || remote.run(Box::new(move || called.send(()).unwrap())).unwrap());
+    while heard.try_recv().is_err() {
+        yield_now().await;
+    }
+    caller.join().unwrap();
+}
+
+#[test]
+fn waiting_that_the_kernel_has_no_memory_for_fails_and_the_loop_goes_on() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    set_shortage_reporter({
+        let told = Arc::clone(&told);
+        move |shortage| told.lock().unwrap().push(*shortage)
+    });
+    run_without_memory(async || {
+        let pairs: Vec<_> = (0..TOO_MANY).map(|_| unix_pair()).collect();
+        let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
+        turns(2).await;
+        refuse_many();
+        // Receives, and what waits for connections.
+        let mut inputs: Vec<Buffer> = pairs.iter().map(|_| Buffer::new()).collect();
+        let mut receives: Vec<_> =
+            pairs.iter().zip(&mut inputs).map(|((server, _), input)| Box::pin(server.recv(input, 100))).collect();
+        for receive in &mut receives {
+            assert!(poll_once(receive).await.is_pending());
+        }
+        let mut accepted = Box::pin(listener.accept());
+        assert!(poll_once(&mut accepted).await.is_pending());
+        for receive in receives {
+            assert_eq!(receive.await.unwrap_err().kind(), ErrorKind::OutOfMemory);
+        }
+        assert_eq!(accepted.await.unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(ring_counters().refused, TOO_MANY as u64 + 1);
+        // Polls for room, and for the peers' leaving.
+        for (server, _) in &pairs {
+            while rustix::io::write(server, &[7; 1000]).is_ok() {}
+        }
+        let mut outputs: Vec<Output> = pairs.iter().map(|_| Output::new()).collect();
+        let mut sends: Vec<_> = pairs
+            .iter()
+            .zip(&mut outputs)
+            .map(|((server, _), output)| {
+                output.push(b"no room");
+                Box::pin(async { (server.send_all(output).await, output.len_bytes()) })
+            })
+            .collect();
+        for send in &mut sends {
+            assert!(poll_once(send).await.is_pending());
+        }
+        for send in sends {
+            let (sent, left) = send.await;
+            assert_eq!((sent.unwrap_err().kind(), left > 0), (ErrorKind::OutOfMemory, true));
+        }
+        let mut leavings: Vec<_> = pairs.iter().map(|(server, _)| Box::pin(server.peer_closed())).collect();
+        for leaving in &mut leavings {
+            assert!(poll_once(leaving).await.is_pending());
+        }
+        for leaving in leavings {
+            leaving.await;
+        }
+        assert_eq!(ring_counters().refused, 3 * TOO_MANY as u64 + 1);
+        // Of few at a time all goes on, also accepting.
+        let client = Stream::connect(&listener.local_address().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        exchange(&server, &client).await;
+        assert_alive().await;
+    });
+    let told = told.lock().unwrap();
+    if !told.is_empty() {
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].to_string().ends_with("operations failed"), "{}", told[0]);
+    }
+}
+
+#[test]
+fn answers_and_closes_that_the_kernel_has_no_memory_for_are_done_directly() {
+    run_without_memory(async || {
+        let mut pairs = Vec::new();
+        for _ in 0..TOO_MANY {
+            let (near, mut client) = std::os::unix::net::UnixStream::pair().unwrap();
+            let server = Stream::from_fd(near.into()).unwrap();
+            for _ in 0..2 {
+                let mut receiving = Box::pin(receive(&server, 8));
+                assert!(poll_once(&mut receiving).await.is_pending());
+                client.write_all(b"question").unwrap();
+                assert_eq!(receiving.await, b"question");
+            }
+            pairs.push((server, client));
+        }
+        turns(2).await;
+        refuse_many();
+        let posted: Vec<usize> =
+            pairs.iter().map(|(server, _)| server.try_send_copy(b"posted", false).unwrap()).collect();
+        turns(1).await;
+        let refused = ring_counters().refused;
+        assert!(refused >= TOO_MANY as u64 || posted[0] == 0);
+        for ((_, client), length) in pairs.iter_mut().zip(posted) {
+            client.read_exact(&mut vec![0; length]).unwrap();
+        }
+        let (servers, clients): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        drop(servers);
+        turns(1).await;
+        assert!(ring_counters().refused >= refused + TOO_MANY as u64);
+        // The cancellations are as many, so the kernel lets go of these connections when the loop ends.
+        drop(clients);
+    });
 }

@@ -23,6 +23,7 @@ use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSett
 use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
 use crate::protocol::Protocol;
+use crate::service::{ConfiguredService, ServiceSpec};
 use gale_process::{Account, BuildRequest, ListenSpec, ProcessSettings, ResourceError, Resources};
 
 /// Where the settings that are being written belong.
@@ -88,6 +89,7 @@ pub struct Builder {
     syslogs: Vec<(Span, DeferredSyslog)>,
     needed_pools: Vec<(String, Span)>,
     pub(super) zones: Zones,
+    services: Vec<(Span, ServiceSpec)>,
     hosts: Hosts,
 }
 
@@ -127,6 +129,7 @@ impl Builder {
             syslogs: Vec::new(),
             needed_pools: Vec::new(),
             zones: Zones::default(),
+            services: Vec::new(),
             hosts: Hosts::default(),
         }
     }
@@ -295,6 +298,20 @@ impl Builder {
         self.zones.find(kind, &size.name, Some(size.bytes), span)
     }
 
+    /// Adds what is to run beside requests, for the directive at `span`. It begins once all event loops use the
+    /// configuration.
+    ///
+    /// # Errors
+    /// The configuration has a service of this name.
+    pub fn add_service(&mut self, service: ServiceSpec, span: Span) -> Result<(), Diagnostic> {
+        if let Some((first, _)) = self.services.iter().find(|(_, known)| known.name() == service.name()) {
+            let message = format!("duplicate service \"{}\"", service.name());
+            return Err(Diagnostic::emerg(message).at(span).related("first added", *first));
+        }
+        self.services.push((span, service));
+        Ok(())
+    }
+
     /// Where the program keeps its files when nobody says otherwise: Debian's places.
     pub fn default_pid_path(&self) -> PathBuf {
         self.prefix.join(format!("/run/{}.pid", self.program))
@@ -362,14 +379,18 @@ impl Builder {
         if self.diagnostics.has_errors() {
             return None;
         }
-        let protocols = open_blocks(drafts, resources, process.account.as_ref());
+        let owner = process.account.as_ref();
+        let prepared = drafts.iter().try_for_each(|draft| draft.prepare(resources, owner));
+        let services = prepared.and_then(|()| self.open_services(resources));
+        let services = services.map_err(|error| self.diagnostics.report(error)).ok()?;
+        let protocols = open_blocks(drafts, resources);
         let protocols = protocols.map_err(|error| self.diagnostics.report(error)).ok()?;
         let main = self.main_conf::<MainSettings>().expect("the core module is among the modules");
         let error_log = Arc::new(ErrorLog::new(main.error_log.get().clone()));
         let thread_pools = ThreadPools::new(main.thread_pool.get(), process.workers);
         let cpu_affinity = main.worker_cpu_affinity.get_opt().cloned();
         let zones = Arc::new(std::mem::take(&mut self.zones.named));
-        Some(Configuration { process, events, cpu_affinity, thread_pools, error_log, zones, protocols })
+        Some(Configuration { process, events, cpu_affinity, thread_pools, error_log, zones, services, protocols })
     }
 
     fn complete_main(&mut self) {
@@ -437,6 +458,14 @@ impl Builder {
         self.main_conf::<MainSettings>().and_then(|main| main.worker_processes.get_opt().copied()).unwrap_or(1)
     }
 
+    fn open_services(&mut self, resources: &mut dyn Resources) -> Result<Vec<Arc<ConfiguredService>>, Diagnostic> {
+        let services = std::mem::take(&mut self.services).into_iter();
+        let open = |(span, service): (Span, ServiceSpec)| {
+            service.open(resources).map_err(|error| Diagnostic::from(error).at(span))
+        };
+        services.map(open).collect()
+    }
+
     fn open_logs(&mut self, resources: &mut dyn Resources) {
         for request in std::mem::take(&mut self.logs) {
             let path = request.log.path();
@@ -458,13 +487,11 @@ impl Builder {
     }
 }
 
-/// Opens what the blocks need: their directories, then the sockets of all of them together.
+/// Opens the sockets of all blocks together.
 fn open_blocks(
     drafts: Vec<Box<dyn BlockDraft>>,
     resources: &mut dyn Resources,
-    owner: Option<&Account>,
 ) -> Result<Vec<Arc<dyn Protocol>>, Diagnostic> {
-    drafts.iter().try_for_each(|draft| draft.prepare(resources, owner))?;
     let listens: Vec<Vec<ListenSpec>> = drafts.iter().map(|draft| draft.listens()).collect();
     if listens.is_empty() {
         return Ok(Vec::new());

@@ -34,6 +34,7 @@ pub use zones::{ZoneRef, ZoneSize};
 use crate::log::ErrorLog;
 use crate::module::Order;
 use crate::protocol::Protocol;
+use crate::service::ConfiguredService;
 use crate::zone::NamedZones;
 use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 
@@ -51,6 +52,8 @@ pub struct Configuration {
     pub error_log: Arc<ErrorLog>,
     /// The zones that are declared.
     pub zones: Arc<NamedZones>,
+    /// What runs beside requests.
+    pub services: Vec<Arc<ConfiguredService>>,
     /// What is served, one for each block such as `http`.
     pub protocols: Vec<Arc<dyn Protocol>>,
 }

@@ -90,7 +90,31 @@ impl ZoneSize {
 }
 
 impl ZoneSize {
-    /// The state behind the zone: that of before, if it goes on over a reload. `subject` begins the message about keys that
+    /// What the zone holds, a value of any type: that of before, if it goes on over a reload, else the one that `make` makes,
+    /// which is to take no more memory than it is told.
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn hold<Z: Any + Send + Sync>(
+        &self,
+        builder: &mut Builder,
+        kind: &'static str,
+        span: Span,
+        make: impl FnOnce(usize) -> Z,
+    ) -> Result<Arc<Z>, Diagnostic> {
+        let held = builder.zones.named.get(kind, &self.name, self.bytes, b"", make);
+        held.map_err(|error| match error {
+            ZoneError::NoMemory => self.no_memory(span),
+            ZoneError::OtherKey(_) => unreachable!("zones of this kind have no keys"),
+        })
+    }
+
+    fn no_memory(&self, span: Span) -> Diagnostic {
+        let bytes = self.bytes;
+        Diagnostic::emerg(format!("mmap(MAP_ANON|MAP_SHARED, {bytes}) failed (12: Cannot allocate memory)")).at(span)
+    }
+
+    /// The counters behind the zone: those of before, if it goes on over a reload. `subject` begins the message about keys that
     /// have changed.
     ///
     /// # Errors
@@ -103,7 +127,7 @@ impl ZoneSize {
         key: &Word,
         span: Span,
     ) -> Result<Arc<Zone<V>>, Diagnostic> {
-        builder.zones.named.get(kind, &self.name, self.bytes, &key.text).map_err(|error| match error {
+        builder.zones.named.get(kind, &self.name, self.bytes, &key.text, Zone::new).map_err(|error| match error {
             ZoneError::OtherKey(earlier) => {
                 let (name, now, earlier) = (&self.name, &key.text, earlier.as_bstr());
                 let message = format!(
@@ -111,11 +135,7 @@ impl ZoneSize {
                 );
                 Diagnostic::emerg(message).at(key.span).hint("give the zone another name, or restart")
             }
-            ZoneError::NoMemory => {
-                let bytes = self.bytes;
-                let message = format!("mmap(MAP_ANON|MAP_SHARED, {bytes}) failed (12: Cannot allocate memory)");
-                Diagnostic::emerg(message).at(span)
-            }
+            ZoneError::NoMemory => self.no_memory(span),
         })
     }
 }

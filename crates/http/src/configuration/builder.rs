@@ -442,7 +442,7 @@ fn prepare_temp_paths(
     let mut prepared: Vec<&std::path::Path> = Vec::new();
     for scope in &http.scopes {
         let setting = &scope.core.client_body_temp_path;
-        let path = setting.get().path.as_path();
+        let path = &*setting.get().path;
         if prepared.contains(&path) {
             continue;
         }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use gale_config::Setting;
 use gale_runtime::files::RefusedLinks;
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 use crate::files::open_files::OpenFileCache;
 use crate::files::thread_pool::PoolName;
@@ -18,6 +17,8 @@ use crate::variables::template::{SizeTemplate, Template};
 use gale_base::log_level::Level;
 use gale_engine::log::Target;
 use gale_engine::resolver::ResolverSettings;
+
+pub use gale_engine::spool::TempPath;
 
 /// One scope's settings; every field is the directive of the same name unless
 /// it says otherwise. Times are durations, sizes are bytes.
@@ -241,15 +242,6 @@ pub struct DisableSymlinks {
     pub refused: Option<RefusedLinks>,
     /// The beginning of paths that is not checked.
     pub from: Option<Template>,
-}
-
-/// `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TempPath {
-    /// The directory.
-    pub path: std::path::PathBuf,
-    /// How many characters of the file's number name each level of directories.
-    pub levels: SmallVec<[u8; 3]>,
 }
 
 /// `client_body_in_file_only on|clean|off`

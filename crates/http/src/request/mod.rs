@@ -648,7 +648,7 @@ impl Request {
 
     /// Whether so much is too much for values that only other values need.
     fn costs_too_much(&self, cost: usize) -> bool {
-        let body_length = || self.body.iter().flat_map(|body| &body.memory).map(|bytes| bytes.len()).sum::<usize>();
+        let body_length = || self.body.as_ref().map_or(0, |body| body.length() - body.file_length()) as usize;
         cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= body_length()
     }
 

@@ -5,6 +5,8 @@
 
 mod field;
 
+use std::cell::Cell;
+
 use gale_base::http_date;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
@@ -161,15 +163,18 @@ impl ResponseHead {
     /// Sets `ETag` from a file's time and length, as nginx makes it:
     /// `"hex(seconds)-hex(length)"`, with a sign before 1970.
     pub fn set_etag(&mut self, modified_seconds: i64, length: u64) {
-        self.etag.clear();
-        self.etag.push(b'"');
+        // From its end, as digits come.
+        let mut text = *b"\"-ffffffffffffffff-ffffffffffffffff\"";
+        let start = put_hex_before(&mut text, ETAG_MAX - 1, length) - 1;
+        text[start] = b'-';
+        let mut start = put_hex_before(&mut text, start, modified_seconds.unsigned_abs()) - 1;
         if modified_seconds < 0 {
-            self.etag.push(b'-');
+            text[start] = b'-';
+            start -= 1;
         }
-        push_hex(&mut self.etag, modified_seconds.unsigned_abs());
-        self.etag.push(b'-');
-        push_hex(&mut self.etag, length);
-        self.etag.push(b'"');
+        text[start] = b'"';
+        self.etag.clear();
+        self.etag.extend_from_slice(&text[start..]);
     }
 
     /// Whether `Last-Modified` is sent if it is known: what was asked for has changed then. Of a page in its place (about an
@@ -180,16 +185,47 @@ impl ResponseHead {
 
     /// `Last-Modified` as text, if it is sent.
     pub fn last_modified_text(&self) -> Option<[u8; 29]> {
-        self.last_modified.filter(|_| self.tells_last_modified()).map(http_date::format)
+        self.last_modified.filter(|_| self.tells_last_modified()).map(date_text)
     }
 }
 
-/// Appends a number in hexadecimal: on the path of every file, without formatting.
-fn push_hex(text: &mut ShortText, number: u64) {
-    let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(1);
-    for digit in (0..digits).rev() {
-        let value = (number >> (digit * 4)) & 0xf;
-        text.push(b"0123456789abcdef"[value as usize]);
+/// Most bytes of an `ETag` of a file.
+const ETAG_MAX: usize = 36;
+
+/// Dates of files that are kept as text: what is asked for often was changed at few different times.
+const DATES_KEPT: usize = 64;
+
+thread_local! {
+    /// Seconds and their text, where the seconds say.
+    static DATES: Cell<[(u64, [u8; http_date::LENGTH]); DATES_KEPT]> =
+        Cell::new([(0, *b"Thu, 01 Jan 1970 00:00:00 GMT"); DATES_KEPT]);
+}
+
+/// An HTTP date, made anew only if another one is in its place.
+fn date_text(seconds: u64) -> [u8; http_date::LENGTH] {
+    DATES.with(|dates| {
+        let place = &dates.as_array_of_cells()[(seconds % DATES_KEPT as u64) as usize];
+        let (kept, text) = place.get();
+        if kept == seconds {
+            return text;
+        }
+        let text = http_date::format(seconds);
+        place.set((seconds, text));
+        text
+    })
+}
+
+/// Writes a number in hexadecimal so that it ends at `end`, and returns where it begins: on the path of every file, without
+/// formatting.
+fn put_hex_before(text: &mut [u8; ETAG_MAX], end: usize, mut number: u64) -> usize {
+    let mut start = end;
+    loop {
+        start -= 1;
+        text[start] = b"0123456789abcdef"[(number & 0xf) as usize];
+        number >>= 4;
+        if number == 0 {
+            return start;
+        }
     }
 }
 
@@ -283,5 +319,19 @@ mod tests {
         assert_eq!(&*head.etag, b"\"0-ffffffffffffffff\"");
         head.set_etag(-1000, 4);
         assert_eq!(&*head.etag, b"\"-3e8-4\"");
+        head.set_etag(i64::MIN, u64::MAX);
+        assert_eq!(&*head.etag, b"\"-8000000000000000-ffffffffffffffff\"");
+    }
+
+    #[test]
+    fn last_modified_that_shares_its_place_with_another_is_made_anew() {
+        let text = |seconds| {
+            let head = ResponseHead { status: 200, last_modified: Some(seconds), ..ResponseHead::default() };
+            head.last_modified_text()
+        };
+        let times = [0, 1, DATES_KEPT as u64, 784_111_777, 784_111_777 + DATES_KEPT as u64, http_date::SECONDS_MAX];
+        for seconds in times.into_iter().chain(times).flat_map(|seconds| [seconds, seconds]) {
+            assert_eq!(text(seconds), Some(http_date::format(seconds)));
+        }
     }
 }

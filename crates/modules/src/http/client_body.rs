@@ -86,8 +86,8 @@ fn read(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
 /// What is in a file is not read again for a variable, as in nginx.
 fn append_body(request: &Request, out: &mut Vec<u8>) -> bool {
     match &request.body {
-        Some(body) if body.file.is_none() && body.length > 0 => {
-            body.memory.iter().for_each(|piece| out.extend_from_slice(piece));
+        Some(body) if body.file().is_none() && body.length() > 0 => {
+            body.memory().iter().for_each(|piece| out.extend_from_slice(piece));
             true
         }
         _ => false,
@@ -95,8 +95,8 @@ fn append_body(request: &Request, out: &mut Vec<u8>) -> bool {
 }
 
 fn append_path(request: &Request, out: &mut Vec<u8>) -> bool {
-    let path = request.body.as_ref().and_then(|body| body.path.as_ref());
-    if let Some(path) = path {
+    let path = request.body.as_ref().and_then(|body| body.path());
+    if let Some(path) = &path {
         out.extend_from_slice(path.as_os_str().as_encoded_bytes());
     }
     path.is_some()

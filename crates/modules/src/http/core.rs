@@ -739,7 +739,7 @@ fn merge(
         None => {
             if !core.client_body_temp_path.is_set() {
                 let path = builder.default_body_temp_path();
-                core.client_body_temp_path.set(TempPath { path, levels: Default::default() }, None);
+                core.client_body_temp_path.set(TempPath { path: path.into(), levels: Default::default() }, None);
             }
             if core.error_log.get().is_empty() {
                 let main = builder.main_conf::<MainSettings>().map(|main| main.error_log.get().clone());
@@ -861,7 +861,7 @@ fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, D
         _ => Err(statement.directive_error("invalid value").at(word.span).hint("a level has 1 to 3 characters")),
     };
     let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
-    Ok(TempPath { path: builder.full_path(&statement.args[0].text), levels })
+    Ok(TempPath { path: builder.full_path(&statement.args[0].text).into(), levels })
 }
 
 fn keepalive_timeout(statement: &Statement) -> Result<KeepaliveTimeout, Diagnostic> {

@@ -40,6 +40,7 @@ use gale_base::units;
 use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::spool::SpoolError;
 use gale_http::configuration::builder::InHttp;
 use gale_http::files::thread_pool::PoolName;
 use gale_http::module::HttpPart;
@@ -580,24 +581,18 @@ async fn count_body(request: &mut Request) -> Flow {
 }
 
 /// `LENGTH memory|file CHECKSUM`; the checksum is 64 bits of FNV-1a in hexadecimal digits.
-async fn describe(request: &mut Request, stored: &StoredBody) -> io::Result<Flow> {
-    /// How much of the file is read at once.
+async fn describe(request: &mut Request, stored: &StoredBody) -> Result<Flow, SpoolError> {
+    /// How much of it is read at once.
     const PIECE_BYTES: usize = 64 * 1024;
-    let mut sum = stored.memory.iter().fold(FNV_START, |sum, bytes| fnv(sum, bytes));
-    let mut offset = 0;
-    while let Some(file) = &stored.file
-        && offset < stored.file_length()
-    {
-        let piece = file.read_at(offset, PIECE_BYTES).await?;
-        if piece.is_empty() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    let mut sum = FNV_START;
+    if let Some(mut reader) = stored.read(..) {
+        while let Some(piece) = reader.read(PIECE_BYTES).await? {
+            sum = fnv(sum, &piece);
         }
-        sum = fnv(sum, &piece);
-        offset += piece.len() as u64;
     }
-    let place = if stored.file.is_some() { "file" } else { "memory" };
+    let place = if stored.file().is_some() { "file" } else { "memory" };
     request.response.status = 200;
-    Ok(Flow::Answer(Body::Bytes(format!("{} {place} {sum:016x}", stored.length).into())))
+    Ok(Flow::Answer(Body::Bytes(format!("{} {place} {sum:016x}", stored.length()).into())))
 }
 
 const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;

@@ -399,7 +399,7 @@ fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool
     match request.header(KnownHeader::ContentLength) {
         Some(length) => append(out, length),
         None if request.header(KnownHeader::TransferEncoding).is_none() => false,
-        None => request.body.as_ref().is_some_and(|body| append_number(out, body.length)),
+        None => request.body.as_ref().is_some_and(|body| append_number(out, body.length())),
     }
 }
 

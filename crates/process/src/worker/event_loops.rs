@@ -112,6 +112,7 @@ impl<P: Program> Control<P> {
         self.starting -= 1;
         if self.stop.is_none() && self.starting == 0 {
             self.started = true;
+            self.tell_settled();
             self.redirect_standard_error();
             let generation = self.bundle.generation;
             self.tell_master(&Message::Ready { generation });
@@ -122,6 +123,15 @@ impl<P: Program> Control<P> {
                 single.notifier.ready();
             }
             self.finish_reload();
+        }
+    }
+
+    /// Tells the loops that serve that all of them do, with the current configuration.
+    pub(super) fn tell_settled(&self) {
+        for each in self.loops.iter().filter(|each| each.phase == LoopPhase::Serving) {
+            if !each.handle.order(Order::Settled) {
+                self.log.write(Level::Alert, &format!("worker {} takes no orders", each.worker));
+            }
         }
     }
 

@@ -268,6 +268,7 @@ impl<P: Program> Control<P> {
             each.handle.order(Order::Drain { is_last: false });
             each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
+        self.tell_settled();
         let removed = self.bundle.sockets_removed_since(previous);
         if let Err(error) = listen::detach(&self.null, removed) {
             self.log.write(Level::Alert, &format!("closing removed listening sockets failed{}", errno_text(&error)));

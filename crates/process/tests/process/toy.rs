@@ -32,6 +32,7 @@ pub struct Configuration {
     start_fails: bool,
     start_fails_at: Option<usize>,
     start_waits_open: Option<PathBuf>,
+    tells_settled: bool,
 }
 
 impl Program for Toy {
@@ -87,6 +88,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
         start_fails: false,
         start_fails_at: None,
         start_waits_open: None,
+        tells_settled: false,
     };
     let mut specs = Vec::new();
     let mut waits_open = "";
@@ -133,6 +135,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "panic" => panic!("told to panic"),
             "waits" => wait_for_test(value),
             "waits_open" => waits_open = value,
+            "tells_settled" => configuration.tells_settled = true,
             "start_waits_open" => configuration.start_waits_open = Some(value.into()),
             "worker_panics" if std::env::var_os("GALE_PROCESS").is_some_and(|role| role == "worker") => {
                 panic!("told to panic")
@@ -180,6 +183,16 @@ impl Worker for ToyWorker {
     fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
         TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
         Box::pin(std::future::ready(()))
+    }
+
+    fn settled(&mut self) {
+        TURN.with_borrow(|turn| {
+            let configuration = turn.configuration.as_ref().filter(|configuration| configuration.tells_settled);
+            if let Some((configuration, trace)) = configuration.and_then(|known| Some((known, known.trace.as_ref()?))) {
+                let line = format!("worker {} has settled with {}\n", turn.worker, configuration.answer);
+                let _ = rustix::io::write(trace, line.as_bytes());
+            }
+        });
     }
 
     fn stop_accepting(&mut self, _: bool) -> Quiet {

@@ -17,7 +17,7 @@ pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
 /// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
 /// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason).
-pub(super) const SEND_MAX: usize = QUANTUM_BYTES;
+pub(crate) const SEND_MAX: usize = QUANTUM_BYTES;
 
 /// Bytes that are spliced, as many as count as one operation.
 pub(super) const SPLICED_PER_OPERATION: usize = 64 * 1024;

@@ -324,9 +324,13 @@ impl StreamDriver for Epoll {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
-        // A short count may also mean the end of the file, so it says nothing about the socket.
+        let asked = length.min(SEND_MAX);
         self.attempt(key, cx, Direction::Write, |connection| {
-            rustix::fs::sendfile(&connection.socket, file, Some(offset), length.min(SEND_MAX))
+            let sent = rustix::fs::sendfile(&connection.socket, file, Some(offset), asked)?;
+            // Mostly the socket is full, but it may be the end of a file that was cut off, or a disk that has failed: then no
+            // edge would come. To ask takes a tenth of what a second call in vain does.
+            connection.writable = sent == asked || connection.hung_up || has_room(connection.socket.as_fd());
+            Ok(sent)
         })
     }
 
@@ -504,7 +508,7 @@ impl ListenerDriver for Epoll {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if let Some(accepted) = listener.next(self.turn.get()).transpose() {
+        if let Some(accepted) = listener.next(self.turn.get(), accept).transpose() {
             return Poll::Ready(accepted);
         }
         if !listener.registration {
@@ -558,6 +562,11 @@ impl Driver for Epoll {
         }
         Ok(events.len())
     }
+}
+
+/// Whether a send would not wait. If it would, the kernel will tell of room.
+fn has_room(socket: BorrowedFd<'_>) -> bool {
+    look_for(socket, PollFlags::OUT) != Err(Errno::AGAIN)
 }
 
 /// The two directions of a connection and what belongs to each.

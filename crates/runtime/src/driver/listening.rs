@@ -29,7 +29,7 @@ const UNSHARED_BATCH: u32 = 8;
 const CAUTION_MAX: u32 = 64;
 
 /// An accepted connection and its peer.
-pub(super) type Accepted = (OwnedFd, SocketAddress);
+pub(crate) type Accepted = (OwnedFd, SocketAddress);
 
 /// A listening socket in a driver's table.
 pub(super) struct Listening<R> {
@@ -63,10 +63,15 @@ impl<R: Default> Listening<R> {
 }
 
 impl<R> Listening<R> {
-    /// A connection that the kernel has told of, within this turn's bounds. After `None` it has to be waited for.
-    pub fn next(&mut self, turn: u32) -> io::Result<Option<Accepted>> {
+    /// A connection that the kernel has told of, by `accept` within this turn's bounds. After `None` it has to be waited
+    /// for.
+    pub fn next(
+        &mut self,
+        turn: u32,
+        accept: impl Fn(&OwnedFd) -> io::Result<Option<Accepted>>,
+    ) -> io::Result<Option<Accepted>> {
         if self.readable
-            && let Some(accepted) = self.accepts.accept(&self.socket, self.options, turn)?
+            && let Some(accepted) = self.accepts.accept(self.options, turn, || accept(&self.socket))?
         {
             return Ok(Some(accepted));
         }
@@ -159,14 +164,19 @@ impl Accepts {
     }
 
     /// The next connection, within this turn's bounds; `None` if there is none or not in this turn.
-    fn accept(&mut self, socket: &OwnedFd, options: AcceptOptions, turn: u32) -> io::Result<Option<Accepted>> {
+    fn accept(
+        &mut self,
+        options: AcceptOptions,
+        turn: u32,
+        accept: impl FnOnce() -> io::Result<Option<Accepted>>,
+    ) -> io::Result<Option<Accepted>> {
         let batch = options.batch.max(1);
         let may_exceed = !options.exclusive && self.cautious_events == 0;
         let batch_max = if may_exceed { batch.max(UNSHARED_BATCH) } else { batch };
         if !self.share.take(turn, batch_max) {
             return Ok(None);
         }
-        let accepted = accept(socket)?;
+        let accepted = accept()?;
         if self.share.used() > batch {
             self.caution = if accepted.is_some() { 0 } else { (2 * self.caution).clamp(1, CAUTION_MAX) };
             self.cautious_events = self.caution;

@@ -34,17 +34,11 @@ const RECEIVED_MAX: usize = 4096;
 /// What is on loan at most, as with io_uring.
 const QUEUED_SEND_MAX: usize = 32 * 1024;
 
-/// Turns without a step of the clock: no program that comes to rest needs as many.
-const TURNS_PER_MOMENT_MAX: u32 = 100_000;
-
 pub(crate) struct Simulated {
     world: Rc<World>,
     sockets: RefCell<Slots<Socket>>,
     listeners: RefCell<Slots<Listening>>,
     tickets: Cell<u32>,
-    /// The moment of the last turn, and how many turns it has had.
-    moment: Cell<u64>,
-    turns: Cell<u32>,
 }
 
 struct Socket {
@@ -95,8 +89,6 @@ impl Simulated {
             sockets: RefCell::new(Slots::new()),
             listeners: RefCell::new(Slots::new()),
             tickets: Cell::new(0),
-            moment: Cell::new(0),
-            turns: Cell::new(0),
         }
     }
 
@@ -265,38 +257,21 @@ impl Simulated {
     }
 
     fn handle(&self, event: Event) {
-        let World { fate, network, .. } = &*self.world;
-        match event {
-            Event::Arrival { end, arrival } => network.borrow_mut().handle_arrival(fate, end, arrival),
-            Event::Room { end, bytes } => network.borrow_mut().handle_room(fate, end, bytes),
-            Event::Datagram(datagram) => {
-                let reader = self.world.datagrams.borrow_mut().handle_arrival(fate, datagram);
-                reader.into_iter().for_each(Waker::wake);
-            }
-            Event::Incoming { listener, end } => network.borrow_mut().handle_incoming(fate, listener, end),
-            Event::Cut { end } => network.borrow_mut().cut(fate, end),
-            Event::Ready { slot, side } => self.handle_ready(slot, side),
-            Event::ListenerReady { slot } => {
+        match self.world.handle(event) {
+            Some(Event::Ready { slot, side }) => self.handle_ready(slot, side),
+            Some(Event::ListenerReady { slot }) => {
                 let acceptor = self.listeners.borrow_mut().get_mut(slot).and_then(|listening| {
                     listening.will_be_told = false;
                     listening.acceptor.take()
                 });
                 acceptor.into_iter().for_each(Waker::wake);
             }
-            Event::Release { .. } => {}
-            Event::Thread(thread) => self.world.handle_thread(thread),
+            // Memory comes back; operations are the ring's.
+            _ => {}
         }
     }
 
-    /// Panics when the program runs in circles.
-    fn note_turn(&self) {
-        let now = self.world.fate.now();
-        let turns = if self.moment.replace(now) == now { self.turns.get() + 1 } else { 0 };
-        self.turns.set(turns);
-        assert!(turns < TURNS_PER_MOMENT_MAX, "{turns} turns at one moment: a task runs in circles");
-    }
-
-    fn accept(&self, listener: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+    pub(crate) fn accept(&self, listener: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
         let accepted = self.world.network.borrow_mut().accept(&self.world.fate, listener)?;
         accepted.map(|(end, peer)| Ok((self.world.descriptor(Named::End(end))?, peer))).transpose()
     }
@@ -731,7 +706,6 @@ impl Driver for Simulated {
     /// Makes happen what is due; the loop moves the clock.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         assert!(timeout.is_some(), "the simulated world stands still: tasks wait, and nothing will ever happen");
-        self.note_turn();
         self.world.fate.begin_turn();
         let before = self.world.fate.planned();
         let mut count = 0;

@@ -26,7 +26,7 @@ use crate::files;
 use crate::files::mounts;
 use crate::files::page_cache::{self, LoopCalls};
 use crate::memory;
-use crate::simulation::{Simulation, World};
+use crate::simulation::{SimulatedKernel, Simulation, World};
 use crate::stall::watchdog;
 use crate::time::{Clock, ClockChoice, Moment, Wheel};
 
@@ -132,14 +132,31 @@ impl EventLoop {
         Ok(event_loop)
     }
 
-    /// Sets up a loop on which nothing is real: see [`Simulation`]. Of the options, driver, clock and seed are the
-    /// simulation's. Errors: no descriptor for the inbox.
+    /// Sets up a loop on which nothing is real: see [`Simulation`]. Of the options, clock and seed are the simulation's. With
+    /// [`DriverChoice::IoUring`] the driver is the ring's own, over a simulated ring; else one that stands for both others.
+    /// Errors: no descriptor for the inbox.
     pub fn simulated(simulation: &Simulation, options: LoopOptions) -> io::Result<Self> {
         panics::install();
         let world = Rc::clone(simulation.world());
-        let driver = Box::new(Simulated::new(Rc::clone(&world)));
+        let inbox = Inbox::new(options.worker)?;
+        let driver: Box<dyn Driver> = match options.driver {
+            DriverChoice::IoUring => {
+                let (queues, sockets) = SimulatedKernel::ring(&world, options.ring.completions);
+                let events_max = options.events_max.max(1);
+                let ring = IoUring::<SimulatedKernel>::over(
+                    queues,
+                    sockets,
+                    &options.ring,
+                    true,
+                    events_max,
+                    inbox.eventfd(),
+                )?;
+                Box::new(ring)
+            }
+            DriverChoice::Auto | DriverChoice::Epoll => Box::new(Simulated::new(Rc::clone(&world))),
+        };
         let clock = Clock::shared(Rc::clone(world.fate.clock()));
-        EventLoop::with(&options, Inbox::new(options.worker)?, driver, clock, simulation.seed(), Some(world))
+        EventLoop::with(&options, inbox, driver, clock, simulation.seed(), Some(world))
     }
 
     fn with(
@@ -268,26 +285,25 @@ impl EventLoop {
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
         page_cache::end_turn(file_calls, clock.now(), Moment::from_nanos(ended));
-        let mut next_timer = wheel.borrow().next_look();
-        if clock.is_virtual() {
-            // Of what is simulated, too, it is known when it happens.
-            next_timer = next_timer.into_iter().chain(driver.next_event()).min();
-        }
+        let next_timer = wheel.borrow().next_look();
+        // Of what is simulated, too, it is known when it happens.
+        let next_event = || if clock.is_virtual() { driver.next_event() } else { None };
         // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
         let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
         let busy = self.environment.has_work();
-        let wait = match next_timer {
+        let wait = match next_timer.or_else(next_event) {
             _ if busy || !inbox.may_sleep() => Some(Duration::ZERO),
             Some(_) if may_jump() => Some(Duration::ZERO),
             Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended)).min(WAIT_MAX)),
             _ => None,
         };
-        // Without events no loop can go on, and trying again would only burn the processor.
+        // Without events no loop can go on, and trying again would only burn the processor. (Want of memory is no error.)
         let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
         if !busy {
             inbox.awake();
         }
-        if let Some(nanos) = next_timer
+        // The wait may have begun something that is simulated.
+        if let Some(nanos) = next_timer.into_iter().chain(next_event()).min()
             // In this order: who leaves the outside has filled the inbox before.
             && may_jump()
             && events == 0

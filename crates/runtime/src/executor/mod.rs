@@ -62,9 +62,9 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) -> TaskId {
 }
 
 /// Ends a task of the current loop: its future is dropped now, or when its present poll returns. Nothing happens if it has
-/// ended already, or if it belongs to another loop.
+/// ended already, if it belongs to another loop, or outside of a loop.
 pub fn abort(task: TaskId) {
-    Environment::with(|environment| environment.executor.abort(task));
+    let _ = Environment::try_with(|environment| environment.executor.abort(task));
 }
 
 /// Whether this task of the current loop will run soon: something that it waited for has happened.

@@ -93,7 +93,7 @@ impl Device {
     }
 
     /// The line of writes and of changes of names: they wait when the device has too much to write, and reads then do not.
-    pub(crate) const fn writes(self) -> Device {
+    pub const fn writes(self) -> Device {
         Device { line: Line::Writes, ..self }
     }
 

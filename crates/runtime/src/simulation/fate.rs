@@ -23,6 +23,9 @@ const NOTES_PER_TURN_MAX: u32 = 1_000_000;
 /// What can happen in a world that comes to an end: the largest of the tests take a tenth of it.
 const NOTES_MAX: u32 = 5_000_000;
 
+/// Turns without a step of the clock: no program that comes to rest needs as many.
+const TURNS_PER_MOMENT_MAX: u32 = 100_000;
+
 /// What is going to happen.
 pub(crate) enum Event {
     /// Something arrives at an end of a connection.
@@ -43,6 +46,8 @@ pub(crate) enum Event {
     Release { _memory: Output },
     /// A pool's thread comes to a task, or to its end.
     Thread(SimulatedThread),
+    /// A ring comes to the operation of this number.
+    Operation(u64),
 }
 
 /// What a socket is told of.
@@ -64,6 +69,9 @@ pub(crate) struct Fate {
     trace: RefCell<Trace>,
     notes_in_turn: Cell<u32>,
     notes: Cell<u32>,
+    /// The moment of the last turn, and how many turns it has had.
+    moment: Cell<u64>,
+    turns: Cell<u32>,
 }
 
 impl Fate {
@@ -77,6 +85,8 @@ impl Fate {
             trace: RefCell::new(Trace::new()),
             notes_in_turn: Cell::new(0),
             notes: Cell::new(0),
+            moment: Cell::new(0),
+            turns: Cell::new(0),
         }
     }
 
@@ -143,8 +153,14 @@ impl Fate {
         self.planned.get()
     }
 
+    /// A turn of the loop. Panics when the program runs in circles.
     pub fn begin_turn(&self) {
         self.notes_in_turn.set(0);
+        let now = self.now();
+        let turns = if self.moment.replace(now) == now { self.turns.get() + 1 } else { 0 };
+        // A driver that is dropped then has turns, too.
+        self.turns.set(if turns < TURNS_PER_MOMENT_MAX { turns } else { 0 });
+        assert!(turns < TURNS_PER_MOMENT_MAX, "{turns} turns at one moment: a task runs in circles");
     }
 
     pub fn note(&self, what: &'static str, number: u64, amount: usize) {
@@ -163,7 +179,7 @@ impl Fate {
         self.notes.set(self.notes.get() + 1);
         // Destructors note, too, and another task of this turn may be as bad: both get as much again.
         if self.notes_in_turn.get() > NOTES_PER_TURN_MAX {
-            self.begin_turn();
+            self.notes_in_turn.set(0);
             panic!("{what} so many times in one turn: a poll runs in circles");
         }
         if self.notes.get() > NOTES_MAX {

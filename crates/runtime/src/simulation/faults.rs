@@ -54,6 +54,14 @@ pub struct Faults {
     pub task_max: Duration,
     /// A pool refuses a task as if its queue was full.
     pub pool_refusals: u16,
+    /// A receive on a ring finds no buffer (ENOBUFS).
+    pub ring_buffers: u16,
+    /// A multishot operation of a ring ends with what it tells of.
+    pub ring_ends: u16,
+    /// A ring does not find what is to be cancelled (ENOENT) although it is there, between two attempts.
+    pub ring_misses: u16,
+    /// The kernel has no memory for some of what is submitted to a ring (EAGAIN).
+    pub ring_memory: u16,
 }
 
 impl Faults {
@@ -81,13 +89,20 @@ impl Faults {
         disk_full: 0,
         task_max: Duration::ZERO,
         pool_refusals: 0,
+        ring_buffers: 0,
+        ring_ends: 0,
+        ring_misses: 0,
+        ring_memory: 0,
     };
 
     /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others that
-    /// do not hide it. Connections are not broken, no datagram is lost or doubled, pools refuse nothing and
-    /// disks have room: whoever wants that sets it.
+    /// do not hide it. Connections are not broken, no datagram is lost or doubled, pools refuse nothing, disks
+    /// have room and rings memory: whoever wants that sets it.
     pub fn swarm(random: &Random) -> Faults {
         let chance = || *random.pick(&[0, 0, 20, 200, 600]);
+        // A sequence of its own, so that what is drawn for rings changes nothing of worlds that have none.
+        let ring = Random::new(!random.clone().next());
+        let ring_chance = || *ring.pick(&[0, 0, 20, 200, 600]);
         let time = |choices: &[u64]| Duration::from_micros(*random.pick(choices));
         Faults {
             short_reads: chance(),
@@ -106,6 +121,9 @@ impl Faults {
             cold_files: chance(),
             slow_calls: chance(),
             task_max: time(&[10, 2_000, 300_000]),
+            ring_buffers: ring_chance(),
+            ring_ends: ring_chance(),
+            ring_misses: ring_chance(),
             ..Faults::NONE
         }
     }

@@ -18,6 +18,7 @@ mod files;
 mod network;
 mod peer;
 mod random;
+mod ring;
 mod seeds;
 mod trace;
 
@@ -27,6 +28,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -44,6 +46,8 @@ pub use self::files::FileFaults;
 pub(crate) use self::network::{Named, Network, storm};
 pub use self::peer::{Expectation, Peer, PeerEnd, Reading, Sending, Transcript};
 pub use self::random::Random;
+pub use self::ring::RingFaults;
+pub(crate) use self::ring::SimulatedKernel;
 pub use self::seeds::each_seed;
 
 /// How many connections wait at a listener at most, as in nginx.
@@ -73,6 +77,8 @@ impl Simulation {
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
             page_cache: PageCache::with_slots(RESIDENCY_SLOTS),
+            ring_faults: Cell::default(),
+            ring_buffers_taken: Cell::default(),
         };
         Simulation { world: Rc::new(world) }
     }
@@ -132,6 +138,16 @@ impl Simulation {
         self.world.network.borrow_mut().open_ends()
     }
 
+    /// What has gone wrong on the ring so far, where the loop has one.
+    pub fn ring_faults(&self) -> RingFaults {
+        self.world.ring_faults.get()
+    }
+
+    /// How many provided buffers of the ring hold what nobody has taken.
+    pub fn ring_buffers_taken(&self) -> usize {
+        self.world.ring_buffers_taken.get()
+    }
+
     /// How many tasks of thread pools wait or run.
     pub fn pool_tasks(&self) -> usize {
         self.world.pools.tasks()
@@ -163,6 +179,9 @@ pub(crate) struct World {
     pub pools: SimulatedPools,
     /// What is known of this world's files, and what is being read of them.
     pub page_cache: Arc<PageCache>,
+    pub ring_faults: Cell<RingFaults>,
+    /// Buffers that the ring's driver had not given back at its last call.
+    pub ring_buffers_taken: Cell<usize>,
 }
 
 impl World {
@@ -184,9 +203,14 @@ impl World {
     }
 
     /// What a descriptor stands for. Panics if it is none of this world's.
-    pub fn named(&self, descriptor: &OwnedFd) -> Named {
+    pub fn named(&self, descriptor: impl AsFd) -> Named {
+        self.find_named(descriptor).expect("a simulated loop is given simulated sockets")
+    }
+
+    /// What a descriptor stands for, if it is one of this world's. Panics if it is not open.
+    pub fn find_named(&self, descriptor: impl AsFd) -> Option<Named> {
         let identity = identity(descriptor).expect("an open descriptor has a number");
-        self.network.borrow().named(identity).expect("a simulated loop is given simulated sockets")
+        self.network.borrow().named(identity)
     }
 
     pub fn stat(&self, path: &Path) -> io::Result<FileMetadata> {
@@ -265,8 +289,28 @@ impl World {
         self.fate.plan(self.fate.within(self.fate.faults().task_max), Event::Thread(thread));
     }
 
+    /// Makes an event happen; gives it back if it is for the driver.
+    pub fn handle(&self, event: Event) -> Option<Event> {
+        let World { fate, network, .. } = self;
+        match event {
+            Event::Arrival { end, arrival } => network.borrow_mut().handle_arrival(fate, end, arrival),
+            Event::Room { end, bytes } => network.borrow_mut().handle_room(fate, end, bytes),
+            Event::Datagram(datagram) => {
+                let reader = self.datagrams.borrow_mut().handle_arrival(fate, datagram);
+                reader.into_iter().for_each(Waker::wake);
+            }
+            Event::Incoming { listener, end } => network.borrow_mut().handle_incoming(fate, listener, end),
+            Event::Cut { end } => network.borrow_mut().cut(fate, end),
+            Event::Thread(thread) => self.handle_thread(thread),
+            Event::Ready { .. } | Event::ListenerReady { .. } | Event::Release { .. } | Event::Operation(_) => {
+                return Some(event);
+            }
+        }
+        None
+    }
+
     /// A pool's thread goes on.
-    pub fn handle_thread(&self, thread: SimulatedThread) {
+    fn handle_thread(&self, thread: SimulatedThread) {
         self.fate.note("thread", 0, thread.has_task().into());
         if let Some(thread) = thread.step() {
             self.plan_thread(thread);
@@ -275,6 +319,6 @@ impl World {
 }
 
 /// Names a descriptor's file: in memory, all are on one device.
-fn identity(descriptor: &OwnedFd) -> io::Result<u64> {
+fn identity(descriptor: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(descriptor)?.st_ino)
 }

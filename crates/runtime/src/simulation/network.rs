@@ -338,6 +338,16 @@ impl Network {
         end.was_reset || end.has_ended && end.has_shut_down
     }
 
+    /// Whether a send would not have to wait; takes no error.
+    pub fn is_writable(&mut self, key: Key) -> bool {
+        let end = self.end(key);
+        end.was_reset || end.has_shut_down || end.state == State::Open && end.credit > 0
+    }
+
+    pub fn was_reset(&mut self, key: Key) -> bool {
+        self.end(key).was_reset
+    }
+
     /// Receives into all of `into` at most. `Err(AGAIN)` when nothing has arrived.
     pub fn receive(&mut self, fate: &Fate, key: Key, into: &mut [u8]) -> Result<usize, Errno> {
         let end = self.end(key);

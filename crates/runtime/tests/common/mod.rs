@@ -78,7 +78,9 @@ impl Directory {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("gale-runtime-{}-{number}", std::process::id()));
+        // This module may be in a program several times, each with a count of its own.
+        let module = module_path!().replace("::", "-");
+        let path = std::env::temp_dir().join(format!("gale-runtime-{module}-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Directory(path)
     }

@@ -4,7 +4,7 @@
 use std::io;
 use std::num::NonZeroU64;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Status, wants_keep_alive};
@@ -85,11 +85,13 @@ impl Http1 {
             }
             let has_begun = self.had_proxy_header.get().is_some();
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
-                let Transfer { input, head, parser, generation, offence, body, .. } = &mut **transfer;
+                let Transfer { input, head, parser, generation, offence, body, sender } = &mut **transfer;
                 let mut request = match pending.take() {
                     Some(request) => request,
                     None => {
                         let Some(mut request) = self.begin_head(head) else {
+                            // What was answered before is sent first, whatever comes of it.
+                            let _ = ready!(sender.poll_held(&self.stream, context));
                             return Poll::Ready(Arrival::Closed);
                         };
                         *generation = NonZeroU64::new(request.http().generation);
@@ -129,6 +131,11 @@ impl Http1 {
                 }
             }
             is_pipelined = false;
+            if let Some(transfer) = transfer.as_mut().filter(|transfer| transfer.sender.has_held())
+                && ready!(transfer.sender.poll_held(&self.stream, context)).is_err()
+            {
+                return Poll::Ready(half_head(pending, &mut transfer.input).map_or(Arrival::Closed, Arrival::Left));
+            }
             // Who waits for a request holds nothing to receive with.
             let mut first = Buffer::new();
             let is_first = transfer.as_ref().is_none_or(|transfer| pending.is_none() && transfer.input.is_empty());

@@ -274,12 +274,16 @@ impl Http1 {
 
     /// Whether other connections have their turn before the next request, which is there already.
     fn must_yield(&self) -> bool {
-        self.info.requests.get().is_multiple_of(PIPELINED_MAX) && self.state.borrow().transfer.is_some()
+        self.is_last_of_turn() && self.state.borrow().transfer.is_some()
+    }
+
+    fn is_last_of_turn(&self) -> bool {
+        self.info.requests.get().is_multiple_of(PIPELINED_MAX)
     }
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
     /// become.
-    fn exchange(&self, request: Box<Request>) -> impl Future<Output = Afterwards> {
+    fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = Afterwards> {
         self.worker.common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
@@ -334,7 +338,7 @@ impl Http1 {
     }
 
     /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
-    fn answer<'r>(&self, request: &'r mut Request) -> impl Future<Output = bool> + use<'r> {
+    fn answer<'r>(self: &Rc<Self>, request: &'r mut Request) -> impl Future<Output = bool> + use<'r> {
         let mut rest = self.answer_at_once(request);
         poll_fn(move |context| match &mut rest {
             Some(rest) => rest.as_mut().poll(context),
@@ -344,18 +348,39 @@ impl Http1 {
 
     /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its own,
     /// so that the connection's future has no room for what is only passed through.
-    fn answer_at_once<'r>(&self, request: &'r mut Request) -> Option<LocalBoxFuture<'r, bool>> {
-        match self.begin(request) {
-            Step::Close => Some(Box::pin(std::future::ready(false))),
+    fn answer_at_once<'r>(self: &Rc<Self>, request: &'r mut Request) -> Option<LocalBoxFuture<'r, bool>> {
+        let rest: LocalBoxFuture<'r, bool> = match self.begin(request) {
+            Step::Close => Box::pin(std::future::ready(false)),
             Step::Answer(body) => {
                 let rest = respond::start_response(request, body)?;
-                Some(Box::pin(async move {
+                Box::pin(async move {
                     rest.send(request).await;
                     true
-                }))
+                })
             }
-            step => Some(Box::pin(respond::finish_and_send(request, step))),
+            step => Box::pin(respond::finish_and_send(request, step)),
+        };
+        Some(self.after_held(rest))
+    }
+
+    /// What may take its time, or closes the connection, begins when the answers before have left.
+    fn after_held<'r>(self: &Rc<Self>, rest: LocalBoxFuture<'r, bool>) -> LocalBoxFuture<'r, bool> {
+        let has_held = {
+            let mut state = self.state.borrow_mut();
+            let sender = &mut state.transfer().sender;
+            sender.send_held(&self.stream, false);
+            sender.has_held()
+        };
+        if !has_held {
+            return rest;
         }
+        let connection = Rc::clone(self);
+        Box::pin(async move {
+            let poll_held = |context: &mut Context<'_>| {
+                connection.state.borrow_mut().transfer().sender.poll_held(&connection.stream, context)
+            };
+            poll_fn(poll_held).await.is_ok() && rest.await
+        })
     }
 
     /// The end of an exchange: it is logged, and its memory goes back.
@@ -372,6 +397,7 @@ impl Http1 {
         transfer.sender.rest();
         transfer.generation = None;
         if transfer.input.is_empty() {
+            debug_assert!(!transfer.sender.has_held(), "only what is followed is held");
             self.worker.give_transfer_back(transfer);
         } else {
             state.transfer = Some(transfer);
@@ -535,6 +561,8 @@ impl Drop for Http1 {
     fn drop(&mut self) {
         if let Some(transfer) = &mut self.state.get_mut().transfer {
             transfer.head.end_waiting(&self.worker.common.counters);
+            // After a panic: the answers before it are good.
+            transfer.sender.send_held(&self.stream, false);
         }
         if let Some(number) = self.number_in_list() {
             self.worker.connections.remove(number);
@@ -545,7 +573,7 @@ impl Drop for Http1 {
 /// A request on its way. It is logged when it ends, however it ends: also when the
 /// connection is closed under it.
 struct InFlight<'c> {
-    connection: &'c Http1,
+    connection: &'c Rc<Http1>,
     request: Option<Box<Request>>,
 }
 
@@ -642,14 +670,15 @@ impl Exchange for Http1 {
         let mut state = self.state.borrow_mut();
         let Transfer { input, body, sender, .. } = state.transfer();
         let after = self.after_response(body, input, options);
-        sender.start(head, options, after, &self.worker, self.stream.can_sendfile());
+        sender.start(head, options, after, &self.worker, &self.stream);
     }
 
     fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
         let mut state = self.state.borrow_mut();
         let Transfer { input, body: request_body, sender, .. } = state.transfer();
         let after = self.after_response(request_body, input, options);
-        sender.respond(head, options, after, &self.worker, &self.stream, body);
+        let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
+        sender.respond(head, options, after, is_followed, &self.worker, &self.stream, body);
     }
 
     fn push(&self, item: BodyItem) {

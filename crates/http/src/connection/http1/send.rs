@@ -4,6 +4,10 @@
 //! The queue holds what was pushed; [`Sender::poll_sent`] empties it. Small
 //! bodies share the head's buffer, so that a usual response is one system call.
 //! How a piece of a file gets here is the ladder's choice (`delivery.rs`).
+//!
+//! A short answer is *held* while the next request has come already, so that pipelined requests are answered with one
+//! call. What is held leaves with the first answer behind which none has come, when it is [`HELD_BYTES`], and before
+//! anything is waited for.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +17,7 @@ use std::time::Duration;
 use gale_protocol::http1::response;
 use gale_protocol::request::Version;
 use gale_protocol::response::ResponseField;
-use gale_runtime::{Bytes, Output, Timer, poll_copy};
+use gale_runtime::{Buffer, Bytes, Output, Timer, poll_copy};
 
 use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
 use crate::request::body::{BodyError, BodyItem};
@@ -28,6 +32,9 @@ const COPIED_MAX: usize = 4 * 1024;
 /// Bytes in memory are moved to the output until so many are there.
 const OUTPUT_BYTES: usize = 64 * 1024;
 
+/// Answers are held until they have so many bytes together.
+const HELD_BYTES: usize = 16 * 1024;
+
 /// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent: otherwise each
 /// acknowledgement that comes meanwhile sends off what there is. On loopback that costs a tenth; below, less than the two calls.
 const CORKED_FROM: u64 = 128 * 1024;
@@ -35,7 +42,11 @@ const CORKED_FROM: u64 = 128 * 1024;
 /// The response side of a connection.
 #[derive(Default)]
 pub(super) struct Sender {
+    /// Whole answers of exchanges before this one, and perhaps of this one.
+    held: Buffer,
     output: Output,
+    /// So many bytes at the beginning of `output` were held.
+    held_bytes: usize,
     /// What stands behind `output`; begins with a piece of a file.
     queue: VecDeque<BodyItem>,
     /// How the pieces of files are delivered.
@@ -231,6 +242,7 @@ impl Sender {
     /// An interim response goes before everything else; HTTP/1.0 knows none.
     pub(super) fn interim(&mut self, text: &[u8]) {
         if self.version == Version::Http11 && !self.is_started {
+            self.queue_held();
             self.append(text);
             self.has_interim = true;
         }
@@ -243,10 +255,13 @@ impl Sender {
         options: &ResponseOptions<'_>,
         after: After,
         worker: &HttpWorker,
-        can_sendfile: bool,
+        stream: &Transport,
     ) {
+        // It may take its time, and may be refused as long as nothing of `output` has left.
+        self.send_held(stream, false);
         if let Some(files) = &options.files {
-            self.delivery = Delivery::new(FileOptions { sendfile: files.sendfile && can_sendfile, ..files.clone() });
+            self.delivery =
+                Delivery::new(FileOptions { sendfile: files.sendfile && stream.can_sendfile(), ..files.clone() });
         }
         let scratch = &mut *worker.scratch.borrow_mut();
         self.begin_response(head, options, after, worker, scratch);
@@ -254,12 +269,14 @@ impl Sender {
     }
 
     /// Sends a whole response, or queues what the socket does not take. A short one is put together in the worker's
-    /// scratch and needs no memory of the connection's.
+    /// scratch and needs no memory of the connection's. `is_followed`: the next request has come, as far as can be told.
+    #[expect(clippy::too_many_arguments, reason = "one call")]
     pub(super) fn respond(
         &mut self,
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
         after: After,
+        is_followed: bool,
         worker: &HttpWorker,
         stream: &Transport,
         body: Bytes,
@@ -275,6 +292,7 @@ impl Sender {
             Coding::Chunked | Coding::UntilClose | Coding::Raw => false,
         };
         if !is_first || !fits || !may_be_out_of_sight {
+            self.queue_held();
             self.append(scratch);
             if !body.is_empty() {
                 self.push(BodyItem::Bytes(body));
@@ -287,6 +305,10 @@ impl Sender {
         }
         self.is_ended = true;
         self.has_left = true;
+        let is_held = is_followed && self.keep_alive;
+        if is_held || !self.held.is_empty() {
+            return self.respond_held(scratch, is_held, stream);
+        }
         match stream.try_send_copy(scratch, self.closes_at_once) {
             Ok(sent) => {
                 self.sent.bytes += sent as u64;
@@ -296,6 +318,54 @@ impl Sender {
             }
             Err(_) => self.fail(),
         }
+    }
+
+    /// Puts a whole response behind those that are held, and sends them all unless it is held, too.
+    fn respond_held(&mut self, response: &[u8], is_held: bool, stream: &Transport) {
+        if self.held.append(response).is_err() {
+            return self.abort();
+        }
+        // As with what is given to the socket: nobody is told whether it arrives.
+        self.sent.bytes += response.len() as u64;
+        if !is_held || self.held.len() >= HELD_BYTES {
+            self.send_held(stream, self.closes_at_once);
+        }
+    }
+
+    /// Sends what is held; what the socket does not take goes before everything else.
+    pub(super) fn send_held(&mut self, stream: &Transport, is_last: bool) {
+        if self.held.is_empty() {
+            return;
+        }
+        match stream.try_send_copy(self.held.readable(), is_last) {
+            Ok(sent) => self.held.consume(sent),
+            Err(_) => {
+                self.held.clear();
+                self.fail();
+            }
+        }
+        self.queue_held();
+    }
+
+    /// What is held goes before everything else, of which there is nothing yet.
+    fn queue_held(&mut self) {
+        if let Some(held) = std::mem::take(&mut self.held).into_lease() {
+            debug_assert!(self.output.is_empty() && self.queue.is_empty());
+            self.held_bytes = held.len();
+            self.output.push(held.freeze());
+            self.has_left = true;
+        }
+    }
+
+    /// Sends what is held, before anything else is waited for; ready when all of it has left.
+    pub(super) fn poll_held(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.send_held(stream, false);
+        self.poll_sent(stream, context)
+    }
+
+    /// Whether answers of exchanges before this one have not left.
+    pub(super) fn has_held(&self) -> bool {
+        !self.held.is_empty() || self.held_bytes > 0
     }
 
     /// Settles how the body is framed, and writes the head to `scratch`.
@@ -507,7 +577,7 @@ impl Sender {
                     match stream.try_send(&mut self.output, self.closes_at_once) {
                         Ok(0) => {}
                         Ok(count) => {
-                            self.sent.bytes += count as u64;
+                            self.note_sent(count);
                             self.is_waiting = false;
                             continue;
                         }
@@ -521,13 +591,20 @@ impl Sender {
                 stream.poll_send(context, &mut self.output).map_err(|_| FileError::OfSocket)
             };
             match polled {
-                Poll::Ready(Ok(count)) => self.sent.bytes += count as u64,
+                Poll::Ready(Ok(count)) => self.note_sent(count),
                 Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
                 Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
                 Poll::Pending => return self.poll_patience(context),
             }
             self.is_waiting = false;
         }
+    }
+
+    /// Counts what has left, but for what was counted when it was held.
+    fn note_sent(&mut self, count: usize) {
+        let held = count.min(self.held_bytes);
+        self.held_bytes -= held;
+        self.sent.bytes += (count - held) as u64;
     }
 
     /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending it
@@ -551,8 +628,8 @@ impl Sender {
     /// `send_timeout` runs while the client takes nothing.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         // An interim response has no timeout of its own: none is known before the head, and who waits for the client's body
-        // or for the handler has one.
-        if !self.is_started {
+        // or for the handler has one. What was held has that of the last response.
+        if !self.is_started && self.held_bytes == 0 {
             return Poll::Pending;
         }
         if !std::mem::replace(&mut self.is_waiting, true) {
@@ -596,6 +673,7 @@ impl Sender {
 
     fn clear(&mut self) {
         self.output.clear();
+        self.held_bytes = 0;
         self.queue.clear();
         self.forget_files();
     }

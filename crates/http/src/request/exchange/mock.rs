@@ -21,7 +21,7 @@ use gale_runtime::{Bytes, Moment, SocketAddress};
 use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::configuration::location::Locations;
 use crate::configuration::settings::{
-    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens,
+    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens, TempPath,
 };
 use crate::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
 use crate::files::open_files::OpenFileCache;
@@ -283,6 +283,8 @@ pub(crate) fn settings() -> CoreSettings {
     core.client_max_body_size.set(BODY_MAX, None);
     core.client_body_buffer_size.set(16 * 1024, None);
     core.client_body_timeout.set(second, None);
+    let nowhere = std::path::Path::new("/nowhere").into();
+    core.client_body_temp_path.set(TempPath { path: nowhere, levels: Default::default() }, None);
     core.client_body_in_file_only.set(BodyInFile::Off, None);
     core.client_body_in_single_buffer.set(false, None);
     core.keepalive_timeout.set(KeepaliveTimeout { idle: second, advertised: None }, None);
@@ -360,6 +362,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         thread_pools: Default::default(),
         error_log: Arc::new(ErrorLog::new(Vec::new())),
         zones: Default::default(),
+        services: Vec::new(),
         protocols: vec![Arc::new(http)],
     }));
     let mut request = Request::new();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use io_uring::types::BufRingEntry;
 
-use super::ring::Ring;
+use super::ring::{Queues, Ring};
 
 /// The only group of a ring.
 pub(super) const GROUP: u16 = 0;
@@ -33,7 +33,7 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// Registers `count` buffers, a power of two, of `size` bytes. Errors: the kernel's (EINVAL before 5.19).
-    pub fn register(ring: &Ring, count: u16, size: u32) -> io::Result<Buffers> {
+    pub fn register(ring: &mut Ring<impl Queues>, count: u16, size: u32) -> io::Result<Buffers> {
         assert!(count.is_power_of_two());
         let layout = Layout::array::<BufRingEntry>(count.into()).and_then(|layout| layout.align_to(PAGE));
         let layout = layout.expect("at most 65,535 entries of 16 bytes");
@@ -45,7 +45,7 @@ impl Buffers {
         let mut buffers = Buffers { entries, layout, memory, size, count, tail: 0 };
         // SAFETY: the memory is `count` entries long, aligned to a page, and freed only after the ring is closed (the
         // driver's fields are dropped in this order).
-        unsafe { ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, count, GROUP, 0) }?;
+        unsafe { ring.queues().register_buffers(entries, count, GROUP) }?;
         for number in 0..count {
             buffers.add(number);
         }

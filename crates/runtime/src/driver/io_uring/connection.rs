@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use super::buffers::GROUP;
 use super::operation::{Op, Ops, push_cancel, user_data};
-use super::ring::{Completion, Ring};
+use super::ring::{Completion, Queues, Ring};
 use crate::buffer::Buffer;
 use crate::driver::Fresh;
 use crate::driver::direct::Share;
@@ -86,6 +86,8 @@ pub(super) struct Transit {
     pub received: Buffer,
     /// Comes after `received`.
     pub receive_error: Option<Errno>,
+    /// Why room to send cannot be waited for.
+    pub send_error: Option<Errno>,
     pub sending: Option<Box<Sending>>,
     pub writer: Parked,
     pub closed_waiter: Parked,
@@ -188,7 +190,7 @@ impl Connection {
     }
 
     /// Submits what is wanted and not in flight already.
-    pub fn make_entries(&mut self, key: Key, ring: &mut Ring, terms: Terms) {
+    pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, terms: Terms) {
         self.is_requested = false;
         let wanted = std::mem::take(&mut self.wanted);
         let Some(socket) = &self.socket else { return };
@@ -245,10 +247,22 @@ impl Connection {
 
     /// Notes what a completion says, and what is wanted because of it.
     pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
-        let goes_on = cqueue::more(completion.flags);
-        if !goes_on {
+        if !cqueue::more(completion.flags) {
             self.in_flight.remove(op);
         }
+        if completion.was_refused() {
+            self.handle_refused(op);
+        } else {
+            self.handle_news(op, completion, bytes, terms);
+        }
+        let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
+        if !is_watched && self.transit.as_ref().is_some_and(|transit| transit.closed_waiter.is_some()) {
+            self.wanted.add(Op::HungUp);
+        }
+    }
+
+    fn handle_news(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
+        let goes_on = cqueue::more(completion.flags);
         let result = match completion.result {
             count @ 0.. => Ok(count as usize),
             negative => Err(Errno::from_raw_os_error(-negative)),
@@ -281,10 +295,34 @@ impl Connection {
             }
             Op::EndRecv => {}
         }
-        let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
-        if !is_watched && self.transit.as_ref().is_some_and(|transit| transit.closed_waiter.is_some()) {
-            self.wanted.add(Op::HungUp);
+    }
+
+    /// The kernel had no memory for an operation: whoever waits for it is told, and gives the connection up.
+    fn handle_refused(&mut self, op: Op) {
+        match op {
+            Op::Readable | Op::Recv => {
+                self.transit().receive_error.get_or_insert(Errno::NOMEM);
+                self.readable = true;
+            }
+            Op::Writable => {
+                self.transit().send_error = Some(Errno::NOMEM);
+                self.writable = true;
+            }
+            Op::Send => {
+                if let Some(sending) = self.sending() {
+                    sending.result = Some(Err(Errno::NOMEM));
+                }
+            }
+            // A peer that cannot be watched counts as gone.
+            Op::HungUp => (self.readable, self.hung_up) = (true, true),
+            Op::EndRecv => {}
         }
+    }
+
+    /// Why there is nothing to wait for in this direction; told once.
+    pub fn take_error(&mut self, is_read: bool) -> Option<Errno> {
+        let transit = self.transit.as_mut()?;
+        if is_read { transit.receive_error.take() } else { transit.send_error.take() }
     }
 
     fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
@@ -368,7 +406,8 @@ impl Transit {
 
     fn is_empty(&self) -> bool {
         let is_waited_for = self.writer.is_some() || self.closed_waiter.is_some();
-        self.received.is_empty() && self.receive_error.is_none() && self.sending.is_none() && !is_waited_for
+        let has_error = self.receive_error.is_some() || self.send_error.is_some();
+        self.received.is_empty() && !has_error && self.sending.is_none() && !is_waited_for
     }
 }
 

@@ -7,7 +7,7 @@ use io_uring::{opcode, types};
 use rustix::io::Errno;
 
 use super::operation::{KIND_FILE_READ, user_data};
-use super::ring::{Completion, Ring};
+use super::ring::{Completion, Queues, Ring};
 use crate::driver::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 use crate::executor::slots::{Key, Slots};
 
@@ -41,7 +41,7 @@ impl FileReads {
         Ok(reading)
     }
 
-    pub fn make_entries(&self, ring: &mut Ring) {
+    pub fn make_entries(&self, ring: &mut Ring<impl Queues>) {
         let mut reads = self.reads.borrow_mut();
         for key in self.begun.borrow_mut().drain(..) {
             let (read, _) = reads.get_mut(key).expect("a slot stays until its read is done");
@@ -58,7 +58,11 @@ impl FileReads {
 
     pub fn handle_completion(&self, key: Key, completion: &Completion) {
         let Some((read, end)) = self.reads.borrow_mut().remove(key) else { return };
-        let result = usize::try_from(completion.result).map_err(|_| Errno::from_raw_os_error(-completion.result));
+        let result = usize::try_from(completion.result).map_err(|_| match completion.was_refused() {
+            // A pool does it without the ring's memory.
+            true => Errno::AGAIN,
+            false => Errno::from_raw_os_error(-completion.result),
+        });
         drop(read.in_flight);
         end.finish((read.memory, result));
     }

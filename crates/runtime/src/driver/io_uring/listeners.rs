@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use io_uring::{opcode, types};
+use rustix::io::Errno;
 
 use super::operation::{KIND_LISTENER, push_cancel, user_data};
-use super::ring::Ring;
-use crate::driver::listening::{Accepted, Listening, accept};
+use super::ring::{Completion, Queues, Ring};
+use super::sockets::Sockets;
+use crate::driver::listening::{Accepted, Listening};
 use crate::executor::slots::{Key, Slots};
 use crate::net::{AcceptOptions, SocketAddress};
 
@@ -34,6 +36,8 @@ enum Request {
 struct Polls {
     is_wanted: bool,
     is_in_flight: bool,
+    /// What whoever accepts has to hear.
+    error: Option<Errno>,
 }
 
 impl Listeners {
@@ -42,7 +46,7 @@ impl Listeners {
     }
 
     /// Makes the entries of everything that was requested in this turn.
-    pub fn make_entries(&self, ring: &mut Ring) {
+    pub fn make_entries(&self, ring: &mut Ring<impl Queues>) {
         let mut table = self.table.borrow_mut();
         for request in self.requests.borrow_mut().drain(..) {
             match request {
@@ -56,12 +60,19 @@ impl Listeners {
         }
     }
 
-    pub fn handle_completion(&self, key: Key) {
+    pub fn handle_completion(&self, key: Key, completion: &Completion) {
         let mut listeners = self.table.borrow_mut();
         let Some(listener) = listeners.get_mut(key) else {
             return;
         };
         listener.registration.is_in_flight = false;
+        if completion.was_refused() {
+            // Whoever waits hears of it, and tries again when it pleases.
+            let acceptor = listener.acceptor.take();
+            listener.registration.error = acceptor.is_some().then_some(Errno::NOMEM);
+            drop(listeners);
+            return acceptor.into_iter().for_each(Waker::wake);
+        }
         let acceptor = listener.handle_event();
         if acceptor.is_none() {
             listener.pass_on();
@@ -109,6 +120,13 @@ impl Listeners {
         drop(acceptor);
     }
 
+    /// A cancellation was not submitted.
+    pub fn cancel_again(&self, key: Key) {
+        if let Some(listener) = self.table.borrow_mut().get_mut(key) {
+            self.cancel(key, &listener.registration);
+        }
+    }
+
     fn cancel(&self, key: Key, polls: &Polls) {
         if polls.is_in_flight {
             self.requests.borrow_mut().push(Request::Cancel(user_data(KIND_LISTENER, key)));
@@ -134,16 +152,25 @@ impl Listeners {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    pub fn try_accept(&self, key: Key) -> io::Result<Option<Accepted>> {
+    pub fn try_accept(&self, key: Key, sockets: &impl Sockets) -> io::Result<Option<Accepted>> {
         let mut listeners = self.table.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        accept(&listener.socket)
+        sockets.accept(&listener.socket)
     }
 
-    pub fn poll_accept(&self, key: Key, cx: &mut Context<'_>, turn: u32) -> Poll<io::Result<Accepted>> {
+    pub fn poll_accept(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        turn: u32,
+        sockets: &impl Sockets,
+    ) -> Poll<io::Result<Accepted>> {
         let mut listeners = self.table.borrow_mut();
         let listener = listeners.get_mut(key).expect("an open listener owns its slot");
-        if let Some(accepted) = listener.next(turn).transpose() {
+        if let Some(errno) = listener.registration.error.take() {
+            return Poll::Ready(Err(errno.into()));
+        }
+        if let Some(accepted) = listener.next(turn, |socket| sockets.accept(socket)).transpose() {
             return Poll::Ready(accepted);
         }
         if !listener.registration.is_in_flight && !std::mem::replace(&mut listener.registration.is_wanted, true) {
@@ -161,7 +188,7 @@ impl Listeners {
 }
 
 impl Listening<Polls> {
-    fn make_entry(&mut self, key: Key, ring: &mut Ring) {
+    fn make_entry(&mut self, key: Key, ring: &mut Ring<impl Queues>) {
         if !std::mem::take(&mut self.registration.is_wanted) || self.registration.is_in_flight {
             return;
         }

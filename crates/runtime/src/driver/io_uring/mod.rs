@@ -17,23 +17,26 @@
 //! slot does not depend on this: the generation sees to it. A completion whose slot has gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
-//! and read with the next call; a multishot operation that the kernel ends is armed again.
+//! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no memory for
+//! has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on.
 
 mod buffers;
 mod connection;
 mod file_reads;
 mod idle;
+mod linux;
 mod listeners;
 mod operation;
 mod posts;
-mod ring;
+pub(crate) mod ring;
+pub(crate) mod sockets;
 #[cfg(test)]
 mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -42,23 +45,22 @@ use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, types};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use self::buffers::Buffers;
 use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms, Transit};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
+use self::linux::LinuxQueues;
 use self::listeners::Listeners;
 use self::operation::{
     KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops,
     kind_and_key, push_cancel, user_data,
 };
 use self::posts::Posts;
-use self::ring::{Completion, Ring};
-use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, has_input, is_broken, look_for, receive, send,
-    send_chunks_now, send_now,
-};
+use self::ring::{Completion, Queues, Ring};
+use self::sockets::{LinuxSockets, Sockets};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION};
 use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
@@ -67,8 +69,8 @@ use super::{
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
+use crate::net::connect::{ConnectError, ConnectOptions};
 use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::options;
 use crate::net::splice::splice;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
@@ -96,9 +98,24 @@ const CANCEL_CALLS_MAX: u32 = 16;
 const CLOSE_CALLS_MAX: u32 = 100;
 const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 
-pub(crate) struct IoUring {
+/// What stands behind the driver.
+pub(crate) trait Kernel {
+    type Queues: Queues;
+    type Sockets: Sockets;
+}
+
+/// The kernel itself.
+pub(crate) struct Linux;
+
+impl Kernel for Linux {
+    type Queues = LinuxQueues;
+    type Sockets = LinuxSockets;
+}
+
+pub(crate) struct IoUring<K: Kernel = Linux> {
     /// Dropped first: then the kernel has let go of the memory below.
-    ring: RefCell<Ring>,
+    ring: RefCell<Ring<K::Queues>>,
+    sockets: K::Sockets,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
     listeners: Listeners,
@@ -140,7 +157,7 @@ enum Request {
     Cancel(u64),
 }
 
-impl IoUring {
+impl IoUring<Linux> {
     /// A driver that has been tried out; `is_best_only` = with the features that make it better than epoll.
     ///
     /// Errors: why the kernel cannot or must not be used this way.
@@ -150,51 +167,12 @@ impl IoUring {
         completions_max: usize,
         inbox: BorrowedFd<'_>,
     ) -> io::Result<Self> {
-        let ring = Ring::new(options)?;
-        if is_best_only && !ring.is_deferred() {
+        let queues = LinuxQueues::new(options)?;
+        if is_best_only && !queues.is_deferred() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is not faster than epoll"));
         }
-        let buffers = match options.buffers {
-            0 => None,
-            _ if !options.allows(5, 19) => None,
-            count => match Buffers::register(&ring, count, options.buffer_bytes) {
-                Ok(buffers) => Some(buffers),
-                // An older kernel: receives wait by a poll.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
-                Err(error) => return Err(error),
-            },
-        };
-        let can_skip_success = options.allows(5, 17) && ring.can_skip_success();
-        let driver = IoUring {
-            ring: RefCell::new(ring),
-            buffers: RefCell::new(buffers),
-            connections: RefCell::new(Slots::new()),
-            listeners: Listeners::new(),
-            file_reads: FileReads::new(),
-            requests: RefCell::new(Vec::new()),
-            completions: RefCell::new(Vec::new()),
-            sendings: RefCell::new(Vec::new()),
-            tickets: Cell::new(OWNED),
-            posts: RefCell::default(),
-            may_post: Cell::new(can_skip_success),
-            closing: RefCell::default(),
-            closed: RefCell::default(),
-            staying: Cell::new(0),
-            all_sent_waiter: RefCell::default(),
-            may_close: can_skip_success,
-            inbox: inbox.try_clone_to_owned()?,
-            is_inbox_armed: Cell::new(false),
-            multishot: Cell::new(match options.multishot {
-                true if options.allows(6, 17) => Multishot::Limited,
-                true if options.allows(6, 0) => Multishot::Unlimited,
-                _ => Multishot::Never,
-            }),
-            sweep: Sweep::new(options.idle_after),
-            buffers_missed: Cell::new(0),
-            completions_max,
-            turn: Cell::new(0),
-            has_more: Cell::new(false),
-        };
+        let can_skip_success = options.allows(5, 17) && queues.can_skip_success();
+        let driver = IoUring::over(queues, LinuxSockets, options, can_skip_success, completions_max, inbox)?;
         driver.test()?;
         Ok(driver)
     }
@@ -242,6 +220,63 @@ impl IoUring {
         self.close(far);
         tested
     }
+}
+
+impl<K: Kernel> IoUring<K> {
+    /// A driver over these queues and sockets; `can_skip_success` = an operation can end without a word when all went well.
+    ///
+    /// Errors: the kernel's, when it has no buffers or descriptors.
+    pub fn over(
+        queues: K::Queues,
+        sockets: K::Sockets,
+        options: &RingOptions,
+        can_skip_success: bool,
+        completions_max: usize,
+        inbox: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        let mut ring = Ring::new(queues);
+        let buffers = match options.buffers {
+            0 => None,
+            _ if !options.allows(5, 19) => None,
+            count => match Buffers::register(&mut ring, count, options.buffer_bytes) {
+                Ok(buffers) => Some(buffers),
+                // An older kernel: receives wait by a poll.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(IoUring {
+            ring: RefCell::new(ring),
+            sockets,
+            buffers: RefCell::new(buffers),
+            connections: RefCell::new(Slots::new()),
+            listeners: Listeners::new(),
+            file_reads: FileReads::new(),
+            requests: RefCell::new(Vec::new()),
+            completions: RefCell::new(Vec::new()),
+            sendings: RefCell::new(Vec::new()),
+            tickets: Cell::new(OWNED),
+            posts: RefCell::default(),
+            may_post: Cell::new(can_skip_success),
+            closing: RefCell::default(),
+            closed: RefCell::default(),
+            staying: Cell::new(0),
+            all_sent_waiter: RefCell::default(),
+            may_close: can_skip_success,
+            inbox: inbox.try_clone_to_owned()?,
+            is_inbox_armed: Cell::new(false),
+            multishot: Cell::new(match options.multishot {
+                true if options.allows(6, 17) => Multishot::Limited,
+                true if options.allows(6, 0) => Multishot::Unlimited,
+                _ => Multishot::Never,
+            }),
+            sweep: Sweep::new(options.idle_after),
+            buffers_missed: Cell::new(0),
+            completions_max,
+            turn: Cell::new(0),
+            has_more: Cell::new(false),
+        })
+    }
 
     /// Has the entry of this operation made when the turn ends.
     fn request(&self, key: Key, connection: &mut Connection, op: Op) {
@@ -284,6 +319,9 @@ impl IoUring {
                 }
             }
             *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
+        }
+        if let Some(errno) = connection.take_error(is_read) {
+            return Poll::Ready(Err(errno.into()));
         }
         self.request(key, connection, op);
         let waiter = if is_read { &mut connection.reader } else { &mut connection.transit().writer };
@@ -423,11 +461,12 @@ impl IoUring {
     }
 
     /// Has the kernel close what was closed in this turn.
-    fn make_closes(&self, ring: &mut Ring) {
+    fn make_closes(&self, ring: &mut Ring<impl Queues>) {
         for socket in self.closing.borrow_mut().drain(..) {
-            let close = opcode::Close::new(types::Fd(socket.into_raw_fd())).build().flags(Flags::SKIP_SUCCESS);
+            let descriptor = socket.into_raw_fd();
+            let close = opcode::Close::new(types::Fd(descriptor)).build().flags(Flags::SKIP_SUCCESS);
             // SAFETY: the descriptor is nobody's any more, and stays what it is until the kernel takes the entry.
-            unsafe { ring.push(&close.user_data(user_data(KIND_CLOSE, NO_KEY))) };
+            unsafe { ring.push(&close.user_data(user_data(KIND_CLOSE, key_of_descriptor(descriptor)))) };
         }
     }
 
@@ -440,12 +479,13 @@ impl IoUring {
         let (kind, key) = kind_and_key(completion.user_data);
         match kind {
             KIND_INBOX => self.is_inbox_armed.set(cqueue::more(completion.flags)),
+            KIND_CANCEL if completion.was_refused() => self.listeners.cancel_again(key),
+            KIND_CANCEL_OP if completion.was_refused() || completion.result == -libc::ENOENT => self.cancel_again(key),
+            KIND_CLOSE if completion.was_refused() => self.sockets.close(descriptor_of_key(key)),
             // `handle_failed_posts` has seen to posts.
-            KIND_CANCEL | KIND_CLOSE | KIND_POST => {}
-            KIND_CANCEL_OP if completion.result == -libc::ENOENT => self.cancel_again(key),
-            KIND_CANCEL_OP => {}
+            KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_POST => {}
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
-            KIND_LISTENER => self.listeners.handle_completion(key),
+            KIND_LISTENER => self.listeners.handle_completion(key, completion),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
         }
     }
@@ -480,11 +520,15 @@ impl IoUring {
                 if let Some(Err(errno)) = sent.result {
                     connection.break_off(errno);
                     is_broken_off = true;
+                    if let Some(socket) = &connection.socket {
+                        // Nothing may follow. One that is broken has ended.
+                        let _ = self.sockets.shutdown(socket.as_fd());
+                    }
                 } else if sent.is_last
                     && let Some(socket) = &connection.socket
                 {
                     // A peer that has gone meanwhile is no news.
-                    let _ = net::shutdown(socket, net::Shutdown::Write);
+                    let _ = self.sockets.shutdown_write(socket.as_fd());
                 }
                 self.keep(sent);
             }
@@ -607,8 +651,8 @@ impl IoUring {
         self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
-    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. What
-    /// is in flight all the same is cancelled once more.
+    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two attempts. Or
+    /// there was no memory for the cancellation. What is in flight all the same is cancelled once more.
     fn cancel_again(&self, key: Key) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
@@ -633,7 +677,11 @@ impl IoUring {
     }
 }
 
-impl StreamDriver for IoUring {
+impl<K: Kernel> StreamDriver for IoUring<K> {
+    fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
+        self.sockets.connect(address, options)
+    }
+
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
         self.connections.borrow_mut().insert(Connection::new(socket, fresh))
     }
@@ -641,6 +689,14 @@ impl StreamDriver for IoUring {
     fn descriptor(&self, key: Key) -> RawFd {
         let mut connections = self.connections.borrow_mut();
         connections.get_mut(key).expect("an open stream owns its slot").socket().as_raw_fd()
+    }
+
+    fn kernel_socket(&self, key: Key) -> Option<RawFd> {
+        self.sockets.kernel_socket(self.descriptor(key))
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        self.with_socket(key, |socket| self.sockets.address(socket.as_fd(), end))
     }
 
     fn release(&self, key: Key) -> io::Result<Released> {
@@ -676,8 +732,9 @@ impl StreamDriver for IoUring {
         }
         if let Some((socket, in_flight)) = self.take_socket(key) {
             let mut closing = self.closing.borrow_mut();
-            if self.may_close && closing.len() < CLOSES_MAX {
-                closing.push(socket);
+            match self.may_close && closing.len() < CLOSES_MAX {
+                true => closing.push(socket),
+                false => self.sockets.close(socket),
             }
             self.cancel(key, in_flight);
         }
@@ -710,13 +767,14 @@ impl StreamDriver for IoUring {
             connection.wanted.remove(Op::Recv);
         }
         let events = PollFlags::IN | PollFlags::RDHUP;
-        self.attempt(key, cx, Op::Readable, |connection| look_for(connection.socket().as_fd(), events))
+        self.attempt(key, cx, Op::Readable, |connection| self.sockets.look_for(connection.socket().as_fd(), events))
     }
 
     fn has_input(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        connection.transit.as_ref().is_some_and(|transit| transit.has_input()) || has_input(connection.socket().as_fd())
+        connection.transit.as_ref().is_some_and(|transit| transit.has_input())
+            || self.sockets.has_input(connection.socket().as_fd())
     }
 
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -735,7 +793,9 @@ impl StreamDriver for IoUring {
                 }
             }
         }
-        self.attempt(key, cx, Op::Writable, |connection| look_for(connection.socket().as_fd(), PollFlags::OUT))
+        self.attempt(key, cx, Op::Writable, |connection| {
+            self.sockets.look_for(connection.socket().as_fd(), PollFlags::OUT)
+        })
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
@@ -770,7 +830,7 @@ impl StreamDriver for IoUring {
             }
         };
         self.attempt(key, cx, op, |connection| {
-            let received = receive(connection.socket().as_fd(), into, max)?;
+            let received = self.sockets.receive(connection.socket().as_fd(), into, max)?;
             connection.has_received |= received > 0;
             // As in the other driver.
             connection.readable = received == max || received == 0 || connection.hung_up;
@@ -794,7 +854,7 @@ impl StreamDriver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
-            let (sent, asked) = send(connection.socket().as_fd(), out)?;
+            let (sent, asked) = self.sockets.send(connection.socket().as_fd(), out)?;
             out.consume(sent);
             // A short send has filled the socket.
             connection.writable = sent == asked || connection.hung_up;
@@ -816,7 +876,7 @@ impl StreamDriver for IoUring {
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let (sent, asked) = send_chunks_now(connection.socket().as_fd(), out, is_last)?;
+        let (sent, asked) = self.sockets.send_chunks_now(connection.socket().as_fd(), out, is_last)?;
         out.consume(sent);
         // A short send has filled the socket.
         connection.writable = sent == asked || connection.hung_up;
@@ -836,7 +896,7 @@ impl StreamDriver for IoUring {
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
-        let sent = send_now(connection.socket().as_fd(), bytes, is_last)?;
+        let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last)?;
         // A short send has filled the socket.
         connection.writable = sent == bytes.len() || connection.hung_up;
         Ok(sent)
@@ -856,12 +916,15 @@ impl StreamDriver for IoUring {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
-            rustix::fs::sendfile(connection.socket(), file, Some(offset), length.min(SEND_MAX))
+            self.sockets.sendfile(connection.socket().as_fd(), file, offset, length.min(SEND_MAX))
         })
     }
 
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.attempt(key, cx, Op::Writable, |connection| sockopt::socket_error(connection.socket())?)
+        self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
+            Some(errno) => Err(errno),
+            None => self.sockets.connect_result(connection.socket().as_fd()),
+        })
     }
 
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -881,7 +944,7 @@ impl StreamDriver for IoUring {
 
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
-        is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
+        self.sockets.is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
     }
 
     fn poll_splice_in(
@@ -938,7 +1001,7 @@ impl StreamDriver for IoUring {
             sending.is_last = true;
             return Ok(());
         }
-        Ok(net::shutdown(connection.socket(), net::Shutdown::Write)?)
+        Ok(self.sockets.shutdown_write(connection.socket().as_fd())?)
     }
 
     fn set_linger_reset(&self, key: Key) -> io::Result<()> {
@@ -946,20 +1009,29 @@ impl StreamDriver for IoUring {
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         connection.is_reset = true;
         self.send_posted(key, connection, false);
-        options::set_linger_reset(connection.socket().as_fd())
+        self.sockets.set_linger_reset(connection.socket().as_fd())
     }
 }
 
-impl DatagramDriver for IoUring {
+impl<K: Kernel> DatagramDriver for IoUring<K> {
     fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.open_datagram(options);
+        }
         Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
     }
 
     fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.adopt_datagram(socket, options);
+        }
         Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
     }
 
     fn close_datagram(&self, key: Key) {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.close_datagram(key);
+        }
         self.close(key);
     }
 
@@ -970,6 +1042,9 @@ impl DatagramDriver for IoUring {
         room: Room<'_>,
         received: &mut Vec<Received>,
     ) -> Poll<io::Result<()>> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.poll_recv_datagrams(key, cx, room, received);
+        }
         let Room { memory, bytes_each, count } = room;
         // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
         self.attempt(key, cx, Op::Readable, |connection| {
@@ -981,19 +1056,36 @@ impl DatagramDriver for IoUring {
     }
 
     fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.send_datagrams(key, transmits);
+        }
         self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
     }
 
     fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.poll_send_ready(key, cx);
+        }
         self.poll_writable(key, cx)
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.datagram_address(key);
+        }
         self.address(key, End::Local)
     }
 }
 
-impl ListenerDriver for IoUring {
+impl<K: Kernel> ListenerDriver for IoUring<K> {
+    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
+        self.sockets.listen(address, backlog)
+    }
+
+    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+        self.sockets.listener_address(socket)
+    }
+
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
         self.listeners.attach(socket, options)
     }
@@ -1019,21 +1111,21 @@ impl ListenerDriver for IoUring {
     }
 
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        self.listeners.try_accept(key)
+        self.listeners.try_accept(key, &self.sockets)
     }
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        self.listeners.poll_accept(key, cx, self.turn.get())
+        self.listeners.poll_accept(key, cx, self.turn.get(), &self.sockets)
     }
 }
 
-impl FileDriver for IoUring {
+impl<K: Kernel> FileDriver for IoUring<K> {
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         self.file_reads.begin(read)
     }
 }
 
-impl Driver for IoUring {
+impl<K: Kernel> Driver for IoUring<K> {
     fn name(&self) -> &'static str {
         "io_uring"
     }
@@ -1045,6 +1137,10 @@ impl Driver for IoUring {
 
     fn has_events(&self) -> bool {
         self.has_more.get()
+    }
+
+    fn next_event(&self) -> Option<u64> {
+        self.ring.borrow().next_event()
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
@@ -1082,11 +1178,22 @@ impl Driver for IoUring {
     }
 }
 
+/// A descriptor that the ring is to close, as user data has it.
+fn key_of_descriptor(descriptor: RawFd) -> Key {
+    Key { index: descriptor as u32, generation: 0 }
+}
+
+/// The descriptor that the ring was to close and has not.
+fn descriptor_of_key(key: Key) -> OwnedFd {
+    // SAFETY: `make_closes` has made the key of a descriptor that is nobody's, and the kernel has not taken its entry.
+    unsafe { OwnedFd::from_raw_fd(key.index as RawFd) }
+}
+
 fn send_under_way() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "data is still being sent")
 }
 
-impl Drop for IoUring {
+impl<K: Kernel> Drop for IoUring<K> {
     fn drop(&mut self) {
         let handle = |completion: &Completion| {
             if let (KIND_FILE_READ, key) = kind_and_key(completion.user_data) {
@@ -1095,7 +1202,7 @@ impl Drop for IoUring {
         };
         self.file_reads.give_up_begun();
         // No turn comes that would close them.
-        self.closing.borrow_mut().clear();
+        self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
         // Every stream has gone before; what is left of them is in flight.
         let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
         let is_over = is_cancelled || self.finish_closed();

@@ -4,7 +4,7 @@
 
 use io_uring::opcode;
 
-use super::ring::Ring;
+use super::ring::{Queues, Ring};
 use crate::executor::slots::Key;
 
 /// What may be in flight for a connection, once each.
@@ -75,7 +75,7 @@ impl Ops {
 }
 
 /// Queues the cancellation of the operation with this user data.
-pub(super) fn push_cancel(ring: &mut Ring, operation: u64) {
+pub(super) fn push_cancel(ring: &mut Ring<impl Queues>, operation: u64) {
     let (kind, key) = kind_and_key(operation);
     let kind = if kind < Op::ALL.len() as u64 { KIND_CANCEL_OP } else { KIND_CANCEL };
     let cancel = opcode::AsyncCancel::new(operation).build().user_data(user_data(kind, key));

@@ -23,12 +23,13 @@ use io_uring::{opcode, types};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
-use super::IoUring;
 use super::connection::{Connection, OWNED, Sending, is_temporary};
 use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
-use super::ring::{Completion, Ring};
+use super::ring::{Completion, Queues, Ring};
+use super::sockets::Sockets;
+use super::{IoUring, Kernel, Linux};
 use crate::buffer::Buffer;
-use crate::driver::direct::{OPERATIONS_PER_TURN, send_chunks_now, send_now};
+use crate::driver::direct::OPERATIONS_PER_TURN;
 use crate::driver::{Fresh, StreamDriver};
 use crate::executor::slots::Key;
 use crate::output::{Output, SLICES_MAX};
@@ -126,7 +127,7 @@ impl Posts {
     }
 
     /// Makes the entries. Until [`Posts::clear`] nothing may be posted.
-    pub fn make_entries(&mut self, ring: &mut Ring) {
+    pub fn make_entries(&mut self, ring: &mut Ring<impl Queues>) {
         // MSG_WAITALL: a short send is an error, of which the kernel tells.
         const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
         for post in &mut self.list {
@@ -169,7 +170,7 @@ enum Taken<'p> {
     Chunks(Box<Sending>),
 }
 
-impl IoUring {
+impl<K: Kernel> IoUring<K> {
     /// As [`StreamDriver::try_send_copy`], for a connection on the ring.
     pub(super) fn try_post_copy(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
         let turn = self.turn.get();
@@ -223,14 +224,19 @@ impl IoUring {
         if connection.is_reset {
             return;
         }
+        self.send_taken(key, connection, taken, is_last);
+    }
+
+    /// Sends a post that was taken back; the ring sends what the socket does not take.
+    fn send_taken(&self, key: Key, connection: &mut Connection, taken: Taken<'_>, is_last: bool) {
         // The next operation finds a broken connection out.
         match taken {
             Taken::Copy(bytes) => {
-                let sent = send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
+                let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
                 self.owe_copy(key, connection, &bytes[sent..]);
             }
             Taken::Chunks(sending) => {
-                let sent = send_chunks_now(connection.socket().as_fd(), &sending.output, is_last);
+                let sent = self.sockets.send_chunks_now(connection.socket().as_fd(), &sending.output, is_last);
                 let sent = sent.map_or(sending.output.len_bytes(), |(sent, _)| sent);
                 self.owe(key, connection, sending, sent);
             }
@@ -270,7 +276,7 @@ impl IoUring {
         }
         connection.is_closing = true;
         // A Unix socket has no such bound: its peer takes the rest, or leaves, or there are others (`stay_closed`).
-        let _ = sockopt::set_tcp_user_timeout(connection.socket(), UNSENT_TIMEOUT.as_millis() as u32);
+        let _ = self.sockets.set_user_timeout(connection.socket().as_fd(), UNSENT_TIMEOUT.as_millis() as u32);
         true
     }
 
@@ -298,7 +304,11 @@ impl IoUring {
 
     /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
     /// before anything is posted again.
-    pub(super) fn take_failed_posts(&self, ring: &mut Ring, completions: &mut Vec<Completion>) -> io::Result<()> {
+    pub(super) fn take_failed_posts(
+        &self,
+        ring: &mut Ring<impl Queues>,
+        completions: &mut Vec<Completion>,
+    ) -> io::Result<()> {
         if self.posts.borrow().is_empty() {
             return Ok(());
         }
@@ -320,15 +330,23 @@ impl IoUring {
         }
         for completion in completions {
             if let (KIND_POST, key) = kind_and_key(completion.user_data) {
-                self.handle_failed_post(key, completion.result);
+                self.handle_failed_post(key, completion);
             }
         }
     }
 
     /// A post was not sent, or not to its end.
-    fn handle_failed_post(&self, key: Key, result: i32) {
+    fn handle_failed_post(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
+        if completion.was_refused() {
+            // A call of its own takes no memory of the ring's.
+            if let Some(taken) = self.posts.borrow_mut().take_back(key) {
+                self.send_taken(key, connection, taken, false);
+            }
+            return;
+        }
+        let result = completion.result;
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
             Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
@@ -347,7 +365,9 @@ impl IoUring {
             None => {}
         }
     }
+}
 
+impl IoUring<Linux> {
     /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one that
     /// fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
     pub(super) fn test_posts(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {

@@ -20,6 +20,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::executor::budget::QUANTUM_BYTES;
 use crate::time::Moment;
 
 /// From so many reads in flight on a device is congested. A queue that is worth its name has room for dozens; those of loop
@@ -44,9 +45,9 @@ const BELIEVED_TICKS_SHORT: u16 = 1;
 /// For so many, about ten seconds, a part is worth an attempt that is refused if it is not in memory any more.
 const WORTH_TRYING_TICKS: u16 = 40;
 
-/// What one `sendfile` may take at most: what a loop does at once, and, while memory may be short, what it waits for at once
-/// if a belief was wrong.
-const SENDFILE_MAX: u64 = 1 << 20;
+/// What one `sendfile` may take at most: what a stream sends at once (to ask about more would be in vain), and, while memory
+/// may be short, what a loop waits for at once if a belief was wrong.
+const SENDFILE_MAX: u64 = QUANTUM_BYTES as u64;
 const SENDFILE_MAX_SHORT: u64 = 256 * 1024;
 
 /// How a device behaves. What comes later allows less.
@@ -85,11 +86,11 @@ pub(crate) enum Permission {
 }
 
 impl Condition {
-    /// May this be done on the loop, with a part of a file that was seen in memory so many ticks ago?
+    /// May this be done on the loop with a part of a file? `was_seen` says whether it was seen in memory, so many ticks ago at
+    /// most.
     #[inline]
-    pub fn permits(self, call: Call, seen_ticks_ago: Option<u16>) -> Permission {
+    pub fn permits(self, call: Call, mut was_seen: impl FnMut(u16) -> bool) -> Permission {
         use Permission::*;
-        let was_seen = |ticks: u16| seen_ticks_ago.is_some_and(|age| age <= ticks);
         match (call, self) {
             (Call::Look, Condition::Healthy | Condition::New | Condition::MemoryShort) => Yes,
             (Call::Look, Condition::Congested | Condition::BackingOff) if was_seen(WORTH_TRYING_TICKS) => Yes,
@@ -232,14 +233,16 @@ mod tests {
     fn what_may_be_done_depends_on_what_a_wrong_guess_would_cost() {
         use Condition::*;
         use Permission::*;
-        let sent =
-            |condition: Condition| [Some(1), Some(4), Some(5), None].map(|age| condition.permits(Call::Send, age));
+        let permits = |condition: Condition, call: Call, age: Option<u16>| {
+            condition.permits(call, |ticks| age.is_some_and(|age| age <= ticks))
+        };
+        let sent = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Send, age));
         assert_eq!(sent(Healthy), [Yes, Yes, AskForEnds, AskForEnds]);
         assert_eq!(sent(New), [Yes, Yes, AskForAll, AskForAll]);
         assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll]);
         assert_eq!(sent(Congested), [Yes, No, No, No]);
         assert_eq!(sent(BackingOff), [No; 4]);
-        let looked = |condition: Condition| [Some(40), Some(41), None].map(|age| condition.permits(Call::Look, age));
+        let looked = |condition| [Some(40), Some(41), None].map(|age| permits(condition, Call::Look, age));
         assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 3]; 3]);
         assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, No, No], [Yes, No, No]));
     }

@@ -200,7 +200,7 @@ impl File {
                 }
                 Some(Err(error)) => Err(error),
                 None => {
-                    cache.residency.forget(self.shared.hash, offset);
+                    cache.residency.of(self.shared.hash).forget(offset);
                     count_event(Event::Miss);
                     Ok(Look::NotInMemory)
                 }
@@ -211,11 +211,12 @@ impl File {
     fn may_look(&self, cache: &PageCache, offset: u64, length: u64) -> bool {
         let now = now_anywhere();
         let condition = cache.device(self.metadata().device).condition(now);
-        let is_permitted = |age| condition.permits(Call::Look, age) == Permission::Yes;
         // Behind the end there is nothing to be known of.
         let length = length.min(self.metadata().size.saturating_sub(offset)).max(1);
-        is_permitted(None)
-            || parts(offset, length).all(|part| is_permitted(cache.residency.age(self.shared.hash, &part, now)))
+        let mut known = cache.residency.of(self.shared.hash);
+        let is_permitted =
+            |part| condition.permits(Call::Look, |ticks| known.was_seen(&part, ticks, now)) == Permission::Yes;
+        condition.permits(Call::Look, |_| false) == Permission::Yes || parts(offset, length).all(is_permitted)
     }
 
     /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there lately, or a
@@ -239,10 +240,13 @@ impl File {
         self.with_page_cache(|cache| {
             let now = now_anywhere();
             let condition = cache.device(self.metadata().device).condition(now);
+            if condition.permits(Call::Send, |_| true) != Permission::Yes {
+                return Ok(0);
+            }
             let length = length.min(condition.sendfile_max().max(least));
-            for part in parts(offset, length) {
-                let age = cache.residency.age(self.shared.hash, &part, now);
-                let is_there = match condition.permits(Call::Send, age) {
+            let (mut known, mut piece) = (cache.residency.of(self.shared.hash), offset..offset.saturating_add(length));
+            while let Some(part) = known.next_stale(&mut piece, now) {
+                let is_there = match condition.permits(Call::Send, |ticks| known.was_seen(&part, ticks, now)) {
                     Permission::Yes => continue,
                     Permission::No => return Ok(0),
                     Permission::AskForAll => self.probe_whole(part.begin, part.end)?,
@@ -253,7 +257,7 @@ impl File {
                 if !is_there {
                     return Ok(0);
                 }
-                cache.residency.note(self.shared.hash, &part, now);
+                known.note(&part, now);
             }
             Ok(length)
         })
@@ -299,13 +303,17 @@ impl File {
         self.note_seen(cache, offset, found);
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
-            cache.residency.forget(self.shared.hash, end);
+            cache.residency.of(self.shared.hash).forget(end);
         }
     }
 
     fn note_seen(&self, cache: &PageCache, offset: u64, length: usize) {
         let now = now_anywhere();
-        parts(offset, length as u64).for_each(|part| cache.residency.note(self.shared.hash, &part, now));
+        let (mut known, mut piece) =
+            (cache.residency.of(self.shared.hash), offset..offset.saturating_add(length as u64));
+        while let Some(part) = known.next_stale(&mut piece, now) {
+            known.note(&part, now);
+        }
     }
 
     fn with_page_cache<R>(&self, f: impl FnOnce(&Arc<PageCache>) -> R) -> R {
@@ -355,7 +363,7 @@ mod tests {
         let cache = PageCache::with_slots(64);
         let is_known = |number: u64| {
             let part = parts(number * GRANULE, GRANULE.min(file.metadata().size - number * GRANULE)).next();
-            cache.residency.age(file.shared.hash, &part.expect("not empty"), now_anywhere()).is_some()
+            cache.residency.of(file.shared.hash).was_seen(&part.expect("not empty"), u16::MAX, now_anywhere())
         };
         let length = 2 * GRANULE as usize;
         file.note_found(&cache, 0, length, length);

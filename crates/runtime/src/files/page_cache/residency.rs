@@ -16,6 +16,7 @@
 //! displaces other such things, and not what is in constant use.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::time::Moment;
@@ -32,10 +33,19 @@ const SLOTS: usize = 1 << 16;
 /// A line of the processor's cache, so that a piece of 256 KiB costs one miss.
 const LINE_SLOTS: usize = 8;
 
+/// How many parts a line has room for, with two slots each.
+const LINE_PARTS: u64 = LINE_SLOTS as u64 / 2;
+
+/// The bytes of a file that a line knows of.
+const LINE_BYTES: u64 = LINE_PARTS * GRANULE;
+
 /// Ticks have 268 ms, and 16 bits: they repeat after five hours, when an entry may seem new that is old.
 const TICK_SHIFT: u32 = 28;
 const TICK_BITS: u32 = 16;
-const TAG_SHIFT: u32 = 32;
+
+/// The bits of an entry that are the tag, and those of the tick.
+const TAG: u64 = 0xffff_ffff << 32;
+const TICK: u64 = (1 << TICK_BITS) - 1;
 
 /// So far ahead an entry may seem of a thread that took the time earlier: a minute.
 const AHEAD_TICKS_MAX: u16 = 0xff;
@@ -114,25 +124,69 @@ impl Residency {
         Residency { lines }
     }
 
-    /// How many ticks ago all of this was seen in memory; `None` if that is not known.
+    /// What is known of this file.
     #[inline]
-    pub fn age(&self, file: FileHash, part: &Part, now: Moment) -> Option<u16> {
-        let (slots, tag) = self.slots(file, part);
-        let known = slots
-            .iter()
-            .map(|slot| slot.load(Relaxed))
-            .filter(|&entry| entry >> TAG_SHIFT == tag && pages(entry) & part.pages == part.pages);
-        known.map(|entry| age_at(now, entry)).min()
+    pub fn of(&self, file: FileHash) -> FileParts<'_> {
+        FileParts { residency: self, file, line_number: u64::MAX, line: &self.lines[0], tag: 0 }
+    }
+}
+
+/// What is known of one file's parts. Those that follow each other share a line, which is looked for once.
+pub(crate) struct FileParts<'r> {
+    residency: &'r Residency,
+    file: FileHash,
+    /// The parts in `line`: from four times this number on.
+    line_number: u64,
+    line: &'r Line,
+    /// Of the entries in `line` that belong to these parts.
+    tag: u64,
+}
+
+impl<'r> FileParts<'r> {
+    /// The first part of a piece, given by where it begins and ends, that was not seen in memory in this very tick; the piece
+    /// then begins behind it. What is in constant use is passed over line by line.
+    #[inline]
+    pub fn next_stale(&mut self, piece: &mut Range<u64>, now: Moment) -> Option<Part> {
+        while piece.start < piece.end {
+            let is_whole_line = piece.start.is_multiple_of(LINE_BYTES) && piece.end - piece.start >= LINE_BYTES;
+            if is_whole_line && self.is_line_fresh(piece.start / LINE_BYTES, now) {
+                piece.start += LINE_BYTES;
+                continue;
+            }
+            let part = Part::at(piece.start, piece.end);
+            piece.start = part.end;
+            if !self.was_seen(&part, 0, now) {
+                return Some(part);
+            }
+        }
+        None
+    }
+
+    /// Whether all parts of a line were seen in this tick, as far as their first slots say.
+    #[inline]
+    fn is_line_fresh(&mut self, line_number: u64, now: Moment) -> bool {
+        self.seek(line_number);
+        let seen = self.tag | u64::from(u16::MAX) << TICK_BITS | u64::from(tick(now));
+        let first_slots = self.line.0.iter().step_by(2);
+        first_slots.fold(0, |difference, slot| difference | slot.load(Relaxed) ^ seen) == 0
+    }
+
+    /// Whether all of this was seen in memory, so many ticks ago at most.
+    #[inline]
+    pub fn was_seen(&mut self, part: &Part, ticks: u16, now: Moment) -> bool {
+        let (slots, wanted) = self.slots(part);
+        let is_it = |entry: u64| (entry ^ wanted) & (TAG | wanted) & !TICK == 0 && age_at(now, entry) <= ticks;
+        is_it(slots[0].load(Relaxed)) || is_it(slots[1].load(Relaxed))
     }
 
     /// This was seen in memory.
     #[inline]
-    pub fn note(&self, file: FileHash, part: &Part, now: Moment) {
-        let (slots, tag) = self.slots(file, part);
+    pub fn note(&mut self, part: &Part, now: Moment) {
+        let (slots, wanted) = self.slots(part);
         let entries = [slots[0].load(Relaxed), slots[1].load(Relaxed)];
-        let is_own = |entry: u64| entry >> TAG_SHIFT == tag;
-        let seen = u64::from(part.pages) << TICK_BITS;
-        if let Some(index) = entries.iter().position(|&entry| is_own(entry) && entry as u16 == tick(now)) {
+        let seen = wanted | u64::from(tick(now));
+        let is_own = |entry: u64| (entry ^ seen) & TAG == 0;
+        if let Some(index) = entries.iter().position(|&entry| is_own(entry) && (entry ^ seen) & TICK == 0) {
             // What is in constant use is written some times a second, not with every request on every core.
             if entries[index] | seen != entries[index] {
                 slots[index].store(entries[index] | seen, Relaxed);
@@ -144,26 +198,37 @@ impl Residency {
             .iter()
             .position(|&entry| is_covered(entry))
             .unwrap_or_else(|| usize::from(age_at(now, entries[1]) > age_at(now, entries[0])));
-        slots[index].store(tag << TAG_SHIFT | seen | u64::from(tick(now)), Relaxed);
+        slots[index].store(seen, Relaxed);
     }
 
     /// Something of the part in which this byte lies was not in memory.
     #[inline]
-    pub fn forget(&self, file: FileHash, offset: u64) {
-        let (slots, tag) = self.slots(file, &Part::at(offset, offset + 1));
-        for slot in slots.iter().filter(|slot| slot.load(Relaxed) >> TAG_SHIFT == tag) {
+    pub fn forget(&mut self, offset: u64) {
+        let (slots, wanted) = self.slots(&Part::at(offset, offset + 1));
+        for slot in slots.iter().filter(|slot| (slot.load(Relaxed) ^ wanted) & TAG == 0) {
             slot.store(0, Relaxed);
         }
     }
 
+    /// The slots of a part, and what an entry is that says that its pages were seen, but for the tick.
     #[inline]
-    fn slots(&self, file: FileHash, part: &Part) -> (&[AtomicU64; 2], u64) {
-        let hash = mix(file.0.wrapping_add((part.number / 4).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    fn slots(&mut self, part: &Part) -> (&'r [AtomicU64; 2], u64) {
+        self.seek(part.number / LINE_PARTS);
         // The first parts of files, of which there are most, are spread over the line.
-        let place = (part.number ^ file.0) as usize % 4;
-        let line = &self.lines[hash as usize & (self.lines.len() - 1)];
-        // An empty slot has the tag 0.
-        (&line.0.as_chunks::<2>().0[place], (hash >> TAG_SHIFT).max(1))
+        let place = (part.number ^ self.file.0) % LINE_PARTS;
+        (&self.line.0.as_chunks::<2>().0[place as usize], self.tag | u64::from(part.pages) << TICK_BITS)
+    }
+
+    #[inline]
+    fn seek(&mut self, line_number: u64) {
+        if line_number != self.line_number {
+            let hash = mix(self.file.0.wrapping_add(line_number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            let lines = &self.residency.lines;
+            self.line_number = line_number;
+            self.line = &lines[hash as usize & (lines.len() - 1)];
+            // An empty slot has the tag 0.
+            self.tag = (hash & TAG).max(TAG & TAG.wrapping_neg());
+        }
     }
 }
 
@@ -200,6 +265,13 @@ mod tests {
         Moment::from_nanos(seconds * 1_000_000_000)
     }
 
+    impl FileParts<'_> {
+        /// How many ticks ago all of this was seen; `None` if that is not known.
+        fn age(&mut self, part: &Part, now: Moment) -> Option<u16> {
+            (0..=u16::MAX).find(|&ticks| self.was_seen(part, ticks, now))
+        }
+    }
+
     fn part(number: u64) -> Part {
         Part::at(number * GRANULE, (number + 1) * GRANULE)
     }
@@ -220,43 +292,63 @@ mod tests {
     fn what_was_seen_is_known_and_grows_old() {
         let residency = Residency::with_slots(1024);
         let (one, other) = (FileHash::new(1, 2), FileHash::new(2, 1));
-        let age = |file, number, seconds| residency.age(file, &part(number), at(seconds));
+        let age = |file, number, seconds| residency.of(file).age(&part(number), at(seconds));
         assert_eq!(age(one, 0, 100), None);
-        residency.note(one, &part(0), at(100));
+        residency.of(one).note(&part(0), at(100));
         assert_eq!(age(one, 0, 100), Some(0));
         assert!(age(one, 0, 101).is_some_and(|age| (3..=4).contains(&age)));
         assert!(age(one, 0, 110).is_some_and(|age| (37..=38).contains(&age)));
         assert_eq!((age(one, 1, 100), age(other, 0, 100)), (None, None));
-        residency.note(one, &part(0), at(120));
+        residency.of(one).note(&part(0), at(120));
         assert_eq!(age(one, 0, 120), Some(0));
-        residency.forget(other, 0);
+        residency.of(other).forget(0);
         assert_eq!(age(one, 0, 120), Some(0));
-        residency.forget(one, GRANULE - 1);
+        residency.of(one).forget(GRANULE - 1);
         assert_eq!(age(one, 0, 120), None);
+    }
+
+    #[test]
+    fn parts_that_were_not_seen_in_this_tick_are_found_in_their_order() {
+        let (residency, file) = (Residency::with_slots(1024), FileHash::new(1, 1));
+        let stale = |begin: u64, end: u64, seconds| {
+            let (mut known, mut piece) = (residency.of(file), begin..end);
+            std::iter::from_fn(|| known.next_stale(&mut piece, at(seconds))).map(|part| part.number).collect::<Vec<_>>()
+        };
+        assert_eq!(stale(0, 0, 100), []);
+        assert_eq!(stale(0, 3 * GRANULE + 1, 100), [0, 1, 2, 3]);
+        (0..12).for_each(|number| residency.of(file).note(&part(number), at(100)));
+        assert_eq!(stale(0, 12 * GRANULE, 100), []);
+        assert_eq!(stale(GRANULE + 1, 13 * GRANULE, 100), [12]);
+        assert_eq!(stale(0, 12 * GRANULE, 101), (0..12).collect::<Vec<_>>());
+        residency.of(file).forget(6 * GRANULE);
+        assert_eq!(stale(0, 12 * GRANULE, 100), [6]);
+        residency.of(file).note(&Part::at(6 * GRANULE, 7 * GRANULE - PAGE), at(100));
+        assert_eq!(stale(0, 12 * GRANULE, 100), [6], "a page of it was not");
+        assert_eq!(stale(6 * GRANULE, 7 * GRANULE - PAGE, 100), []);
     }
 
     #[test]
     fn only_pages_that_were_seen_are_known() {
         let (residency, file) = (Residency::with_slots(64), FileHash::new(1, 1));
         let half = |begin: u64| parts(begin * GRANULE / 2, GRANULE / 2).next().expect("a part");
-        let age = |part: &Part, seconds| residency.age(file, part, at(seconds));
-        residency.note(file, &half(0), at(100));
+        let age = |part: &Part, seconds| residency.of(file).age(part, at(seconds));
+        residency.of(file).note(&half(0), at(100));
         assert_eq!((age(&half(0), 100), age(&half(1), 100), age(&part(0), 100)), (Some(0), None, None));
-        residency.note(file, &half(1), at(100));
+        residency.of(file).note(&half(1), at(100));
         assert_eq!(age(&part(0), 100), Some(0), "in two halves");
         // What is seen of it later makes the rest no newer, and does not make it unknown, either.
-        residency.note(file, &half(0), at(110));
+        residency.of(file).note(&half(0), at(110));
         assert_eq!(age(&half(0), 110), Some(0));
         assert!(age(&half(1), 110) > Some(30) && age(&part(0), 110) > Some(30));
-        residency.note(file, &half(1), at(110));
+        residency.of(file).note(&half(1), at(110));
         assert_eq!(age(&part(0), 110), Some(0));
     }
 
     #[test]
     fn what_another_thread_has_noted_in_the_next_tick_is_new() {
         let (residency, file) = (Residency::with_slots(8), FileHash::new(1, 1));
-        residency.note(file, &part(0), at(102));
-        assert_eq!(residency.age(file, &part(0), at(101)), Some(0));
+        residency.of(file).note(&part(0), at(102));
+        assert_eq!(residency.of(file).age(&part(0), at(101)), Some(0));
     }
 
     #[test]
@@ -264,9 +356,9 @@ mod tests {
         let residency = Residency::with_slots(1024);
         let (hot, stream) = (FileHash::new(1, 1), FileHash::new(1, 2));
         for second in 0..100 {
-            (0..8).for_each(|number| residency.note(hot, &part(number), at(second)));
-            (0..20).for_each(|number| residency.note(stream, &part(second * 20 + number), at(second)));
-            let known = (0..8).filter(|&number| residency.age(hot, &part(number), at(second)).is_some()).count();
+            (0..8).for_each(|number| residency.of(hot).note(&part(number), at(second)));
+            (0..20).for_each(|number| residency.of(stream).note(&part(second * 20 + number), at(second)));
+            let known = (0..8).filter(|&number| residency.of(hot).age(&part(number), at(second)).is_some()).count();
             assert!(known >= 7, "{known} in second {second}");
         }
     }
@@ -277,8 +369,8 @@ mod tests {
             let residency = Residency::new();
             let all =
                 || (0..files).flat_map(|inode| (0..parts).map(move |number| (FileHash::new(7, inode), part(number))));
-            all().for_each(|(file, part)| residency.note(file, &part, at(5)));
-            all().filter(|(file, part)| residency.age(*file, part, at(5)).is_some()).count()
+            all().for_each(|(file, part)| residency.of(file).note(&part, at(5)));
+            all().filter(|(file, part)| residency.of(*file).age(part, at(5)).is_some()).count()
         };
         let (large, small) = (kept_of(1000, 8), kept_of(8000, 1));
         assert!(large > 7000 && small > 7000, "{large} and {small} of 8000");

@@ -1,0 +1,291 @@
+//! The services that run on one event loop: started, told of reloads, asked to end, started again after a panic.
+//!
+//! Each has a task, and state that its task, its context and the loop share. Whoever comes after a service of the same name
+//! waits for its end, so that there are never two.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt::Display;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_process::{LockGuard, LockHandle, Seat};
+use gale_runtime::{Notify, TaskId, abort, catch_panic, default_pool, now, sleep, spawn};
+
+use super::{AnyService, ConfiguredService, Instances, until};
+use crate::configuration::Configuration;
+use crate::worker::Worker;
+
+/// How long a service that is to end may take for it: enough to write a file, and a drain does not wait much longer than
+/// for its connections.
+const STOP_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// The pause before a service that has panicked is started again; doubled each time.
+const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// The longest pause. A service that has run for so long begins with the shortest again.
+const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// How often a lock that another process holds is tried: the kernel tells nobody of its release.
+const LOCK_TRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// The services of one event loop.
+#[derive(Default)]
+pub(crate) struct Services {
+    running: Vec<Rc<Running>>,
+    is_stopped: bool,
+}
+
+impl Services {
+    /// Runs what `configuration` has for this seat: services that go on are told, others end, and those that are new begin.
+    pub fn settle(&mut self, seat: Seat, worker: &Rc<Worker>, configuration: &Arc<Configuration>) {
+        if self.is_stopped {
+            return;
+        }
+        self.running.retain(|running| !(running.is_stopping() && running.has_ended.get()));
+        let wanted: Vec<&Arc<ConfiguredService>> =
+            configuration.services.iter().filter(|service| service.runs_at(seat)).collect();
+        for running in self.running.iter().filter(|running| !running.is_stopping()) {
+            match wanted.iter().find(|service| service.continues(&running.service.borrow())) {
+                Some(service) => running.change(service, configuration),
+                None => running.stop(),
+            }
+        }
+        for service in wanted {
+            let same = |running: &&Rc<Running>| running.name() == service.spec.name;
+            let latest = self.running.iter().rfind(same);
+            if latest.is_none_or(|latest| latest.is_stopping()) {
+                let before = latest.map(Rc::clone);
+                let running = Running::new(service, worker, configuration);
+                running.task.set(Some(spawn(supervise(Rc::clone(&running), before))));
+                self.running.push(running);
+            }
+        }
+    }
+
+    /// Asks all of them to end; none is started any more.
+    pub fn stop(&mut self) {
+        self.is_stopped = true;
+        self.running.iter().for_each(|running| running.stop());
+    }
+
+    /// Ready when all that run now have ended.
+    pub fn ended(&self) -> impl Future<Output = ()> + 'static {
+        let running = self.running.clone();
+        async move {
+            for running in running {
+                running.ended().await;
+            }
+        }
+    }
+
+    /// Ends all of them at once.
+    pub fn abort(&mut self) {
+        self.is_stopped = true;
+        for running in self.running.drain(..) {
+            running.task.take().into_iter().for_each(abort);
+        }
+    }
+}
+
+impl ConfiguredService {
+    fn runs_at(&self, seat: Seat) -> bool {
+        match self.spec.instances {
+            Instances::OnePerWorker => seat.worker < seat.workers,
+            // The first seat is taken for as long as the process serves, and by the same loop.
+            Instances::OnePerProcess | Instances::One(_) => seat.worker == 0,
+        }
+    }
+
+    /// Whether the service that runs as `earlier` goes on as this one.
+    fn continues(&self, earlier: &ConfiguredService) -> bool {
+        let settings: &dyn Any = &*earlier.spec.service;
+        (&self.spec.name, &self.spec.instances) == (&earlier.spec.name, &earlier.spec.instances)
+            && self.spec.service.continues_any(settings)
+    }
+}
+
+/// A service on this loop, from its start until it has ended and nobody asks for it.
+pub(super) struct Running {
+    service: RefCell<Arc<ConfiguredService>>,
+    /// None after the end, because a large one is not to be held.
+    configuration: RefCell<Option<Arc<Configuration>>>,
+    worker: Rc<Worker>,
+    name: Box<str>,
+    /// How often it was told of another configuration.
+    changes: Cell<u64>,
+    is_stopping: Cell<bool>,
+    has_ended: Cell<bool>,
+    /// Something of the three above has changed.
+    news: Notify,
+    task: Cell<Option<TaskId>>,
+}
+
+impl Running {
+    fn new(service: &Arc<ConfiguredService>, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<Running> {
+        Rc::new(Running {
+            service: RefCell::new(Arc::clone(service)),
+            configuration: RefCell::new(Some(Arc::clone(configuration))),
+            worker: Rc::clone(worker),
+            name: service.spec.name.as_str().into(),
+            changes: Cell::new(0),
+            is_stopping: Cell::new(false),
+            has_ended: Cell::new(false),
+            news: Notify::new(),
+            task: Cell::new(None),
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn worker(&self) -> &Rc<Worker> {
+        &self.worker
+    }
+
+    pub fn service(&self) -> Arc<dyn AnyService> {
+        Arc::clone(&self.service.borrow().spec.service)
+    }
+
+    pub fn configuration(&self) -> Arc<Configuration> {
+        self.configuration.borrow().clone().expect("there until the service has ended")
+    }
+
+    pub fn log(&self, level: Level, message: &dyn Display) {
+        self.worker.error_log().write(level, None, &format_args!("{}: {message}", self.name));
+    }
+
+    pub fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.get()
+    }
+
+    pub async fn changed_since(&self, changes: u64) {
+        self.wait_for(|running| running.changes.get() != changes).await;
+    }
+
+    pub async fn stopping(&self) {
+        self.wait_for(Running::is_stopping).await;
+    }
+
+    pub async fn unless_stopping<F: Future>(&self, future: F) -> Option<F::Output> {
+        until(future, self.stopping()).await
+    }
+
+    async fn ended(&self) {
+        self.wait_for(|running| running.has_ended.get()).await;
+    }
+
+    async fn wait_for(&self, is_true: impl Fn(&Running) -> bool) {
+        while !is_true(self) {
+            self.news.notified().await;
+        }
+    }
+
+    fn change(&self, service: &Arc<ConfiguredService>, configuration: &Arc<Configuration>) {
+        self.service.replace(Arc::clone(service));
+        if !self.has_ended.get() {
+            self.configuration.replace(Some(Arc::clone(configuration)));
+        }
+        self.changes.set(self.changes.get() + 1);
+        self.news.notify_all();
+    }
+
+    fn stop(&self) {
+        self.is_stopping.set(true);
+        self.news.notify_all();
+    }
+}
+
+/// Marks the end however the task ends.
+struct End(Rc<Running>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let Running { has_ended, configuration, news, .. } = &*self.0;
+        has_ended.set(true);
+        configuration.take();
+        news.notify_all();
+    }
+}
+
+/// The task of a service, which follows that of `before`.
+async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
+    let end = End(running);
+    let running = &end.0;
+    if let Some(before) = before {
+        before.ended().await;
+    }
+    let overdue = async {
+        running.stopping().await;
+        sleep(STOP_TIME_MAX).await;
+    };
+    if until(run(running), overdue).await.is_none() {
+        let seconds = STOP_TIME_MAX.as_secs();
+        running.log(Level::Warn, &format_args!("the service has not ended within {seconds} seconds"));
+    }
+}
+
+/// Runs the service, once it has its lock, until it returns or is to end.
+async fn run(running: &Rc<Running>) {
+    let lock = running.service.borrow().lock.clone();
+    let guard = match lock {
+        None => None,
+        Some(lock) => match take_lock(running, &lock).await {
+            None => return,
+            guard => guard,
+        },
+    };
+    let mut pause = RESTART_PAUSE_MIN;
+    while !running.is_stopping() {
+        let begun = now();
+        let service = running.service();
+        let Err(_told) = catch_panic(async { service.start(Rc::clone(running)).await }).await else { break };
+        if now().since(begun) >= RESTART_PAUSE_MAX {
+            pause = RESTART_PAUSE_MIN;
+        }
+        let seconds = pause.as_secs();
+        running.log(Level::Alert, &format_args!("the service has panicked, it is started again in {seconds} s"));
+        if running.unless_stopping(sleep(pause)).await.is_none() {
+            break;
+        }
+        pause = (pause * 2).min(RESTART_PAUSE_MAX);
+    }
+    if let Some(guard) = guard {
+        // Where the pool has no room, it is released here.
+        let _ = default_pool().run(move || drop(guard)).await;
+    }
+}
+
+/// Waits for the lock; `None` when the service is to end before it has that.
+async fn take_lock(running: &Running, lock: &LockHandle) -> Option<LockGuard> {
+    let mut was_told = false;
+    loop {
+        let wanted = Arc::clone(lock);
+        let tried = default_pool().run(move || wanted.try_lock()).await;
+        let path = lock.path().display();
+        let refused = match tried {
+            Ok(Ok(Some(guard))) => {
+                if was_told {
+                    running.log(Level::Notice, &format_args!("has the lock \"{path}\" now"));
+                }
+                return Some(guard);
+            }
+            Ok(Ok(None)) => (Level::Notice, format!("waits for the lock \"{path}\", which another process holds")),
+            Ok(Err(error)) => (Level::Alert, format!("flock() \"{path}\" failed {}", OsErrorText(&error))),
+            Err(error) => (Level::Alert, format!("the lock \"{path}\" cannot be tried: {error}")),
+        };
+        if !std::mem::replace(&mut was_told, true) {
+            running.log(refused.0, &refused.1);
+        }
+        running.unless_stopping(sleep(LOCK_TRY_PAUSE)).await?;
+    }
+}

@@ -1,0 +1,118 @@
+//! Readers of a spool: each at an offset of its own, in what is kept, stored or queued.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::ops::RangeBounds;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use gale_runtime::files::FileError;
+use gale_runtime::{Bytes, File, Look, PieceRead};
+
+use super::state::{Found, Shared};
+use super::{SpoolError, bounds};
+
+/// Reads a spool, also while it is written to. It holds no more memory than the piece that it is about to give.
+pub struct SpoolReader {
+    shared: Rc<Shared>,
+    offset: u64,
+    end: u64,
+    /// A read by a thread, from `offset` on.
+    read: Option<PieceRead>,
+}
+
+impl SpoolReader {
+    pub(super) fn new(shared: &Rc<Shared>, range: impl RangeBounds<u64>) -> SpoolReader {
+        let (offset, end) = bounds(range);
+        SpoolReader { shared: Rc::clone(shared), offset, end, read: None }
+    }
+
+    /// How far it has read.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Another reader of the same spool, which begins and ends where this says.
+    pub fn again(&self, range: impl RangeBounds<u64>) -> SpoolReader {
+        SpoolReader::new(&self.shared, range)
+    }
+
+    /// Reads on: at most `length` bytes, fewer when the rest is elsewhere; `None` at the end of the spool or of the range. Waits
+    /// for more if there is none yet. When a thread reads, it is what was asked for first that comes.
+    ///
+    /// Errors: why there is no more although the range has not ended; `NoMemory`; the file could not be read. Each leaves the
+    /// reader where it is. `length` must not be 0.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Option<Bytes>, SpoolError>> {
+        assert!(length > 0, "nothing is asked for");
+        loop {
+            if let Some(read) = &mut self.read {
+                let result = ready!(Pin::new(read).poll(cx));
+                self.read = None;
+                return Poll::Ready(self.take(result));
+            }
+            let rest = usize::try_from(self.end.saturating_sub(self.offset)).unwrap_or(usize::MAX);
+            let wanted = length.min(rest);
+            if wanted == 0 {
+                return Poll::Ready(Ok(None));
+            }
+            match ready!(self.shared.poll_find(cx, self.offset, wanted))? {
+                Found::End => return Poll::Ready(Ok(None)),
+                Found::Memory(mut piece) => {
+                    piece.truncate(wanted);
+                    return Poll::Ready(self.take(Ok(piece)));
+                }
+                Found::File { file, offset, length } => {
+                    let wanted = usize::try_from(length).map_or(wanted, |length| length.min(wanted));
+                    if let Some(result) = self.read_file(&file, offset, wanted) {
+                        return Poll::Ready(self.take(result));
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`SpoolReader::poll_read`]. Dropped before it is ready, it has read nothing.
+    pub async fn read(&mut self, length: usize) -> Result<Option<Bytes>, SpoolError> {
+        poll_fn(|cx| self.poll_read(cx, length)).await
+    }
+
+    /// Reads what is in memory of a piece of the file; `None` = a thread reads it now.
+    fn read_file(&mut self, file: &File, offset: u64, length: usize) -> Option<io::Result<Bytes>> {
+        let missed = match file.look(offset, length) {
+            Ok(Look::Found(bytes)) => return Some(Ok(bytes)),
+            Ok(missed) => missed,
+            Err(error) => return Some(Err(error)),
+        };
+        match file.begin_read(&self.shared.pool(), offset, length, missed.how()) {
+            Ok(read) => {
+                self.read = Some(read);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// What was found, of which there is something.
+    fn take(&mut self, read: io::Result<Bytes>) -> Result<Option<Bytes>, SpoolError> {
+        let error = match read {
+            Ok(bytes) if !bytes.is_empty() => {
+                self.offset += bytes.len() as u64;
+                return Ok(Some(bytes));
+            }
+            // Somebody has cut the file off.
+            Ok(_) => io::ErrorKind::UnexpectedEof.into(),
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => return Err(SpoolError::NoMemory),
+            Err(error) => error,
+        };
+        let path = self.shared.path().expect("something was stored");
+        Err(SpoolError::File(FileError::new("pread", path, error)))
+    }
+}
+
+impl fmt::Debug for SpoolReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SpoolReader(at {} of {})", self.offset, self.shared.length())
+    }
+}

@@ -1,0 +1,8 @@
+//! `spool.rs` on io_uring.
+
+use gale_runtime::DriverChoice;
+
+const DRIVER: DriverChoice = DriverChoice::IoUring;
+
+#[path = "spool.rs"]
+mod spool;

@@ -1,0 +1,144 @@
+//! Lock files: which of several processes does what only one of them may do.
+//!
+//! Processes overlap in an upgrade, in a change of `user`, and while an old worker process drains. The lock is flock(2)'s: it
+//! belongs to the open file, and the kernel releases it when the last descriptor of that is closed, however the process ends.
+//! So each process needs an open file of its own; a descriptor that is inherited would share the lock with the process it
+//! came from. Whoever sends a lock file therefore opens it anew for the receiver, who needs no right to open it.
+//!
+//! The file stays empty and is never removed: a process might hold the lock of a removed file, and another that of the new one.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+/// Shared by everything in this process that may want the lock.
+pub type LockHandle = Arc<LockFile>;
+
+/// An open lock file.
+#[derive(Debug)]
+pub struct LockFile {
+    path: PathBuf,
+    descriptor: Arc<OwnedFd>,
+    /// Somebody in this process has the lock: the kernel tells processes apart, not threads.
+    is_held: AtomicBool,
+}
+
+impl LockFile {
+    /// Opens `path`, created with mode 0600 if it does not exist. Nothing is locked yet.
+    ///
+    /// # Errors
+    /// As `open` reports them; a symbolic link is never followed, since others may own the directory.
+    pub fn open(path: &Path) -> io::Result<LockFile> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(LockFile::from_descriptor(path.to_owned(), Arc::new(file.into())))
+    }
+
+    /// The lock file behind a descriptor that nobody else has.
+    pub(super) fn from_descriptor(path: PathBuf, descriptor: Arc<OwnedFd>) -> LockFile {
+        LockFile { path, descriptor, is_held: AtomicBool::new(false) }
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the lock unless somebody has it, in this process or another; `None` then. The file system may have to ask a
+    /// server, so this is nothing for an event loop.
+    ///
+    /// # Errors
+    /// The file system has no locks.
+    pub fn try_lock(self: &Arc<Self>) -> io::Result<Option<LockGuard>> {
+        if self.is_held.swap(true, Ordering::Acquire) {
+            return Ok(None);
+        }
+        match rustix::fs::flock(&self.descriptor, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(LockGuard(Arc::clone(self)))),
+            Err(errno) => {
+                self.is_held.store(false, Ordering::Release);
+                if errno == Errno::WOULDBLOCK { Ok(None) } else { Err(errno.into()) }
+            }
+        }
+    }
+
+    /// A descriptor for another process, whose lock is not ours.
+    pub(super) fn open_anew(&self) -> io::Result<OwnedFd> {
+        // By the descriptor: the path may lead elsewhere by now.
+        let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+        Ok(OpenOptions::new().read(true).write(true).open(path)?.into())
+    }
+
+    /// Whether `other` is the same file on disk, under the same path.
+    pub(super) fn is_same_file(&self, other: &LockFile) -> bool {
+        let identity = |file: &LockFile| {
+            let stat = rustix::fs::fstat(&file.descriptor).ok()?;
+            Some((stat.st_dev, stat.st_ino))
+        };
+        self.path == other.path && identity(self).is_some_and(|mine| identity(other) == Some(mine))
+    }
+}
+
+/// The lock, until this is dropped. Dropping may wait like [`LockFile::try_lock`].
+#[derive(Debug)]
+pub struct LockGuard(LockHandle);
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        // What fails here leaves the lock to the kernel, which releases it at the end of the process.
+        let _ = rustix::fs::flock(&self.0.descriptor, FlockOperation::Unlock);
+        self.0.is_held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("gale-lock-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn one_holder_at_a_time_in_this_process_and_among_open_files() {
+        let path = path("holder");
+        let first = Arc::new(LockFile::open(&path).expect("created"));
+        let sent = first.open_anew().expect("opened anew");
+        let second = Arc::new(LockFile::from_descriptor(path.clone(), Arc::new(sent)));
+        assert!(first.is_same_file(&second));
+        let guard = first.try_lock().expect("a lock").expect("free");
+        assert!(first.try_lock().expect("a lock").is_none(), "the same handle");
+        assert!(second.try_lock().expect("a lock").is_none(), "the file of another process");
+        drop(guard);
+        let guard = second.try_lock().expect("a lock").expect("free again");
+        assert!(first.try_lock().expect("a lock").is_none());
+        // As at the end of a process: nobody unlocks it, and its descriptors are closed.
+        let end: OwnedFd = std::fs::File::open("/dev/null").expect("it is there").into();
+        // SAFETY: both are open; only what the number of `second` refers to changes.
+        assert!(unsafe { libc::dup2(end.as_raw_fd(), second.descriptor.as_raw_fd()) } >= 0);
+        assert!(first.try_lock().expect("a lock").is_some());
+        drop(guard);
+        std::fs::remove_file(path).expect("ours");
+    }
+
+    #[test]
+    fn symbolic_link_is_refused_and_nothing_is_created_behind_it() {
+        let (link, target) = (path("link"), path("target"));
+        std::os::unix::fs::symlink(&target, &link).expect("free");
+        let error = LockFile::open(&link).expect_err("a link");
+        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+        assert!(!target.exists());
+        std::fs::remove_file(link).expect("ours");
+    }
+}

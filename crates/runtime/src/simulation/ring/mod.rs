@@ -1,0 +1,532 @@
+//! The kernel's side of an io_uring in a simulated world: it takes the entries that the driver makes, looks at the memory
+//! that they name when it comes to them, and completes them in the way of a kernel: late, in another order, in part, or
+//! not at all for want of buffers or memory.
+//!
+//! It keeps to what a kernel promises. What a multishot operation tells comes in order. An operation holds its socket, so
+//! a closed connection ends with the last of them. Sends that must not wait are carried out when they are taken. A call
+//! does a bounded part of what is due and says that there is more.
+//!
+//! It panics when the driver does what it must not: names a descriptor that is not open, or waits while nothing would tell
+//! of calls from other threads.
+
+mod operation;
+mod queues;
+mod sockets;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use io_uring::types::BufRingEntry;
+use io_uring::{opcode, squeue};
+use rustix::io::Errno;
+
+use self::operation::{Bytes, Entry, Operation, Step, Target, What};
+use self::queues::SimulatedQueues;
+use self::sockets::SimulatedSockets;
+use crate::driver::io_uring::Kernel;
+use crate::driver::io_uring::ring::Completion;
+use crate::executor::slots::Key;
+use crate::simulation::World;
+use crate::simulation::fate::Event;
+use crate::simulation::network::Named;
+
+/// How often an operation is not found at most.
+const MISSES_MAX: u8 = 3;
+
+// Flags of operations (io_uring_enter(2)) and completions.
+const BUFFER_SELECT: u8 = 1 << 5;
+const SKIP_SUCCESS: u8 = 1 << 6;
+const POLL_MULTI: u32 = 1;
+const RECEIVE_MULTI: u16 = 2;
+const HAS_BUFFER: u32 = 1;
+const MORE: u32 = 1 << 1;
+const SOCKET_NOT_EMPTY: u32 = 1 << 2;
+
+/// The kernel of a simulated world.
+pub(crate) struct SimulatedKernel;
+
+impl Kernel for SimulatedKernel {
+    type Queues = SimulatedQueues;
+    type Sockets = SimulatedSockets;
+}
+
+impl SimulatedKernel {
+    /// A ring, which shows so many completions at once, and the calls beside it.
+    pub fn ring(world: &Rc<World>, completions_max: u32) -> (SimulatedQueues, SimulatedSockets) {
+        let ring = Rc::new(SimulatedRing {
+            world: Rc::clone(world),
+            operations: RefCell::default(),
+            begun: Cell::new(0),
+            completions: RefCell::default(),
+            held: RefCell::default(),
+            buffers: Cell::new(None),
+        });
+        (SimulatedQueues::new(Rc::clone(&ring), completions_max as usize), SimulatedSockets::new(ring))
+    }
+}
+
+/// How often what has gone wrong on a simulated ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingFaults {
+    /// Calls that have refused entries for want of memory (EAGAIN), all or some.
+    pub refused: u64,
+    /// Receives that found no buffer (ENOBUFS), by chance or because all were in use.
+    pub buffers_missed: u64,
+    /// Multishot receives that ended with data.
+    pub receives_ended: u64,
+    /// Doorbells that ended.
+    pub doorbells_ended: u64,
+    /// Cancellations that did not find what was there (ENOENT).
+    pub cancellations_missed: u64,
+    /// Operations that were cancelled (ECANCELED).
+    pub cancelled: u64,
+    /// Sends that ended short.
+    pub sends_shortened: u64,
+    /// Posted sends that a full socket did not take, or not to their end.
+    pub posts_failed: u64,
+    /// Operations that were come to late.
+    pub late: u64,
+    /// Polls that told of something that was not there.
+    pub polls_in_vain: u64,
+    /// Calls that had more to do than they did.
+    pub calls_cut_short: u64,
+    /// Calls with more completions than their queue holds.
+    pub overflows: u64,
+    /// Sockets that were closed while operations held them.
+    pub closed_in_use: u64,
+}
+
+/// What the queues and the calls of a world share.
+pub(crate) struct SimulatedRing {
+    pub world: Rc<World>,
+    /// In flight, by number.
+    operations: RefCell<BTreeMap<u64, Operation>>,
+    begun: Cell<u64>,
+    completions: RefCell<VecDeque<Completion>>,
+    /// Ends whose descriptor was closed while operations hold them. (The file keeps the inode from being used again.)
+    held: RefCell<Vec<(Key, OwnedFd)>>,
+    buffers: Cell<Option<Buffers>>,
+}
+
+#[derive(Clone, Copy)]
+struct Buffers {
+    entries: NonNull<BufRingEntry>,
+    count: u16,
+    head: u16,
+}
+
+impl Buffers {
+    fn tail(self) -> u16 {
+        // SAFETY: the entries are there, by the promise of `register_buffers`.
+        let tail = unsafe { BufRingEntry::tail(self.entries.as_ptr()) };
+        // SAFETY: it is shared with the driver, which writes it atomically.
+        unsafe { AtomicU16::from_ptr(tail.cast_mut()) }.load(Ordering::Acquire)
+    }
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A provided buffer.
+struct Buffer {
+    number: u16,
+    address: u64,
+    length: usize,
+}
+
+/// Memory that the driver has given to the kernel.
+///
+/// # Safety
+///
+/// It is there, and nobody else has a reference to it, for as long as the result is in use.
+unsafe fn slice_at<'m>(address: u64, length: usize) -> &'m mut [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) }
+}
+
+impl SimulatedRing {
+    /// Counts something that has gone wrong.
+    fn count(&self, counter: impl FnOnce(&mut RingFaults) -> &mut u64) {
+        let mut faults = self.world.ring_faults.get();
+        *counter(&mut faults) += 1;
+        self.world.ring_faults.set(faults);
+    }
+
+    fn complete(&self, completion: Completion) {
+        // Numbers of descriptors and slots are in the user data: as the seed has it, too.
+        self.world.fate.note("completes", completion.user_data, completion.result.unsigned_abs() as usize);
+        self.completions.borrow_mut().push_back(completion);
+    }
+
+    /// Takes an entry, as the kernel does when it is submitted.
+    fn submit(&self, entry: &squeue::Entry) {
+        let entry = Entry::parse(entry);
+        match entry.opcode {
+            opcode::AsyncCancel::CODE => self.cancel(&entry),
+            opcode::Close::CODE => {
+                self.target(entry.descriptor);
+                // SAFETY: the entry gives the descriptor to the kernel, which this is.
+                self.close(unsafe { OwnedFd::from_raw_fd(entry.descriptor) });
+            }
+            _ => self.begin(&entry),
+        }
+    }
+
+    /// What a descriptor means now.
+    fn target(&self, descriptor: RawFd) -> Target {
+        // SAFETY: nobody closes it during this call; that it is open is looked at.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        assert!(rustix::io::fcntl_getfd(descriptor).is_ok(), "an entry names a descriptor that is not open");
+        match self.world.find_named(descriptor) {
+            Some(Named::End(end)) => Target::End(end),
+            Some(Named::Listener(listener)) => Target::Listener(listener),
+            None => Target::Doorbell,
+        }
+    }
+
+    fn begin(&self, entry: &Entry) {
+        let fate = &self.world.fate;
+        let mut target = self.target(entry.descriptor);
+        let is_whole = entry.operation_flags & libc::MSG_WAITALL as u32 != 0;
+        // SAFETY: the entry says that the bytes are there, by the promise of `push`.
+        let send = |bytes: Bytes| What::Send { bytes, hash: hash(&unsafe { bytes.gather() }), sent: 0, is_whole };
+        let what = match entry.opcode {
+            opcode::PollAdd::CODE => {
+                let is_doorbell = target == Target::Doorbell;
+                assert_eq!(
+                    is_doorbell,
+                    entry.length & POLL_MULTI != 0,
+                    "only the doorbell is polled for more than once"
+                );
+                What::Poll { events: entry.operation_flags }
+            }
+            opcode::Recv::CODE => {
+                assert_ne!(entry.flags & BUFFER_SELECT, 0, "a receive takes provided buffers");
+                let is_multi = entry.priority & RECEIVE_MULTI != 0;
+                let limit = if entry.optional_length == 0 { usize::MAX } else { entry.optional_length as usize };
+                let length = if entry.length == 0 { usize::MAX } else { entry.length as usize };
+                What::Receive { length, left: is_multi.then_some(limit) }
+            }
+            opcode::Send::CODE => send(Bytes::Slice(entry.address, entry.length as usize)),
+            opcode::SendMsg::CODE => send(Bytes::Message(entry.address)),
+            opcode::Read::CODE => {
+                target = Target::File(entry.descriptor);
+                What::Read { place: (entry.address, entry.length as usize), offset: entry.offset }
+            }
+            other => panic!("the driver has no operation {other}"),
+        };
+        let mut operation = Operation { user_data: entry.user_data, target, what, misses: 0 };
+        if entry.operation_flags & libc::MSG_DONTWAIT as u32 != 0 && matches!(what, What::Send { .. }) {
+            return self.send_at_once(&mut operation, entry.flags & SKIP_SUCCESS != 0);
+        }
+        assert_eq!(entry.flags & SKIP_SUCCESS, 0, "only what never waits ends without a word");
+        let number = self.begun.replace(self.begun.get() + 1);
+        match target {
+            Target::End(end) => self.world.network.borrow_mut().attach(end, end),
+            Target::Listener(listener) => self.world.network.borrow_mut().attach_listener(listener, listener),
+            Target::Doorbell | Target::File(_) => {}
+        }
+        self.operations.borrow_mut().insert(number, operation);
+        // What can be sent leaves with the call that submits it, in most cases.
+        if matches!(what, What::Send { .. }) && !fate.strikes(|faults| faults.late_events) {
+            return self.come_to(number);
+        }
+        if target != Target::Doorbell {
+            self.plan(number);
+        } else if fate.strikes(|faults| faults.ring_ends) {
+            fate.plan(fate.within(fate.faults().late_max), Event::Operation(number));
+        }
+    }
+
+    /// Has an operation come to, sooner or later.
+    fn plan(&self, number: u64) {
+        let fate = &self.world.fate;
+        let lateness = fate.lateness();
+        if lateness > Duration::ZERO {
+            self.count(|faults| &mut faults.late);
+        }
+        fate.plan(lateness, Event::Operation(number));
+    }
+
+    fn send_at_once(&self, operation: &mut Operation, is_silent: bool) {
+        let step = self.step_of_send(operation);
+        match step {
+            Step::Ends(completion) => {
+                let What::Send { bytes, sent, .. } = operation.what else { unreachable!("only sends come here") };
+                if !is_silent || completion.result < 0 || sent < bytes.length() {
+                    self.complete(completion);
+                }
+            }
+            Step::Waits => {
+                self.count(|faults| &mut faults.posts_failed);
+                let What::Send { sent, .. } = operation.what else { unreachable!("only sends come here") };
+                let result = if sent > 0 { sent as i32 } else { -libc::EAGAIN };
+                self.complete(Completion { user_data: operation.user_data, result, flags: 0 });
+            }
+            Step::Tells(_) => unreachable!("a send tells once"),
+        }
+    }
+
+    /// Goes on with an operation, if it is still in flight.
+    fn come_to(&self, number: u64) {
+        let Some(mut operation) = self.operations.borrow_mut().remove(&number) else { return };
+        let step = match operation.what {
+            What::Poll { events } => self.step_of_poll(&operation, events),
+            What::Receive { .. } => self.step_of_receive(&mut operation),
+            What::Send { .. } => self.step_of_send(&mut operation),
+            What::Read { place, offset } => self.step_of_read(&operation, place, offset),
+        };
+        let target = operation.target;
+        match step {
+            Step::Waits => {
+                self.operations.borrow_mut().insert(number, operation);
+            }
+            Step::Tells(completion) => {
+                self.complete(completion);
+                self.operations.borrow_mut().insert(number, operation);
+                self.plan(number);
+            }
+            Step::Ends(completion) => {
+                self.complete(completion);
+                self.let_go(target);
+            }
+        }
+    }
+
+    /// An operation is over.
+    fn let_go(&self, target: Target) {
+        let mut network = self.world.network.borrow_mut();
+        match target {
+            Target::Listener(listener) => network.detach_listener(listener, listener),
+            Target::End(end) if !self.is_in_use(end) => {
+                let place = self.held.borrow().iter().position(|(held, _)| *held == end);
+                if let Some(place) = place {
+                    network.close(&self.world.fate, end);
+                    self.held.borrow_mut().swap_remove(place);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn is_in_use(&self, end: Key) -> bool {
+        self.operations.borrow().values().any(|operation| operation.target == Target::End(end))
+    }
+
+    /// Closes a socket. The connection ends when no operation holds it any more.
+    pub fn close(&self, socket: OwnedFd) {
+        let Named::End(end) = self.world.named(&socket) else { return };
+        if self.is_in_use(end) {
+            self.count(|faults| &mut faults.closed_in_use);
+            let kept = socket.try_clone().expect("a descriptor");
+            self.held.borrow_mut().push((end, kept));
+        } else {
+            self.world.network.borrow_mut().close(&self.world.fate, end);
+        }
+    }
+
+    fn cancel(&self, entry: &Entry) {
+        let ends = |result| Completion { user_data: entry.user_data, result, flags: 0 };
+        let fate = &self.world.fate;
+        let found = {
+            let operations = self.operations.borrow();
+            operations.iter().find(|(_, operation)| operation.user_data == entry.address).map(|(number, _)| *number)
+        };
+        let Some(number) = found else { return self.complete(ends(-libc::ENOENT)) };
+        if let Some(operation) = self.operations.borrow_mut().get_mut(&number)
+            && operation.misses < MISSES_MAX
+            && fate.strikes(|faults| faults.ring_misses)
+        {
+            operation.misses += 1;
+            self.count(|faults| &mut faults.cancellations_missed);
+            return self.complete(ends(-libc::ENOENT));
+        }
+        let operation = self.operations.borrow_mut().remove(&number).expect("just found");
+        self.count(|faults| &mut faults.cancelled);
+        let result = match operation.what {
+            What::Send { sent: sent @ 1.., .. } => sent as i32,
+            _ => -libc::ECANCELED,
+        };
+        let cancelled = Completion { user_data: operation.user_data, result, flags: 0 };
+        let mut both = [cancelled, ends(0)];
+        if fate.random.chance(500) {
+            both.reverse();
+        }
+        both.into_iter().for_each(|completion| self.complete(completion));
+        self.let_go(operation.target);
+    }
+
+    /// What a socket has of these events (poll(2)), and of those that are told unasked.
+    pub fn events(&self, end: Key, events: u32) -> u32 {
+        let mut network = self.world.network.borrow_mut();
+        let mut there = 0;
+        let mut add = |is_there: bool, event: i32| there |= if is_there { event as u32 } else { 0 };
+        add(network.is_readable(end), libc::POLLIN.into());
+        add(network.is_hung_up(end), libc::EPOLLRDHUP);
+        add(network.is_writable(end), libc::POLLOUT.into());
+        add(network.is_broken(end), libc::POLLHUP.into());
+        add(network.was_reset(end), libc::POLLERR.into());
+        there & (events | libc::POLLHUP as u32 | libc::POLLERR as u32)
+    }
+
+    fn step_of_poll(&self, operation: &Operation, events: u32) -> Step {
+        let ends =
+            |there: u32| Step::Ends(Completion { user_data: operation.user_data, result: there as i32, flags: 0 });
+        match operation.target {
+            Target::Doorbell => {
+                // Nobody rings in a simulation, so that it was come to says that it ends.
+                self.count(|faults| &mut faults.doorbells_ended);
+                ends(libc::POLLIN as u32)
+            }
+            Target::Listener(listener) => match self.world.network.borrow_mut().has_queued(listener) {
+                true => ends(libc::POLLIN as u32),
+                false => Step::Waits,
+            },
+            Target::End(end) => match self.events(end, events) {
+                0 if events & libc::POLLIN as u32 != 0 && self.world.fate.strikes(|faults| faults.spurious_wakes) => {
+                    self.count(|faults| &mut faults.polls_in_vain);
+                    ends(libc::POLLIN as u32)
+                }
+                0 => Step::Waits,
+                there => ends(there),
+            },
+            Target::File(_) => unreachable!("files are not polled"),
+        }
+    }
+
+    fn step_of_receive(&self, operation: &mut Operation) -> Step {
+        let (Target::End(end), What::Receive { length, left }) = (operation.target, &mut operation.what) else {
+            unreachable!("sockets receive")
+        };
+        let user_data = operation.user_data;
+        let ends = |result| Step::Ends(Completion { user_data, result, flags: 0 });
+        let World { fate, network, .. } = &*self.world;
+        if !network.borrow_mut().is_readable(end) {
+            return Step::Waits;
+        }
+        let buffer = if fate.strikes(|faults| faults.ring_buffers) { None } else { self.first_buffer() };
+        let Some(buffer) = buffer else {
+            self.count(|faults| &mut faults.buffers_missed);
+            return ends(-libc::ENOBUFS);
+        };
+        // SAFETY: the memory is there, and the kernel's until the buffer is given back.
+        let memory = unsafe { slice_at(buffer.address, buffer.length.min(*length)) };
+        let received = network.borrow_mut().receive(fate, end, memory);
+        let count = match received {
+            Ok(0) => return ends(0),
+            Ok(count) => count,
+            Err(errno) => return ends(-errno.raw_os_error()),
+        };
+        self.take_buffer();
+        let mut completion =
+            Completion { user_data, result: count as i32, flags: HAS_BUFFER | u32::from(buffer.number) << 16 };
+        if network.borrow_mut().is_readable(end) {
+            completion.flags |= SOCKET_NOT_EMPTY;
+        }
+        let Some(left) = left else { return Step::Ends(completion) };
+        *left = left.saturating_sub(count);
+        if *left == 0 || fate.strikes(|faults| faults.ring_ends) {
+            self.count(|faults| &mut faults.receives_ended);
+            return Step::Ends(completion);
+        }
+        completion.flags |= MORE;
+        Step::Tells(completion)
+    }
+
+    /// The buffer that is taken next.
+    fn first_buffer(&self) -> Option<Buffer> {
+        let buffers = self.buffers.get()?;
+        if buffers.head == buffers.tail() {
+            return None;
+        }
+        let place = usize::from(buffers.head & (buffers.count - 1));
+        // SAFETY: within the ring, by the mask; the driver does not touch what lies between head and tail.
+        let entry = unsafe { &*buffers.entries.as_ptr().add(place) };
+        Some(Buffer { number: entry.bid(), address: entry.addr(), length: entry.len() as usize })
+    }
+
+    /// How many buffers the driver has not given back.
+    pub fn buffers_taken(&self) -> usize {
+        let Some(buffers) = self.buffers.get() else { return 0 };
+        usize::from(buffers.count - buffers.tail().wrapping_sub(buffers.head))
+    }
+
+    fn take_buffer(&self) {
+        let buffers = self.buffers.get().map(|buffers| Buffers { head: buffers.head.wrapping_add(1), ..buffers });
+        self.buffers.set(buffers);
+    }
+
+    fn step_of_send(&self, operation: &mut Operation) -> Step {
+        let (Target::End(end), What::Send { bytes, hash: submitted, sent, is_whole }) =
+            (operation.target, &mut operation.what)
+        else {
+            unreachable!("sockets send")
+        };
+        let user_data = operation.user_data;
+        let ends = |result| Step::Ends(Completion { user_data, result, flags: 0 });
+        let length = bytes.length();
+        // SAFETY: the driver keeps what it sends until the completion, by the promise of `push`.
+        let all = unsafe { bytes.gather() };
+        assert_eq!(hash(&all), *submitted, "bytes have changed while they were being sent");
+        loop {
+            match self.send(end, std::iter::once(&all[*sent..]), usize::MAX) {
+                Err(Errno::AGAIN) => return Step::Waits,
+                Err(_) if *sent > 0 => return ends(*sent as i32),
+                Err(errno) => return ends(-errno.raw_os_error()),
+                Ok(count) => *sent += count,
+            }
+            if *sent == length {
+                return ends(length as i32);
+            }
+            if !*is_whole {
+                self.count(|faults| &mut faults.sends_shortened);
+                return ends(*sent as i32);
+            }
+        }
+    }
+
+    /// Sends at most `max` of these bytes and says how many.
+    pub fn send<'b>(&self, end: Key, chunks: impl Iterator<Item = &'b [u8]>, max: usize) -> Result<usize, Errno> {
+        let World { fate, network, .. } = &*self.world;
+        let mut network = network.borrow_mut();
+        let room = network.room(end)?.min(max);
+        let mut bytes: Vec<u8> = chunks.flatten().copied().take(room).collect();
+        if fate.strikes(|faults| faults.short_writes) {
+            bytes.truncate(fate.random.up_to(bytes.len()));
+        }
+        network.send(fate, end, &bytes);
+        Ok(bytes.len())
+    }
+
+    fn step_of_read(&self, operation: &Operation, (address, length): (u64, usize), offset: u64) -> Step {
+        let Target::File(file) = operation.target else { unreachable!("files are read") };
+        // SAFETY: the driver keeps the file open until the completion, by the promise of `push`.
+        let file = unsafe { BorrowedFd::borrow_raw(file) };
+        let result = match self.world.read_to_send(file, offset, length) {
+            Ok(bytes) => {
+                // SAFETY: the driver keeps the memory in place until the completion, by the promise of `push`.
+                let into = unsafe { slice_at(address, length) };
+                into[..bytes.len()].copy_from_slice(&bytes);
+                bytes.len() as i32
+            }
+            Err(errno) => -errno.raw_os_error(),
+        };
+        Step::Ends(Completion { user_data: operation.user_data, result, flags: 0 })
+    }
+
+    /// Something has happened to an end or a listener: who waits there is come to.
+    fn tell(&self, target: Target) {
+        let operations = self.operations.borrow();
+        let waiting: Vec<u64> =
+            operations.iter().filter(|(_, operation)| operation.target == target).map(|(number, _)| *number).collect();
+        drop(operations);
+        waiting.into_iter().for_each(|number| self.come_to(number));
+    }
+}

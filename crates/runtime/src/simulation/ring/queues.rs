@@ -1,0 +1,201 @@
+//! The queues of a simulated ring: what of it the driver sees.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::time::Duration;
+
+use io_uring::squeue;
+use io_uring::types::BufRingEntry;
+use rustix::io::Errno;
+
+use super::operation::Target;
+use super::{Buffers, SimulatedRing};
+use crate::driver::io_uring::ring::{Completion, Queues};
+use crate::simulation::fate::Event;
+
+/// Operations that a call comes to at most, beside those that it takes; Linux has such a limit since 6.13.
+const OPERATIONS_PER_CALL: u64 = 20;
+
+/// Entries that fit the submission queue.
+const ENTRIES_MAX: usize = 64;
+
+/// Calls without a doorbell: it is wanted again when a turn ends, and a turn has some calls more.
+const CALLS_WITHOUT_DOORBELL_MAX: u32 = 64;
+
+/// The queues of a simulated ring.
+pub(crate) struct SimulatedQueues {
+    ring: Rc<SimulatedRing>,
+    /// Not submitted yet.
+    entries: VecDeque<squeue::Entry>,
+    /// Completions that are in their queue; those behind did not fit.
+    visible: usize,
+    completions_max: usize,
+    /// The call before found no memory for all.
+    is_memory_short: bool,
+    /// The last call had more to do.
+    has_more: bool,
+    calls_without_doorbell: u32,
+}
+
+impl SimulatedQueues {
+    pub fn new(ring: Rc<SimulatedRing>, completions_max: usize) -> Self {
+        SimulatedQueues {
+            ring,
+            entries: VecDeque::new(),
+            visible: 0,
+            completions_max,
+            is_memory_short: false,
+            has_more: false,
+            calls_without_doorbell: 0,
+        }
+    }
+
+    /// Takes what is queued, as far as there is memory for it.
+    fn submit(&mut self) -> io::Result<()> {
+        let fate = &self.ring.world.fate;
+        let queued = self.entries.len();
+        let mut taken = queued;
+        if queued > 0 && std::mem::take(&mut self.is_memory_short) {
+            taken = 0;
+        } else if queued > 0 && fate.strikes(|faults| faults.ring_memory) {
+            taken = fate.random.below(queued as u64) as usize;
+            self.is_memory_short = taken > 0;
+        }
+        if taken < queued {
+            self.ring.count(|faults| &mut faults.refused);
+        }
+        for entry in self.entries.drain(..taken) {
+            self.ring.submit(&entry);
+        }
+        if taken == 0 && queued > 0 { Err(Errno::AGAIN.into()) } else { Ok(()) }
+    }
+
+    /// Makes happen what is due, some of it.
+    fn make_happen(&mut self) {
+        let fate = &self.ring.world.fate;
+        let before = fate.planned();
+        let operations_max = 1 + fate.random.below(OPERATIONS_PER_CALL);
+        let mut operations = 0;
+        self.has_more = false;
+        while let Some(event) = fate.take_due(before) {
+            match self.ring.world.handle(event) {
+                Some(Event::Operation(number)) => {
+                    self.ring.come_to(number);
+                    operations += 1;
+                }
+                Some(Event::Ready { slot, .. }) => {
+                    self.ring.tell(Target::End(slot));
+                    operations += 1;
+                }
+                Some(Event::ListenerReady { slot }) => self.ring.tell(Target::Listener(slot)),
+                _ => {}
+            }
+            if operations == operations_max {
+                self.has_more = fate.next_event().is_some_and(|nanos| nanos <= fate.now());
+                break;
+            }
+        }
+        if self.has_more {
+            self.ring.count(|faults| &mut faults.calls_cut_short);
+        }
+    }
+
+    /// Panics when the driver has had the chance to arm its doorbell and has not.
+    fn look_for_doorbell(&mut self) {
+        let has_doorbell = self.ring.operations.borrow().values().any(|operation| operation.target == Target::Doorbell);
+        let is_refused = self.ring.world.fate.faults().ring_memory > 0;
+        self.calls_without_doorbell = if has_doorbell || is_refused { 0 } else { self.calls_without_doorbell + 1 };
+        assert!(self.calls_without_doorbell <= CALLS_WITHOUT_DOORBELL_MAX, "nobody listens to other threads");
+    }
+}
+
+impl Queues for SimulatedQueues {
+    unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
+        let has_room = self.entries.len() < ENTRIES_MAX;
+        if has_room {
+            self.entries.push_back(entry.clone());
+        }
+        has_room
+    }
+
+    fn queued(&mut self) -> usize {
+        self.entries.len()
+    }
+
+    fn withdraw(&mut self) {
+        self.entries.clear();
+    }
+
+    fn call(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let submitted = self.submit();
+        self.look_for_doorbell();
+        self.ring.world.fate.begin_turn();
+        if submitted.is_ok() && self.entries.is_empty() {
+            self.make_happen();
+        }
+        self.ring.world.ring_buffers_taken.set(self.ring.buffers_taken());
+        let length = self.ring.completions.borrow().len();
+        // What was just submitted may have begun something.
+        let can_go_on = length > 0 || submitted.is_err() || self.ring.world.fate.next_event().is_some();
+        assert!(
+            timeout.is_some() || can_go_on,
+            "the simulated world stands still: tasks wait, and nothing will ever happen"
+        );
+        self.visible = length.min(self.completions_max);
+        if self.visible < length {
+            self.ring.count(|faults| &mut faults.overflows);
+        }
+        submitted
+    }
+
+    fn take(&mut self, into: &mut Vec<Completion>, max: usize) {
+        let count = self.visible.min(max);
+        self.visible -= count;
+        into.extend(self.ring.completions.borrow_mut().drain(..count));
+    }
+
+    fn has_completions(&mut self) -> bool {
+        self.visible > 0
+    }
+
+    fn needs_call(&mut self) -> bool {
+        true
+    }
+
+    fn has_deferred_work(&mut self) -> bool {
+        self.has_more
+    }
+
+    fn has_overflow(&mut self) -> bool {
+        self.ring.completions.borrow().len() > self.visible
+    }
+
+    fn cancel_all(&mut self) -> io::Result<()> {
+        let operations = std::mem::take(&mut *self.ring.operations.borrow_mut());
+        for operation in operations.into_values() {
+            let cancelled = Completion { user_data: operation.user_data, result: -libc::ECANCELED, flags: 0 };
+            self.ring.complete(cancelled);
+            self.ring.let_go(operation.target);
+        }
+        Ok(())
+    }
+
+    unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, _group: u16) -> io::Result<()> {
+        self.ring.buffers.set(Some(Buffers { entries, count, head: 0 }));
+        Ok(())
+    }
+
+    fn next_event(&self) -> Option<u64> {
+        self.ring.world.fate.next_event()
+    }
+}
+
+impl Drop for SimulatedQueues {
+    fn drop(&mut self) {
+        // The memory goes with the driver.
+        self.ring.buffers.set(None);
+        self.ring.operations.borrow_mut().clear();
+    }
+}

@@ -1,0 +1,345 @@
+//! What can go wrong on a ring, on a simulated one: the driver loses nothing, and keeps nothing.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use gale_runtime::simulation::{Faults, Random, RingFaults, Simulation, each_seed};
+use gale_runtime::*;
+
+/// Default number of seeds of each test.
+const SEEDS: u64 = 40;
+
+/// What a client asks for: so many bytes come after these, and so many are wanted back.
+const REQUEST_BYTES: usize = 8;
+
+/// Only who is forgotten waits so long.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+fn address() -> SocketAddress {
+    SocketAddress::Inet("192.0.2.1:80".parse().unwrap())
+}
+
+/// A byte of the answers, by its place in all that a connection gets: a lost, doubled or moved one shows.
+fn byte_at(place: usize) -> u8 {
+    ((place as u32).wrapping_mul(2_654_435_761) >> 24) as u8
+}
+
+/// Rings of every size, as the seed says.
+fn ring_of(random: &Random) -> RingOptions {
+    RingOptions {
+        completions: *random.pick(&[4, 64, 4096]),
+        buffers: *random.pick(&[0, 1, 4, 128]),
+        buffer_bytes: *random.pick(&[64, 700, 4096]),
+        multishot: random.chance(800),
+        // Kernels that do not count what a multishot receive has got.
+        kernel_max: *random.pick(&[None, Some((6, 1))]),
+        ..RingOptions::default()
+    }
+}
+
+fn run<T>(simulation: &Simulation, ring: RingOptions, main: impl Future<Output = T>) -> T {
+    let events_max = *Random::new(simulation.seed()).pick(&[1, 7, 512]);
+    let options = LoopOptions { driver: DriverChoice::IoUring, ring, events_max, ..LoopOptions::default() };
+    EventLoop::simulated(simulation, options).unwrap().run(main)
+}
+
+/// Answers as HTTP/1 does: posts what is short, as a copy or in chunks, sends what is left, watches for the client's
+/// leaving now and then, and may leave itself right behind an answer.
+async fn serve(stream: Stream, random: Random) -> io::Result<()> {
+    let (mut input, mut out) = (Buffer::new(), Output::new());
+    let mut place = 0;
+    loop {
+        while input.len() < REQUEST_BYTES {
+            if stream.recv(&mut input, 4096).await? == 0 {
+                return Ok(());
+            }
+        }
+        let word = |begin: usize| u32::from_le_bytes(input.readable()[begin..begin + 4].try_into().unwrap()) as usize;
+        let (body, answer) = (word(0), word(4));
+        input.consume(REQUEST_BYTES);
+        // A body is received in larger pieces than a head.
+        let mut rest = body;
+        while rest > 0 {
+            let there = rest.min(input.len());
+            input.consume(there);
+            rest -= there;
+            if rest > 0 && stream.recv(&mut input, rest.min(16_384)).await? == 0 {
+                return Ok(());
+            }
+        }
+        if random.chance(200) {
+            let _ = timeout(Duration::from_millis(random.below(5)), stream.peer_closed()).await;
+        }
+        let bytes: Vec<u8> = (place..place + answer).map(byte_at).collect();
+        place += answer;
+        let sent = match random.below(3) {
+            0 => stream.try_send_copy(&bytes, false)?,
+            _ => 0,
+        };
+        bytes[sent..].chunks(1 + answer / 3).for_each(|chunk| out.push(chunk.to_vec()));
+        if random.chance(500) && !out.is_empty() {
+            stream.try_send(&mut out, false)?;
+        }
+        if random.chance(50) {
+            // Impatient: whatever is in flight then, nobody waits for it any more.
+            let time = Duration::from_micros(random.below(2000));
+            if timeout(time, stream.send_all(&mut out)).await.is_err() {
+                return Ok(());
+            }
+        }
+        stream.send_all(&mut out).await?;
+        if answer > 0 && random.chance(20) {
+            return Ok(());
+        }
+    }
+}
+
+/// The server: connections that fail end, and accepting goes on.
+fn serve_all(random: &Random) {
+    let listener = Listener::bind(&address(), 64, AcceptOptions::default()).unwrap();
+    let random = random.fork();
+    spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let random = random.fork();
+                    spawn(async move { drop(serve(stream, random).await) });
+                }
+                Err(_) => sleep(Duration::from_millis(5)).await,
+            }
+        }
+    });
+}
+
+/// Asks for some answers on one connection and looks at every byte of them. Says whether all came that were asked for.
+async fn ask(random: Random) -> io::Result<bool> {
+    let stream = Stream::connect(&address()).await?;
+    let mut place = 0;
+    for _ in 0..1 + random.below(6) {
+        let (body, answer, pipelined) = match random.below(6) {
+            0 => (6000, 10, 1),
+            1 => (10, 20_000, 1),
+            2 => (0, 300, 4),
+            3 => (0, 5000, 2),
+            _ => (0, 2, 1),
+        };
+        let mut out = Output::new();
+        for _ in 0..pipelined {
+            out.push(u32::to_le_bytes(body).to_vec());
+            out.push(u32::to_le_bytes(answer).to_vec());
+            out.push(vec![b'q'; body as usize]);
+        }
+        let sent = stream.send_all(&mut out).await;
+        // The server may have left; what it has sent before is there to be read.
+        sent.or_else(|error| if error.kind() == ErrorKind::OutOfMemory { Err(error) } else { Ok(()) })?;
+        let mut wanted = (answer * pipelined) as usize;
+        while wanted > 0 {
+            let mut input = Buffer::new();
+            let count = stream.recv(&mut input, wanted).await?;
+            if count == 0 {
+                return Ok(false);
+            }
+            for &byte in input.readable() {
+                assert_eq!(byte, byte_at(place), "at {place}");
+                place += 1;
+            }
+            wanted -= count;
+        }
+        if random.chance(200) {
+            // Longer than a receive stays armed for nothing.
+            sleep(Duration::from_secs(random.below(10))).await;
+        }
+    }
+    Ok(true)
+}
+
+/// Clients, one beside another; how many there were, and how many got all.
+async fn ask_all(random: &Random, errors: &RefCell<Vec<ErrorKind>>) -> (usize, usize) {
+    let (left, whole) = (Rc::new(Cell::new(random.up_to(12))), Rc::new(Cell::new(0)));
+    let count = left.get();
+    let found = Rc::new(RefCell::new(Vec::new()));
+    for _ in 0..count {
+        let (left, whole, random, found) = (Rc::clone(&left), Rc::clone(&whole), random.fork(), Rc::clone(&found));
+        spawn(async move {
+            match ask(random).await {
+                Ok(is_whole) => whole.set(whole.get() + usize::from(is_whole)),
+                Err(error) => found.borrow_mut().push(error.kind()),
+            }
+            left.set(left.get() - 1);
+        });
+    }
+    let (panics, began) = (panic_count(), now());
+    while left.get() > 0 {
+        assert!(now() - began < DEADLINE, "{} clients were forgotten", left.get());
+        assert_eq!(panic_count(), panics, "a client has failed");
+        sleep(Duration::from_millis(100)).await;
+    }
+    errors.borrow_mut().extend(found.take());
+    (count, whole.get())
+}
+
+/// Everything has gone that connections had.
+async fn assert_nothing_left(simulation: &Simulation) {
+    all_sent().await;
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((simulation.open_ends(), task_count(), leased_bytes(), simulation.ring_buffers_taken()), (0, 1, 0, 0));
+}
+
+fn add(sum: &mut RingFaults, more: RingFaults) {
+    let RingFaults {
+        refused,
+        buffers_missed,
+        receives_ended,
+        doorbells_ended,
+        cancellations_missed,
+        cancelled,
+        sends_shortened,
+        posts_failed,
+        late,
+        polls_in_vain,
+        calls_cut_short,
+        overflows,
+        closed_in_use,
+    } = more;
+    sum.refused += refused;
+    sum.buffers_missed += buffers_missed;
+    sum.receives_ended += receives_ended;
+    sum.doorbells_ended += doorbells_ended;
+    sum.cancellations_missed += cancellations_missed;
+    sum.cancelled += cancelled;
+    sum.sends_shortened += sends_shortened;
+    sum.posts_failed += posts_failed;
+    sum.late += late;
+    sum.polls_in_vain += polls_in_vain;
+    sum.calls_cut_short += calls_cut_short;
+    sum.overflows += overflows;
+    sum.closed_in_use += closed_in_use;
+}
+
+/// Whether this run has all the seeds that it has by default.
+fn has_all_seeds() -> bool {
+    std::env::var_os("GALE_SEED").is_none() && std::env::var_os("GALE_SEEDS").is_none()
+}
+
+#[test]
+fn answers_are_whole_and_in_order_whatever_the_ring_does() {
+    let (seen, idle) = (RefCell::new(RingFaults::default()), Cell::new(0));
+    let errors = RefCell::new(Vec::new());
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults { accept_failures: 0, ..Faults::swarm(&random) });
+        run(simulation, ring_of(&random), async {
+            serve_all(&random);
+            let (count, whole) = ask_all(&random, &errors).await;
+            assert!(whole <= count);
+            assert_nothing_left(simulation).await;
+            idle.set(idle.get() + ring_counters().idle);
+            assert_eq!(ring_counters().refused, 0);
+        });
+        add(&mut seen.borrow_mut(), simulation.ring_faults());
+    });
+    // A server that leaves behind an answer has pipelined requests unread: that resets.
+    assert!(errors.borrow().iter().all(|kind| matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)));
+    let seen = seen.take();
+    if has_all_seeds() {
+        let RingFaults { buffers_missed, receives_ended, doorbells_ended, cancellations_missed, .. } = seen;
+        assert!(
+            [buffers_missed, receives_ended, doorbells_ended, cancellations_missed].iter().all(|&n| n > 0),
+            "{seen:?}"
+        );
+        let RingFaults { cancelled, sends_shortened, posts_failed, late, polls_in_vain, .. } = seen;
+        assert!([cancelled, sends_shortened, posts_failed, late, polls_in_vain].iter().all(|&n| n > 0), "{seen:?}");
+        let RingFaults { calls_cut_short, overflows, closed_in_use, .. } = seen;
+        assert!([calls_cut_short, overflows, closed_in_use, idle.get()].iter().all(|&n| n > 0), "{seen:?}");
+    }
+}
+
+#[test]
+fn connections_that_the_kernel_has_no_memory_for_end_and_the_loop_goes_on() {
+    let (seen, refused) = (RefCell::new(RingFaults::default()), Cell::new(0));
+    let errors = RefCell::new(Vec::new());
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let ring_memory = *random.pick(&[20, 100, 300]);
+        simulation.set_faults(Faults { accept_failures: 0, ring_memory, ..Faults::swarm(&random) });
+        run(simulation, ring_of(&random), async {
+            serve_all(&random);
+            ask_all(&random, &errors).await;
+            refused.set(refused.get() + ring_counters().refused);
+            // With memory all is as ever: nothing has stayed, nobody is forgotten.
+            simulation.set_faults(Faults { ring_memory: 0, ..simulation.faults() });
+            let (count, _) = ask_all(&random, &RefCell::default()).await;
+            assert!(count > 0);
+            assert_nothing_left(simulation).await;
+        });
+        add(&mut seen.borrow_mut(), simulation.ring_faults());
+    });
+    if has_all_seeds() {
+        assert!(seen.take().refused > 0 && refused.get() > 0);
+        assert!(errors.borrow().contains(&ErrorKind::OutOfMemory), "nobody was told");
+    }
+}
+
+#[test]
+fn posts_that_full_sockets_do_not_take_leave_later_however_few_completions_are_seen_at_once() {
+    const CONNECTIONS: usize = 16;
+    let seen = RefCell::new(RingFaults::default());
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let small_windows = Faults { small_windows: 1000, ..Faults::swarm(&random) };
+        simulation.set_faults(Faults { accept_failures: 0, would_block: 0, ..small_windows });
+        let ring = RingOptions { completions: *random.pick(&[2, 8]), ..ring_of(&random) };
+        run(simulation, ring, async {
+            let listener = Listener::bind(&address(), 64, AcceptOptions::default()).unwrap();
+            let mut clients = Vec::new();
+            for _ in 0..CONNECTIONS {
+                clients.push(Stream::connect(&address()).await.unwrap());
+                let (server, _) = listener.accept().await.unwrap();
+                spawn(async move { drop(serve_posts(server).await) });
+            }
+            // On the ring is who has waited for something.
+            sleep(Duration::from_secs(1)).await;
+            for client in &clients {
+                let mut out = Output::new();
+                out.push(b"!");
+                client.send_all(&mut out).await.unwrap();
+            }
+            sleep(Duration::from_secs(1)).await;
+            for client in clients {
+                let (mut place, mut input) = (0, Buffer::new());
+                while client.recv(&mut input, 5000).await.unwrap() > 0 {
+                    for &byte in input.readable() {
+                        assert_eq!(byte, byte_at(place), "at {place}");
+                        place += 1;
+                    }
+                    input.clear();
+                }
+                assert!(place >= POSTED_BYTES, "{place} bytes");
+            }
+        });
+        add(&mut seen.borrow_mut(), simulation.ring_faults());
+    });
+    let seen = seen.take();
+    assert!(!has_all_seeds() || seen.posts_failed > 0 && seen.overflows > 0, "{seen:?}");
+}
+
+/// More than the windows hold.
+const POSTED_BYTES: usize = 11_000;
+
+/// Posts a piece in each turn, sends what is not taken, and leaves.
+async fn serve_posts(stream: Stream) -> io::Result<()> {
+    stream.recv(&mut Buffer::new(), 100).await?;
+    let mut place = 0;
+    while place < POSTED_BYTES {
+        let bytes: Vec<u8> = (place..place + 300).map(byte_at).collect();
+        place += bytes.len();
+        let posted = stream.try_send_copy(&bytes, false)?;
+        yield_now().await;
+        let mut out = Output::new();
+        out.push(bytes[posted..].to_vec());
+        stream.send_all(&mut out).await?;
+    }
+    Ok(())
+}
