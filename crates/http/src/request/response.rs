@@ -197,14 +197,14 @@ const DATES_KEPT: usize = 64;
 
 thread_local! {
     /// Seconds and their text, where the seconds say.
-    static DATES: Cell<[(u64, [u8; http_date::LENGTH]); DATES_KEPT]> =
-        Cell::new([(0, *b"Thu, 01 Jan 1970 00:00:00 GMT"); DATES_KEPT]);
+    static DATES: [Cell<(u64, [u8; http_date::LENGTH])>; DATES_KEPT] =
+        const { [const { Cell::new((0, *b"Thu, 01 Jan 1970 00:00:00 GMT")) }; DATES_KEPT] };
 }
 
 /// An HTTP date, made anew only if another one is in its place.
 fn date_text(seconds: u64) -> [u8; http_date::LENGTH] {
     DATES.with(|dates| {
-        let place = &dates.as_array_of_cells()[(seconds % DATES_KEPT as u64) as usize];
+        let place = &dates[(seconds % DATES_KEPT as u64) as usize];
         let (kept, text) = place.get();
         if kept == seconds {
             return text;

@@ -35,7 +35,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::Access, &Decide { applies: |conf: &Conf| !conf.rules.get().is_empty(), run })],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// What the directives have in common.

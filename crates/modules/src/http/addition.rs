@@ -55,7 +55,6 @@ pub static MODULE: Module = Module {
         filters: &[&Change { applies: |conf: &Conf| conf.before().is_some() || conf.after().is_some(), run: add }],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

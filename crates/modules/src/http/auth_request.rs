@@ -58,7 +58,6 @@ pub static MODULE: Module = Module {
         )],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

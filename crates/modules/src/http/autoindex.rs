@@ -87,7 +87,6 @@ pub static MODULE: Module = Module {
         )],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// A directory with more entries is listed up to so many: some 50 MB of text.

@@ -88,7 +88,6 @@ pub static MODULE: Module = Module {
     ],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart { filters: &[&Change { applies, run: convert }], ..HttpPart::EMPTY }],
-    ..Module::EMPTY
 };
 
 const UTF_8: &[u8] = b"utf-8";

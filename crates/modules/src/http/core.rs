@@ -31,7 +31,6 @@ pub static MODULE: Module = Module {
     directives: DIRECTIVES,
     conf: Some(ConfType { merge, ..ConfType::of::<CoreSettings>() }),
     parts: &[&HttpPart { variables: super::variables::VARIABLES, ..HttpPart::EMPTY }],
-    ..Module::EMPTY
 };
 
 const DIRECTIVES: &[Directive] = &[

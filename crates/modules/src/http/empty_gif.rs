@@ -29,7 +29,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// Not inherited: what answers a location is its own.

@@ -46,7 +46,6 @@ pub static MODULE: Module = Module {
         filters: &[&Change { applies: |conf: &Conf| *conf.gunzip.get(), run: inflate }],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

@@ -49,7 +49,6 @@ pub static MODULE: Module = Module {
         filters: &[&Change { applies: |conf: &Conf| *conf.gzip.get(), run: compress }],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 const DIRECTIVES: &[Directive] = &[

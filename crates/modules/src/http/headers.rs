@@ -36,7 +36,6 @@ pub static MODULE: Module = Module {
         filters: &[&Fields { applies: has_something, run: add_fields, trailers: add_trailers }],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 const PLACE: Place = Place::ANYWHERE.or(Place::IF_IN_LOCATION);

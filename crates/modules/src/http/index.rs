@@ -39,7 +39,6 @@ pub static MODULE: Module = Module {
         )],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

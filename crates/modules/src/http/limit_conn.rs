@@ -69,7 +69,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::PreAccess, &Decide { applies: |conf: &Conf| !conf.limits.is_empty(), run: limit })],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

@@ -90,7 +90,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::PreAccess, &Decide { applies: |conf: &Conf| !conf.limits.get().is_empty(), run: limit })],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 const ZONE: &str = "limit_req_zone";

@@ -72,7 +72,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.logs().is_empty(), run: log })],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// The format that needs no definition.

@@ -45,7 +45,6 @@ pub static MODULE: Module = Module {
         )],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

@@ -58,7 +58,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::PostRead, HANDLER), (Phase::PreAccess, HANDLER)],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 const HANDLER: &dyn Handler = &Decide { applies: |conf: &Conf| !conf.from.get().is_empty(), run };

@@ -131,7 +131,6 @@ pub static MODULE: Module = Module {
         ],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

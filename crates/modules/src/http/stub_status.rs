@@ -40,7 +40,6 @@ pub static MODULE: Module = Module {
         handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// Not inherited, as in nginx: what answers a location is its own.

@@ -36,7 +36,6 @@ pub static MODULE: Module = Module {
         filters: &[&Change { applies: |conf: &Conf| !conf.pairs.is_empty(), run: substitute }],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 const DIRECTIVES: &[Directive] = &[

@@ -181,7 +181,6 @@ pub static MODULE: Module = Module {
         ],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// What the directives have in common.

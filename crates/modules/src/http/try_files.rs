@@ -48,7 +48,6 @@ pub static MODULE: Module = Module {
         )],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 /// Not inherited: a location without `try_files` looks for nothing.

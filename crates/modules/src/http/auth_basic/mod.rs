@@ -67,7 +67,6 @@ pub static MODULE: Module = Module {
     ],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart { handlers: &[(Phase::Access, &Wait { applies, first, then })], ..HttpPart::EMPTY }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]

@@ -99,7 +99,6 @@ pub static MODULE: Module = Module {
         filters: &[&Change { applies: |conf: &Conf| *conf.ssi.get(), run: include }],
         ..HttpPart::EMPTY
     }],
-    ..Module::EMPTY
 };
 
 #[derive(Default)]
