@@ -328,6 +328,30 @@ fn a_service_of_a_protocol_runs_as_long_as_its_block_is_there() {
 }
 
 #[test]
+fn an_address_belongs_to_one_protocol() {
+    let simulation = Simulation::new(1, Faults::NONE);
+    let site = Site::with_order(&simulation, order(), &BOTH.replace("listen 192.0.2.1:7", "listen %ADDRESS%"));
+    let message = site.refusal();
+    assert!(message.contains("[emerg] a duplicate listen 192.0.2.1:80"), "{message}");
+}
+
+#[test]
+fn a_protocol_that_is_gone_holds_no_configuration() {
+    let simulation = Simulation::new(1, Faults::NONE);
+    let site = Site::with_order(&simulation, order(), BOTH);
+    site.run(Default::default(), async |serving| {
+        let without_http = site.build_text("error_log /log; events { } echo { listen 192.0.2.1:7; }");
+        let old = site.build();
+        let is_held = Arc::downgrade(&old);
+        serving.commit(SEAT, old).await;
+        assert!(hello_is_answered().await);
+        serving.commit(SEAT, without_http).await;
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(is_held.strong_count(), 0);
+    });
+}
+
+#[test]
 fn a_protocol_is_drained_with_the_worker() {
     let simulation = Simulation::new(1, Faults::NONE);
     Site::with_order(&simulation, order(), BOTH).run(Default::default(), async |serving| {

@@ -84,6 +84,15 @@ impl<'s> Site<'s> {
         self.build_request(&BuildRequest { configuration_text: text, ..self.request.clone() })
     }
 
+    /// Why a configuration of this text is refused.
+    pub fn refusal(&self) -> String {
+        let mut resources = SimulatedResources { site: self, files: MemoryFiles::default() };
+        match self.server.build(&self.request, &mut resources) {
+            Ok(_) => panic!("it is built"),
+            Err(report) => report.render("gale"),
+        }
+    }
+
     fn build_request(&self, request: &BuildRequest) -> Arc<Configuration> {
         let mut resources = SimulatedResources { site: self, files: MemoryFiles::default() };
         let built = self.server.build(request, &mut resources);

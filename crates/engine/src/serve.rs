@@ -4,6 +4,7 @@
 //! It ties the parts together and decides nothing itself: building belongs to
 //! `configuration`, connections to the protocols, lines to `log`.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,6 +35,9 @@ use gale_process::{
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
 /// finished, so that a task that hangs leaves the time to the logs.
 const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// How often it is looked whether a protocol that is in no configuration any more can get no connection.
+const RETIRED_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a loop whose connections are all closed stays for last answers that their clients have not taken: as long as a
 /// client may take for a part of an answer by nginx's default (`send_timeout`).
@@ -142,14 +146,13 @@ impl Program for Server {
             worker,
             configuration: Arc::clone(&configuration),
             protocols: Vec::new(),
-            retired: Vec::new(),
+            retired: Rc::default(),
             accepting: Vec::new(),
             seat,
             services: Services::default(),
         };
-        serving
-            .take_over(seat, &configuration)
-            .map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
+        let (_, accepted) = serving.take_over(seat, &configuration);
+        accepted.map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
         Ok(serving)
     }
 
@@ -225,7 +228,7 @@ pub struct Serving {
     /// The protocols of the configuration, by name.
     protocols: Vec<(&'static str, Rc<dyn ProtocolWorker>)>,
     /// Protocols of earlier configurations, until their last connection ends.
-    retired: Vec<Rc<dyn ProtocolWorker>>,
+    retired: Rc<RefCell<Vec<Rc<dyn ProtocolWorker>>>>,
     accepting: Vec<Accepting>,
     seat: Seat,
     /// What runs beside the connections.
@@ -269,8 +272,9 @@ struct Wanted {
 }
 
 impl Serving {
-    fn workers(&self) -> impl Iterator<Item = &Rc<dyn ProtocolWorker>> {
-        self.protocols.iter().map(|(_, protocol)| protocol).chain(&self.retired)
+    fn workers(&self) -> Vec<Rc<dyn ProtocolWorker>> {
+        let current = self.protocols.iter().map(|(_, protocol)| Rc::clone(protocol));
+        current.chain(self.retired.borrow().iter().cloned()).collect()
     }
 
     fn protocol(&self, name: &str) -> Option<&Rc<dyn ProtocolWorker>> {
@@ -279,7 +283,9 @@ impl Serving {
 
     /// Uses `configuration` from now on. Sockets that this loop no longer accepts from
     /// are given back, and nothing is accepted from them any more.
-    fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> io::Result<Vec<Accepting>> {
+    ///
+    /// The result tells of a socket that cannot be accepted from; all others are.
+    fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> (Vec<Accepting>, io::Result<()>) {
         self.configuration = Arc::clone(configuration);
         self.seat = seat;
         let wanted = sockets_of(seat, configuration);
@@ -293,10 +299,9 @@ impl Serving {
         let connections_max = *configuration.events.worker_connections.get();
         self.worker.commit(connections_max, Arc::clone(&configuration.error_log));
         self.commit_protocols(configuration);
-        for wanted in wanted {
-            self.accept_from(wanted, configuration)?;
-        }
-        Ok(removed)
+        let accepted: Vec<io::Result<()>> =
+            wanted.into_iter().map(|wanted| self.accept_from(wanted, configuration)).collect();
+        (removed, accepted.into_iter().collect())
     }
 
     /// Protocols that are still there go on, new ones begin, and the connections of those that are gone end with their
@@ -316,9 +321,26 @@ impl Serving {
             self.protocols.push((name, worker));
         }
         for (_, gone) in earlier {
-            Rc::clone(&gone).drain();
-            self.retired.push(gone);
+            self.retire(gone);
         }
+    }
+
+    /// A protocol ends with its last connection. Until then it holds its configuration, and no longer.
+    fn retire(&self, gone: Rc<dyn ProtocolWorker>) {
+        Rc::clone(&gone).drain();
+        self.retired.borrow_mut().push(Rc::clone(&gone));
+        let retired = Rc::downgrade(&self.retired);
+        gale_runtime::spawn(async move {
+            poll_fn(|context| gone.poll_closed(context)).await;
+            // A socket that is being left may still bring it connections.
+            while Rc::strong_count(&gone) > 2 {
+                gale_runtime::sleep(RETIRED_LOOK_EVERY).await;
+                poll_fn(|context| gone.poll_closed(context)).await;
+            }
+            if let Some(retired) = retired.upgrade() {
+                retired.borrow_mut().retain(|other| !Rc::ptr_eq(other, &gone));
+            }
+        });
     }
 
     fn accept_from(&mut self, wanted: Wanted, configuration: &Configuration) -> io::Result<()> {
@@ -406,19 +428,12 @@ impl gale_process::Worker for Serving {
         place_on_processors(seat, &configuration);
         configuration.thread_pools.apply();
         configuration.zones.serve();
-        self.retired.retain(|protocol| protocol.connection_count() > 0);
         let old = Arc::clone(&self.configuration);
-        let removed = match self.take_over(seat, &configuration) {
-            Ok(removed) => removed,
-            Err(error) => {
-                configuration.error_log.write(
-                    Level::Alert,
-                    None,
-                    &format_args!("a new socket cannot be accepted from: {error}"),
-                );
-                Vec::new()
-            }
-        };
+        let (removed, accepted) = self.take_over(seat, &configuration);
+        if let Err(error) = accepted {
+            let message = format!("a new socket cannot be accepted from: {error}");
+            configuration.error_log.write(Level::Alert, None, &message);
+        }
         // A socket that another loop takes over is not drained: its queue lives on.
         let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
         let removed: Vec<DrainingListener> = removed.map(Accepting::leave_for_good).collect();
@@ -461,7 +476,9 @@ impl gale_process::Worker for Serving {
     }
 
     fn drain(&mut self) -> Quiet {
-        let protocols: Vec<Rc<dyn ProtocolWorker>> = self.workers().cloned().collect();
+        // The drain may take its time, and the end of the process none.
+        self.worker.access.flush();
+        let protocols = self.workers();
         protocols.iter().for_each(|protocol| Rc::clone(protocol).drain());
         self.services.stop();
         let services_ended = self.services.ended();
@@ -481,7 +498,7 @@ impl gale_process::Worker for Serving {
         if configuration.is_none() {
             self.services.abort();
         }
-        self.workers().for_each(|protocol| protocol.expire(configuration.map(Arc::as_ref)));
+        self.workers().iter().for_each(|protocol| protocol.expire(configuration.map(Arc::as_ref)));
     }
 
     fn reopen(&mut self) {
@@ -489,6 +506,6 @@ impl gale_process::Worker for Serving {
     }
 
     fn connections(&self) -> usize {
-        self.workers().map(|protocol| protocol.connection_count()).sum()
+        self.workers().iter().map(|protocol| protocol.connection_count()).sum()
     }
 }

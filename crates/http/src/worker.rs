@@ -35,8 +35,9 @@ const DATE_LINE_BYTES: usize = 37;
 /// atomics. The thread that supervises the loops holds it, too, and longer, so that
 /// it is never freed on a loop.
 pub struct Configured {
-    configuration: Arc<Configuration>,
+    /// A part of `configuration`, and dropped before it: whoever drops the last handle of the whole drops this, too.
     http: Arc<HttpConfiguration>,
+    configuration: Arc<Configuration>,
 }
 
 impl Configured {

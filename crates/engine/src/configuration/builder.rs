@@ -496,6 +496,14 @@ fn open_blocks(
     if listens.is_empty() {
         return Ok(Vec::new());
     }
+    for (index, own) in listens.iter().enumerate() {
+        let is_taken =
+            |spec: &&ListenSpec| listens[..index].iter().flatten().any(|other| other.address == spec.address);
+        if let Some(spec) = own.iter().find(is_taken) {
+            let hint = "one address belongs to one protocol";
+            return Err(Diagnostic::emerg(format!("a duplicate listen {}", spec.address)).hint(hint));
+        }
+    }
     let listeners = resources.listeners(&listens.concat()).map_err(|error| Diagnostic::emerg(error.to_string()))?;
     let mut listeners = listeners.into_iter();
     let drafts = drafts.into_iter().zip(listens);
