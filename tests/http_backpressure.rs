@@ -208,7 +208,7 @@ fn a_reader_that_stalls_stops_what_is_echoed_to_it(driver: Driver) {
 }
 
 fn a_tunnel_goes_on_in_one_direction_when_the_other_has_ended(driver: Driver) {
-    let server = one_worker(driver, "location / { test_tunnel; }").start();
+    let server = one_worker(driver, "location / { limit_rate 1k; add_trailer X-A b always; test_tunnel; }").start();
     let sent = pattern(8_000_003);
     for mut client in [server.connect(), server.connect_tcp(1)] {
         client.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n");

@@ -116,7 +116,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
 /// begun is cancelled).
 async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
     let exchange = request.exchange_handle();
-    let stays = handler.outlives_client();
+    let stays = handler.outlives_client(conf);
     let mut departure = Departure::default();
     let mut waiting = handler.wait(request, conf);
     poll_fn(|context| match waiting.as_mut().poll(context) {

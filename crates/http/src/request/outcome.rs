@@ -147,6 +147,7 @@ enum Filtering {
 fn filter(request: &mut Request, mut body: Body) -> Filtering {
     if request.take_too_costly() {
         request.response.clear();
+        request.tunnel = None;
         return Filtering::TooCostlyBefore;
     }
     if let Some(status) = request.status_override.take() {

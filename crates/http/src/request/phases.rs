@@ -124,7 +124,7 @@ pub trait Handler: Sync {
     fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision;
     /// Whether what it waits for goes on when the client has left. Any other is dropped then, and the request ends with
     /// [`CLIENT_LEFT`].
-    fn outlives_client(&self) -> bool {
+    fn outlives_client(&self, _conf: &dyn Any) -> bool {
         false
     }
     /// Decides, waiting as long as it takes. Called only after `MustWait`.

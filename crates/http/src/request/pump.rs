@@ -1,8 +1,8 @@
 //! Sends the body of a response: asks it for items as the client takes them.
 //!
-//! In every poll all three are asked: the client's side whether it takes more, the body for its next item (or to read ahead,
-//! while the client is slow), and the client whether it is still there. So a slow client does not keep a body from reading
-//! ahead, and a client that leaves ends the body, whatever that waits for.
+//! In every poll the client's side is asked whether it takes more. If it does, the body is asked for its next item, and
+//! while that is waited for, the client whether it is still there: a client that leaves ends the body, whatever that waits
+//! for. If it does not, the body may read ahead, and the socket tells when the client leaves.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -72,6 +72,8 @@ impl Pump {
                         return Poll::Ready(Ok(()));
                     }
                 }
+                // A handler of a subrequest was given up for the same reason.
+                Poll::Ready(Some(Err(_))) if exchange.is_broken() => return self.client_has_left(request),
                 Poll::Ready(Some(Err(error))) => match exchange.take_back(error) {
                     Ok(()) => return Poll::Ready(Err(Gone::Aborted)),
                     Err(error) => self.broken = Some(error),
@@ -88,12 +90,16 @@ impl Pump {
                     // As long as it may take nothing of what there is: the disk behind the body may never answer.
                     let patience = *request.scope().core.send_timeout.get();
                     ready!(self.departure.poll(exchange, patience, context));
-                    request.log(Level::Info, format_args!("client prematurely closed connection"));
-                    exchange.abort();
-                    return Poll::Ready(Err(Gone::ByPeer));
+                    return self.client_has_left(request);
                 }
             }
         }
+    }
+
+    fn client_has_left(&self, request: &Request) -> Poll<Result<(), Gone>> {
+        request.log(Level::Info, format_args!("client prematurely closed connection"));
+        request.exchange().abort();
+        Poll::Ready(Err(Gone::ByPeer))
     }
 
     fn is_at_end(&self) -> bool {

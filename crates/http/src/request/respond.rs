@@ -72,8 +72,9 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     let server_line = server_line(request, core);
     let keep_alive = *core.keepalive_timeout.get();
     let keeps_alive = request.keeps_alive();
-    let is_limited = length != BodyLength::NoBody && Rate::of(request).is_some();
-    let has_trailers = length == BodyLength::UntilEnd && request.response.has_trailers;
+    let is_tunnel = request.tunnel.is_some();
+    let is_limited = !is_tunnel && length != BodyLength::NoBody && Rate::of(request).is_some();
+    let has_trailers = !is_tunnel && length == BodyLength::UntilEnd && request.response.has_trailers;
     // What is sent bit by bit is gathered as `postpone_output` says.
     let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
     let options = ResponseOptions {

@@ -55,7 +55,7 @@ enum End {
 pub(crate) async fn carry(request: &Request, tunnel: Box<dyn Tunnel>) {
     let exchange = request.exchange();
     let idle = Timer::after(tunnel.idle_max());
-    let mut carrier = Carrier { tunnel, idle, client_has_ended: false, other_has_ended: false };
+    let mut carrier = Carrier { tunnel, idle, sent: 0, client_has_ended: false, other_has_ended: false };
     match poll_fn(|context| carrier.poll(exchange, context)).await {
         End::Ended | End::Client(Gone::ByPeer) => return,
         End::Client(gone) => request.log(Level::Info, format_args!("a tunnel ended: {gone:?}")),
@@ -68,16 +68,23 @@ pub(crate) async fn carry(request: &Request, tunnel: Box<dyn Tunnel>) {
 struct Carrier {
     tunnel: Box<dyn Tunnel>,
     idle: Timer,
+    /// How much the client had taken when this was looked at last.
+    sent: u64,
     client_has_ended: bool,
     other_has_ended: bool,
 }
 
 impl Carrier {
     fn poll(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Poll<End> {
-        match self.poll_both(exchange, context) {
-            Err(end) => Poll::Ready(end),
-            Ok(()) => self.idle.poll_expired(context).map(|()| End::Idle),
+        if let Err(end) = self.poll_both(exchange, context) {
+            return Poll::Ready(end);
         }
+        // What the client takes passes, too, although nothing new has come.
+        let sent = exchange.sent().bytes;
+        if std::mem::replace(&mut self.sent, sent) != sent {
+            self.idle.set_after(self.tunnel.idle_max());
+        }
+        self.idle.poll_expired(context).map(|()| End::Idle)
     }
 
     /// Carries what there is; an error is the end, whichever.
@@ -88,8 +95,10 @@ impl Carrier {
             let client_takes_more = is_ready(exchange.poll_ready(LOW_WATER_BYTES, context).map_err(End::Client))?;
             let to_client = client_takes_more && !self.other_has_ended && self.read_other(exchange, context)?;
             if self.client_has_ended && self.other_has_ended {
-                let has_left = is_ready(exchange.poll_sent(context).map_err(End::Client))?;
-                return if has_left && takes_more { Err(End::Ended) } else { Ok(()) };
+                // Asked anew: before its end was told, it was only whether more is taken.
+                let other_has_all = is_ready(self.tunnel.poll_ready(context).map_err(End::Broken))?;
+                let client_has_all = is_ready(exchange.poll_sent(context).map_err(End::Client))?;
+                return if client_has_all && other_has_all { Err(End::Ended) } else { Ok(()) };
             }
             if !from_client && !to_client {
                 return Ok(());

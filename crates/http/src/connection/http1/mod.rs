@@ -441,7 +441,8 @@ impl Http1 {
 
     /// Tells why a file could not be sent to its end, if that is what happened.
     fn log_failure(&self, request: &Request) {
-        if let Some(error) = self.state.borrow_mut().transfer().sender.take_failure() {
+        let failure = self.state.borrow_mut().transfer().sender.take_failure();
+        if let Some(error) = failure {
             request.log(error.level(), format_args!("{error}"));
         }
     }

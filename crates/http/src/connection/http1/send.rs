@@ -226,6 +226,7 @@ impl Sender {
     fn may_gather(&self) -> bool {
         let postponed_bytes = self.delivery.options().postponed_bytes;
         self.gone.is_none()
+            && self.coding != Coding::Raw
             && !self.flushes
             && self.queue.is_empty()
             && (self.output.len_bytes() as u64) < postponed_bytes
@@ -310,11 +311,17 @@ impl Sender {
         if is_held || !self.held.is_empty() {
             return self.respond_held(scratch, is_held, stream);
         }
-        match stream.try_send_copy(scratch, self.closes_at_once) {
+        self.send_whole(scratch, stream);
+    }
+
+    /// Sends a whole response, before which nothing is queued, without memory of the connection's unless the socket takes
+    /// less.
+    fn send_whole(&mut self, response: &[u8], stream: &Transport) {
+        match stream.try_send_copy(response, self.closes_at_once) {
             Ok(sent) => {
                 self.sent.bytes += sent as u64;
-                if sent < scratch.len() {
-                    self.append(&scratch[sent..]);
+                if sent < response.len() {
+                    self.append(&response[sent..]);
                 }
             }
             Err(_) => self.fail(),
@@ -324,7 +331,14 @@ impl Sender {
     /// Puts a whole response behind those that are held, and sends them all unless it is held, too.
     fn respond_held(&mut self, response: &[u8], is_held: bool, stream: &Transport) {
         if self.held.append(response).is_err() {
-            return self.abort();
+            // No memory for more of them: this one goes as one that is alone does.
+            self.send_held(stream, false);
+            if self.output.is_empty() {
+                self.send_whole(response, stream)
+            } else {
+                self.append(response)
+            }
+            return;
         }
         // As with what is given to the socket: nobody is told whether it arrives.
         self.sent.bytes += response.len() as u64;
@@ -525,16 +539,23 @@ impl Sender {
     pub(super) fn poll_sent(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         self.sendfile_bytes = 0;
         loop {
-            if let Some(gone) = self.gone {
+            // The answers before are good, whatever becomes of this one.
+            let is_held = self.held_bytes > 0;
+            if let Some(gone) = self.gone
+                && !(is_held && gone == Gone::Aborted)
+            {
                 self.clear();
                 return Poll::Ready(Err(gone));
             }
-            ready!(self.poll_budget(context));
-            if let Err(error) = self.fill() {
-                self.fail_with_file(error);
-                continue;
+            if !is_held {
+                ready!(self.poll_budget(context));
+                if let Err(error) = self.fill() {
+                    self.fail_with_file(error);
+                    continue;
+                }
             }
-            if self.delivery.is_reading()
+            if !is_held
+                && self.delivery.is_reading()
                 && let Poll::Ready(result) = self.poll_reading(context)
             {
                 self.is_waiting = false;
@@ -606,6 +627,10 @@ impl Sender {
         let held = count.min(self.held_bytes);
         self.held_bytes -= held;
         self.sent.bytes += (count - held) as u64;
+        if held > 0 && held == count && self.held_bytes == 0 {
+            // Nothing of this response has gone with them.
+            self.has_left = false;
+        }
     }
 
     /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending it

@@ -630,6 +630,8 @@ mod tests {
         got: Vec<Bytes>,
         was_told_of_end: bool,
         takes_nothing: bool,
+        /// Its end has not left when it is told.
+        ends_slowly: bool,
         waker: Option<Waker>,
     }
 
@@ -650,7 +652,7 @@ mod tests {
 
         fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
             let mut end = self.0.borrow_mut();
-            if end.takes_nothing {
+            if end.takes_nothing || end.ends_slowly && end.was_told_of_end {
                 end.waker = Some(context.waker().clone());
                 return Poll::Pending;
             }
@@ -713,6 +715,20 @@ mod tests {
             change(&end, |end| end.has_ended = true);
             assert!(carrying.run().is_ready());
             assert_eq!(client.saw(), [bytes("late"), End]);
+        });
+    }
+
+    #[test]
+    fn a_tunnel_ends_when_the_other_end_has_all() {
+        with_request(|client, request| {
+            let (tunnel, end) = start_tunnel(client, request);
+            change(&end, |end| (end.has_ended, end.ends_slowly) = (true, true));
+            let mut carrying = Driven::new(tunnel.send(request));
+            client.sends(b"last");
+            client.ends();
+            assert!(carrying.run().is_pending(), "what it was given last is still on its way");
+            change(&end, |end| end.ends_slowly = false);
+            assert!(carrying.run().is_ready());
         });
     }
 
