@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, Configuration, ScopeRef, ScopeTree, ServerId};
 use gale_engine::connections::{Connection, ConnectionInfo, ConnectionTable};
 use gale_engine::listen::{Address, Listen, ListenDefaults, ListenPlan};
@@ -30,7 +30,7 @@ static ECHO: Module = Module {
     directives: &[
         Directive {
             name: "echo",
-            place: Place::MAIN,
+            contexts: Contexts::MAIN,
             takes: Takes::Exactly(0),
             body: Body::Block,
             default: "",
@@ -39,7 +39,7 @@ static ECHO: Module = Module {
         },
         Directive {
             name: "listen",
-            place: Place::STREAM,
+            contexts: Contexts::STREAM,
             takes: Takes::AtLeast(1),
             body: Body::None,
             default: "",
@@ -69,7 +69,7 @@ fn block(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(),
     let mut echo = EchoBuilder::default();
     let scope = echo.scopes.add_root(builder);
     builder.open_block(echo, complete);
-    builder.walk(statement.body(), Place::STREAM, ScopeRef::Block(scope));
+    builder.walk(statement.body(), Contexts::STREAM, ScopeRef::Block(scope));
     builder.add_service(ServiceSpec::per_worker("echo pulse", Pulse), statement.span)
 }
 

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gale_config::{Body, Custom, Place, Takes};
+use gale_config::{Body, Contexts, Custom, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module, Order};
 use gale_engine::serve::Serving;
@@ -24,7 +24,7 @@ static MODULE: Module = Module {
     name: "recorded",
     directives: &[Directive {
         name: "service",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::AtLeast(2),
         body: Body::None,
         default: "",

@@ -1,7 +1,7 @@
 //! One row of a directive table: all there is to say about a directive.
 //!
 //! From the rows come parsing, inheritance, "did you mean", `-t` and the generated reference, so a fact stands once.
-//! Invariant: rows of the same name have disjoint places (`server` in `http` and in `upstream`); a test of the tables
+//! Invariant: rows of the same name have disjoint contexts (`server` in `http` and in `upstream`); a test of the tables
 //! checks that, see [`Tables::problems`](crate::Tables::problems).
 
 use crate::store::Store;
@@ -12,7 +12,7 @@ pub struct Directive<Cx: 'static> {
     /// Its name, as it is written.
     pub name: &'static str,
     /// Where it may stand.
-    pub place: Place,
+    pub contexts: Contexts,
     /// How many arguments it takes.
     pub takes: Takes,
     /// Whether a block follows.
@@ -29,7 +29,7 @@ impl<Cx> fmt::Debug for Directive<Cx> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Directive")
             .field("name", &self.name)
-            .field("place", &self.place)
+            .field("contexts", &self.contexts)
             .field("takes", &self.takes)
             .field("body", &self.body)
             .field("default", &self.default)
@@ -39,99 +39,99 @@ impl<Cx> fmt::Debug for Directive<Cx> {
 
 /// A set of contexts. A block is one context, a directive's row lists several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place(u32);
+pub struct Contexts(u32);
 
-impl Place {
+impl Contexts {
     /// No context.
-    pub const NOWHERE: Place = Place(0);
+    pub const NOWHERE: Contexts = Contexts(0);
     /// Outside of all blocks.
-    pub const MAIN: Place = Place(1 << 0);
+    pub const MAIN: Contexts = Contexts(1 << 0);
     /// `events { }`
-    pub const EVENTS: Place = Place(1 << 1);
+    pub const EVENTS: Contexts = Contexts(1 << 1);
     /// `http { }`
-    pub const HTTP: Place = Place(1 << 2);
+    pub const HTTP: Contexts = Contexts(1 << 2);
     /// `server { }` in `http`
-    pub const SERVER: Place = Place(1 << 3);
+    pub const SERVER: Contexts = Contexts(1 << 3);
     /// `location { }`
-    pub const LOCATION: Place = Place(1 << 4);
+    pub const LOCATION: Contexts = Contexts(1 << 4);
     /// `if { }` in a `server`
-    pub const IF_IN_SERVER: Place = Place(1 << 5);
+    pub const IF_IN_SERVER: Contexts = Contexts(1 << 5);
     /// `if { }` in a `location`
-    pub const IF_IN_LOCATION: Place = Place(1 << 6);
+    pub const IF_IN_LOCATION: Contexts = Contexts(1 << 6);
     /// `limit_except { }`
-    pub const LIMIT_EXCEPT: Place = Place(1 << 7);
+    pub const LIMIT_EXCEPT: Contexts = Contexts(1 << 7);
     /// `upstream { }` in `http`
-    pub const UPSTREAM: Place = Place(1 << 8);
+    pub const UPSTREAM: Contexts = Contexts(1 << 8);
     /// `stream { }`
-    pub const STREAM: Place = Place(1 << 9);
+    pub const STREAM: Contexts = Contexts(1 << 9);
     /// `server { }` in `stream`
-    pub const STREAM_SERVER: Place = Place(1 << 10);
+    pub const STREAM_SERVER: Contexts = Contexts(1 << 10);
     /// `upstream { }` in `stream`
-    pub const STREAM_UPSTREAM: Place = Place(1 << 11);
+    pub const STREAM_UPSTREAM: Contexts = Contexts(1 << 11);
     /// `mail { }`
-    pub const MAIL: Place = Place(1 << 12);
+    pub const MAIL: Contexts = Contexts(1 << 12);
     /// `server { }` in `mail`
-    pub const MAIL_SERVER: Place = Place(1 << 13);
+    pub const MAIL_SERVER: Contexts = Contexts(1 << 13);
     /// Every context.
-    pub const ANY: Place = Place((1 << 14) - 1);
+    pub const ANY: Contexts = Contexts((1 << 14) - 1);
     /// `http`, `server` and `location`, where most of http's directives may stand.
-    pub const ANYWHERE: Place = Place::HTTP.or(Place::SERVER).or(Place::LOCATION);
+    pub const ANYWHERE: Contexts = Contexts::HTTP.or(Contexts::SERVER).or(Contexts::LOCATION);
 
     /// Both sets together.
-    pub const fn or(self, other: Place) -> Place {
-        Place(self.0 | other.0)
+    pub const fn or(self, other: Contexts) -> Contexts {
+        Contexts(self.0 | other.0)
     }
 
     /// Whether every context of `other` is one of these.
-    pub const fn contains(self, other: Place) -> bool {
+    pub const fn contains(self, other: Contexts) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Whether every context of this set is one of `other`.
-    pub const fn is_subset(self, other: Place) -> bool {
+    pub const fn is_subset(self, other: Contexts) -> bool {
         other.contains(self)
     }
 
     /// Whether the sets share a context.
-    pub const fn overlaps(self, other: Place) -> bool {
+    pub const fn overlaps(self, other: Contexts) -> bool {
         self.0 & other.0 != 0
     }
 
     /// The contexts' names as nginx's documentation writes them, in its order.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
-        PLACE_NAMES.iter().filter(move |(place, _)| self.contains(*place)).map(|(_, name)| *name)
+        CONTEXT_NAMES.iter().filter(move |(context, _)| self.contains(*context)).map(|(_, name)| *name)
     }
 }
 
-impl std::ops::BitOr for Place {
-    type Output = Place;
+impl std::ops::BitOr for Contexts {
+    type Output = Contexts;
 
-    fn bitor(self, other: Place) -> Place {
+    fn bitor(self, other: Contexts) -> Contexts {
         self.or(other)
     }
 }
 
-const PLACE_NAMES: [(Place, &str); 14] = [
-    (Place::MAIN, "main"),
-    (Place::EVENTS, "events"),
-    (Place::HTTP, "http"),
-    (Place::SERVER, "server"),
-    (Place::LOCATION, "location"),
-    (Place::IF_IN_SERVER, "if in server"),
-    (Place::IF_IN_LOCATION, "if in location"),
-    (Place::LIMIT_EXCEPT, "limit_except"),
-    (Place::UPSTREAM, "upstream"),
-    (Place::STREAM, "stream"),
-    (Place::STREAM_SERVER, "server in stream"),
-    (Place::STREAM_UPSTREAM, "upstream in stream"),
-    (Place::MAIL, "mail"),
-    (Place::MAIL_SERVER, "server in mail"),
+const CONTEXT_NAMES: [(Contexts, &str); 14] = [
+    (Contexts::MAIN, "main"),
+    (Contexts::EVENTS, "events"),
+    (Contexts::HTTP, "http"),
+    (Contexts::SERVER, "server"),
+    (Contexts::LOCATION, "location"),
+    (Contexts::IF_IN_SERVER, "if in server"),
+    (Contexts::IF_IN_LOCATION, "if in location"),
+    (Contexts::LIMIT_EXCEPT, "limit_except"),
+    (Contexts::UPSTREAM, "upstream"),
+    (Contexts::STREAM, "stream"),
+    (Contexts::STREAM_SERVER, "server in stream"),
+    (Contexts::STREAM_UPSTREAM, "upstream in stream"),
+    (Contexts::MAIL, "mail"),
+    (Contexts::MAIL_SERVER, "server in mail"),
 ];
 
-impl fmt::Display for Place {
+impl fmt::Display for Contexts {
     /// The names with commas between; `any` for all of them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Place::ANY {
+        if *self == Contexts::ANY {
             return f.write_str("any");
         }
         for (index, name) in self.names().enumerate() {
@@ -142,9 +142,9 @@ impl fmt::Display for Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Contexts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place({self})")
+        write!(f, "Contexts({self})")
     }
 }
 
@@ -213,17 +213,20 @@ mod tests {
 
     #[test]
     fn places_are_sets() {
-        let place = Place::HTTP.or(Place::SERVER);
-        assert!(place.contains(Place::HTTP) && !place.contains(Place::HTTP | Place::LOCATION));
-        assert!(place.is_subset(Place::ANYWHERE) && !Place::ANYWHERE.is_subset(place));
-        assert!(place.overlaps(Place::ANYWHERE) && !place.overlaps(Place::MAIN));
-        assert_eq!(PLACE_NAMES.iter().fold(Place::NOWHERE, |all, (place, _)| all | *place), Place::ANY);
+        let contexts = Contexts::HTTP.or(Contexts::SERVER);
+        assert!(contexts.contains(Contexts::HTTP) && !contexts.contains(Contexts::HTTP | Contexts::LOCATION));
+        assert!(contexts.is_subset(Contexts::ANYWHERE) && !Contexts::ANYWHERE.is_subset(contexts));
+        assert!(contexts.overlaps(Contexts::ANYWHERE) && !contexts.overlaps(Contexts::MAIN));
+        assert_eq!(CONTEXT_NAMES.iter().fold(Contexts::NOWHERE, |all, (contexts, _)| all | *contexts), Contexts::ANY);
     }
 
     #[test]
     fn places_are_named_as_the_documentation_names_them() {
-        assert_eq!(Place::ANYWHERE.or(Place::IF_IN_LOCATION).to_string(), "http, server, location, if in location");
-        assert_eq!(Place::ANY.to_string(), "any");
+        assert_eq!(
+            Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION).to_string(),
+            "http, server, location, if in location"
+        );
+        assert_eq!(Contexts::ANY.to_string(), "any");
     }
 
     #[test]

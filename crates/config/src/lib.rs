@@ -29,7 +29,7 @@ pub mod tables;
 pub mod values;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Related, Reporter, Severity};
-pub use directive::{Body, Directive, Place, Takes};
+pub use directive::{Body, Contexts, Directive, Takes};
 pub use files::{DiskFiles, Files, MemoryFiles};
 pub use lexer::{lex, quote};
 pub use parser::{Parsed, parse, parse_parameter, parse_text};

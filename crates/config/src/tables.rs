@@ -1,11 +1,11 @@
 //! All directives of the program: finds the row for a statement, or says exactly why there is none.
 //!
 //! Carries nothing out; that is the caller's, with the found row's store.
-//! Invariant: the checks come in nginx's order (name, place, block, number of arguments), so that the first error of a
+//! Invariant: the checks come in nginx's order (name, context, block, number of arguments), so that the first error of a
 //! statement is the one that nginx reports.
 
 use crate::diagnostic::Diagnostic;
-use crate::directive::{Body, Directive, Place, Takes};
+use crate::directive::{Body, Contexts, Directive, Takes};
 use crate::statement::Statement;
 use crate::store;
 use crate::suggest;
@@ -62,12 +62,12 @@ impl<Cx> Tables<Cx> {
         Tables { rows, nginx_names }
     }
 
-    /// The row for a statement in a block of that kind, with place, block and number of arguments checked.
+    /// The row for a statement in a block of that kind, with context, block and number of arguments checked.
     ///
     /// # Errors
     /// A broken statement's own error, or in nginx's words: unknown directive, not allowed here, not terminated by
     /// `;`, no opening `{`, invalid number of arguments.
-    pub fn find(&self, statement: &Statement, place: Place) -> Result<Found<Cx>, Diagnostic> {
+    pub fn find(&self, statement: &Statement, context: Contexts) -> Result<Found<Cx>, Diagnostic> {
         if let Some(error) = &statement.broken {
             return Err((**error).clone());
         }
@@ -77,9 +77,9 @@ impl<Cx> Tables<Cx> {
         }
         let rows = std::str::from_utf8(name).ok().and_then(|name| self.rows.get(name));
         let Some(rows) = rows else {
-            return Err(self.unknown(statement, place));
+            return Err(self.unknown(statement, context));
         };
-        let Some(found) = rows.iter().find(|row| row.directive.place.overlaps(place)) else {
+        let Some(found) = rows.iter().find(|row| row.directive.contexts.overlaps(context)) else {
             return Err(not_allowed_here(statement, rows));
         };
         self.check_shape(statement, found.directive.body, found.directive.takes)?;
@@ -103,7 +103,7 @@ impl<Cx> Tables<Cx> {
 
     /// What is wrong with the tables themselves, one line each; a test asserts that it is nothing.
     ///
-    /// Rows of one name that share a place, a default that does not parse or has a wrong number of arguments, a row
+    /// Rows of one name that share a context, a default that does not parse or has a wrong number of arguments, a row
     /// that says nothing about itself.
     pub fn problems(&self, cx: &mut Cx) -> Vec<String> {
         let mut problems = Vec::new();
@@ -112,7 +112,7 @@ impl<Cx> Tables<Cx> {
             if directive.about.is_empty() || directive.about.contains('\n') {
                 problems.push(format!("{name}: what it does is not one line"));
             }
-            if directive.place == Place::NOWHERE {
+            if directive.contexts == Contexts::NOWHERE {
                 problems.push(format!("{name}: may stand nowhere"));
             }
             if directive.default.is_empty() {
@@ -130,18 +130,18 @@ impl<Cx> Tables<Cx> {
             }
         }
         for (name, rows) in &self.rows {
-            let mut taken = Place::NOWHERE;
+            let mut taken = Contexts::NOWHERE;
             for row in rows {
-                if taken.overlaps(row.directive.place) {
-                    problems.push(format!("{name}: two rows share a place"));
+                if taken.overlaps(row.directive.contexts) {
+                    problems.push(format!("{name}: two rows share a context"));
                 }
-                taken = taken | row.directive.place;
+                taken = taken | row.directive.contexts;
             }
         }
         problems
     }
 
-    fn unknown(&self, statement: &Statement, place: Place) -> Diagnostic {
+    fn unknown(&self, statement: &Statement, context: Contexts) -> Diagnostic {
         let name: &[u8] = &statement.name.text;
         let error = statement.error(format!("unknown directive \"{}\"", statement.name.text));
         if name.starts_with(BYTE_ORDER_MARK) {
@@ -153,7 +153,7 @@ impl<Cx> Tables<Cx> {
         if self.nginx_names.iter().any(|known| known.as_bytes() == name) {
             return error.hint("nginx has this directive, Gale does not have it yet");
         }
-        let here = self.iter().map(|row| row.directive).filter(|row| row.place.overlaps(place));
+        let here = self.iter().map(|row| row.directive).filter(|row| row.contexts.overlaps(context));
         let nearest = suggest::nearest(name, here.map(|row| row.name))
             .or_else(|| suggest::nearest(name, self.rows.keys().copied()))
             .or_else(|| suggest::nearest(name, self.nginx_names.iter().copied()));
@@ -198,7 +198,7 @@ impl<Cx> Tables<Cx> {
 }
 
 fn not_allowed_here<Cx>(statement: &Statement, rows: &[Found<Cx>]) -> Diagnostic {
-    let places = rows.iter().fold(Place::NOWHERE, |all, row| all | row.directive.place);
+    let contexts = rows.iter().fold(Contexts::NOWHERE, |all, row| all | row.directive.contexts);
     let name = &statement.name.text;
-    statement.directive_error("is not allowed here").hint(format!("\"{name}\" is allowed in: {places}"))
+    statement.directive_error("is not allowed here").hint(format!("\"{name}\" is allowed in: {contexts}"))
 }

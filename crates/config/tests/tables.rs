@@ -3,7 +3,7 @@
 use bstr::BString;
 use gale_config::values::{flag, size, string, time_ms};
 use gale_config::{
-    Body, Custom, Diagnostic, Diagnostics, Directive, Inert, Many, ManyWith, MemoryFiles, One, OneWith, Place,
+    Body, Contexts, Custom, Diagnostic, Diagnostics, Directive, Inert, Many, ManyWith, MemoryFiles, One, OneWith,
     Reporter, Setting, Sources, Statement, Tables, Takes, parse_text, slot,
 };
 use std::any::Any;
@@ -52,7 +52,7 @@ const fn row(
     default: &'static str,
     store: &'static dyn gale_config::Store<Builder>,
 ) -> Directive<Builder> {
-    Directive { name, place: Place::ANYWHERE, takes, body: Body::None, default, about: "Something.", store }
+    Directive { name, contexts: Contexts::ANYWHERE, takes, body: Body::None, default, about: "Something.", store }
 }
 
 const TOY: &[Directive<Builder>] = &[
@@ -66,7 +66,7 @@ const TOY: &[Directive<Builder>] = &[
     row("hash_size", Takes::Between(1, 2), "", &Inert),
     Directive {
         name: "server",
-        place: Place::HTTP,
+        contexts: Contexts::HTTP,
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
@@ -75,7 +75,7 @@ const TOY: &[Directive<Builder>] = &[
     },
     Directive {
         name: "server",
-        place: Place::UPSTREAM,
+        contexts: Contexts::UPSTREAM,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
@@ -99,7 +99,7 @@ fn statements(text: &str) -> (Vec<Statement>, Sources) {
 /// Applies all statements of a text to a conf.
 fn apply(conf: &mut Conf, cx: &mut Builder, text: &str) -> Result<(), Diagnostic> {
     for statement in statements(text).0 {
-        let found = tables().find(&statement, Place::HTTP)?;
+        let found = tables().find(&statement, Contexts::HTTP)?;
         found.directive.store.apply(conf, cx, &statement)?;
     }
     Ok(())
@@ -115,8 +115,8 @@ fn finish(conf: &mut Conf) {
 }
 
 /// The message and the hint of the refusal of a text's first statement.
-fn refusal(text: &str, place: Place) -> (String, String) {
-    let error = tables().find(&statements(text).0[0], place).unwrap_err();
+fn refusal(text: &str, contexts: Contexts) -> (String, String) {
+    let error = tables().find(&statements(text).0[0], contexts).unwrap_err();
     (error.message, error.hint.unwrap_or_default())
 }
 
@@ -201,21 +201,21 @@ fn confs_of_another_type_are_left_alone() {
 #[test]
 fn unknown_directives_come_with_the_nearest_name() {
     let unknown = |name: &str| format!("unknown directive \"{name}\"");
-    assert_eq!(refusal("sendfle on;", Place::HTTP), (unknown("sendfle"), "did you mean \"sendfile\"?".into()));
-    assert_eq!(refusal("Server {}", Place::HTTP), (unknown("Server"), "did you mean \"server\"?".into()));
-    assert_eq!(refusal("qwertz x;", Place::HTTP), (unknown("qwertz"), String::new()));
+    assert_eq!(refusal("sendfle on;", Contexts::HTTP), (unknown("sendfle"), "did you mean \"sendfile\"?".into()));
+    assert_eq!(refusal("Server {}", Contexts::HTTP), (unknown("Server"), "did you mean \"server\"?".into()));
+    assert_eq!(refusal("qwertz x;", Contexts::HTTP), (unknown("qwertz"), String::new()));
 }
 
 #[test]
 fn what_nginx_has_and_gale_not_is_said() {
     let hint = "nginx has this directive, Gale does not have it yet";
-    assert_eq!(refusal("proxy_pass x;", Place::HTTP), ("unknown directive \"proxy_pass\"".into(), hint.into()));
+    assert_eq!(refusal("proxy_pass x;", Contexts::HTTP), ("unknown directive \"proxy_pass\"".into(), hint.into()));
     assert_eq!(tables().missing().collect::<Vec<_>>(), ["proxy_pass"]);
 }
 
 #[test]
 fn a_byte_order_mark_is_explained() {
-    let (message, hint) = refusal("\u{feff}sendfile on;", Place::HTTP);
+    let (message, hint) = refusal("\u{feff}sendfile on;", Contexts::HTTP);
     assert_eq!(message, "unknown directive \"\u{feff}sendfile\"");
     assert!(hint.contains("byte order mark"));
 }
@@ -223,21 +223,21 @@ fn a_byte_order_mark_is_explained() {
 #[test]
 fn a_directive_in_the_wrong_place_is_told_where_it_may_stand() {
     assert_eq!(
-        refusal("sendfile on;", Place::MAIN),
+        refusal("sendfile on;", Contexts::MAIN),
         (
             "\"sendfile\" directive is not allowed here".into(),
             "\"sendfile\" is allowed in: http, server, location".into()
         )
     );
-    assert_eq!(refusal("server {}", Place::LOCATION).1, "\"server\" is allowed in: http, upstream");
+    assert_eq!(refusal("server {}", Contexts::LOCATION).1, "\"server\" is allowed in: http, upstream");
 }
 
 #[test]
 fn the_place_chooses_between_rows_of_one_name() {
     let about = |text, place| tables().find(&statements(text).0[0], place).map(|found| found.directive.about).ok();
-    assert_eq!(about("server {}", Place::HTTP), Some("A server."));
-    assert_eq!(about("server a;", Place::UPSTREAM), Some("A peer."));
-    assert_eq!(tables().find(&statements("server {}").0[0], Place::HTTP).unwrap().owner, 7);
+    assert_eq!(about("server {}", Contexts::HTTP), Some("A server."));
+    assert_eq!(about("server a;", Contexts::UPSTREAM), Some("A peer."));
+    assert_eq!(tables().find(&statements("server {}").0[0], Contexts::HTTP).unwrap().owner, 7);
 }
 
 #[test]
@@ -253,23 +253,23 @@ fn blocks_and_arguments_are_checked_in_nginxs_order() {
         ("include a b;", "invalid number of arguments in \"include\" directive"),
         ("include a {}", "directive \"include\" is not terminated by \";\""),
     ] {
-        assert_eq!(refusal(text, Place::HTTP).0, message, "{text}");
+        assert_eq!(refusal(text, Contexts::HTTP).0, message, "{text}");
     }
-    assert_eq!(refusal("sendfile;", Place::HTTP).1, "\"sendfile\" takes \"on\" or \"off\"");
-    assert_eq!(refusal("hash_size;", Place::HTTP).1, "\"hash_size\" takes 1 to 2 arguments");
+    assert_eq!(refusal("sendfile;", Contexts::HTTP).1, "\"sendfile\" takes \"on\" or \"off\"");
+    assert_eq!(refusal("hash_size;", Contexts::HTTP).1, "\"hash_size\" takes 1 to 2 arguments");
 }
 
 #[test]
 fn a_forgotten_semicolon_is_suspected() {
     let hint = "a \";\" seems to be missing before \"buffer\"";
-    assert_eq!(refusal("sendfile on\nbuffer 4k;", Place::HTTP).1, hint);
-    assert_eq!(refusal("root /a\nserver {}", Place::HTTP).1, "a \";\" seems to be missing before \"server\"");
-    assert_eq!(refusal("sendfile on buffer 4k;", Place::HTTP).1, "\"sendfile\" takes \"on\" or \"off\"");
+    assert_eq!(refusal("sendfile on\nbuffer 4k;", Contexts::HTTP).1, hint);
+    assert_eq!(refusal("root /a\nserver {}", Contexts::HTTP).1, "a \";\" seems to be missing before \"server\"");
+    assert_eq!(refusal("sendfile on buffer 4k;", Contexts::HTTP).1, "\"sendfile\" takes \"on\" or \"off\"");
 }
 
 #[test]
 fn a_broken_statement_answers_with_its_own_error() {
-    assert_eq!(refusal("a 'b'c;", Place::HTTP).0, "unexpected \"c\"");
+    assert_eq!(refusal("a 'b'c;", Contexts::HTTP).0, "unexpected \"c\"");
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn an_error_is_shown_with_line_caret_and_hint() {
     let (statements, _) = statements(text);
     let mut sources = Sources::new();
     sources.add_file(Path::new("/etc/gale/gale.conf"), text.into());
-    let row = tables().find(&statements[0], Place::HTTP).unwrap();
+    let row = tables().find(&statements[0], Contexts::HTTP).unwrap();
     let error = row.directive.store.apply(&mut Conf::default(), &mut Builder::default(), &statements[0]).unwrap_err();
     assert_eq!(
         error.render(&sources, "gale"),

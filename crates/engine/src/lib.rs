@@ -19,6 +19,7 @@
 //! zone           state that all workers share under a name
 //! ```
 
+pub mod budget;
 pub mod configuration;
 pub mod connections;
 pub mod hostname;
@@ -29,7 +30,6 @@ pub mod nginx_names;
 pub mod notes;
 pub mod protocol;
 pub mod resolver;
-pub mod room;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;

@@ -10,7 +10,7 @@ use bstr::{BStr, ByteSlice};
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{
-    Body, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values,
+    Body, Contexts, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Statement, Takes, Word, slot, values,
 };
 use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, ThreadPoolSettings};
 use gale_engine::log::Target;
@@ -32,7 +32,7 @@ const WORKERS_MAX: u64 = 512;
 const DIRECTIVES: &[Directive] = &[
     Directive {
         name: "user",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
@@ -41,7 +41,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_processes",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1",
@@ -50,7 +50,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_rlimit_nofile",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -59,7 +59,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_rlimit_core",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -68,7 +68,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_priority",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
@@ -77,7 +77,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_shutdown_timeout",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -86,7 +86,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "working_directory",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -95,7 +95,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "env",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -104,7 +104,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "daemon",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -113,7 +113,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "master_process",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -122,7 +122,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "pid",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -131,7 +131,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_cpu_affinity",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
@@ -140,7 +140,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "lock_file",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -150,7 +150,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "error_log",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
@@ -159,7 +159,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "thread_pool",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Between(2, 3),
         body: Body::None,
         default: "default threads=32 max_queue=65536",
@@ -173,7 +173,7 @@ const DIRECTIVES: &[Directive] = &[
 ];
 
 const fn inert(name: &'static str, takes: Takes, about: &'static str) -> Directive {
-    Directive { name, place: Place::MAIN, takes, body: Body::None, default: "", about, store: &Inert }
+    Directive { name, contexts: Contexts::MAIN, takes, body: Body::None, default: "", about, store: &Inert }
 }
 
 fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<(), Diagnostic> {

@@ -4,7 +4,7 @@
 //! (<https://nginx.org/en/docs/ngx_core_module.html#events>)
 
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Inert, One, Place, Statement, Takes, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Inert, One, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, EventsSettings, ScopeRef};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
@@ -16,7 +16,7 @@ pub static MODULE: Module =
 const DIRECTIVES: &[Directive] = &[
     Directive {
         name: "events",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
@@ -25,7 +25,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "worker_connections",
-        place: Place::EVENTS,
+        contexts: Contexts::EVENTS,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "512",
@@ -34,7 +34,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "use",
-        place: Place::EVENTS,
+        contexts: Contexts::EVENTS,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "auto",
@@ -43,7 +43,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "multi_accept",
-        place: Place::EVENTS,
+        contexts: Contexts::EVENTS,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -52,7 +52,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "accept_mutex",
-        place: Place::EVENTS,
+        contexts: Contexts::EVENTS,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -61,7 +61,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "accept_mutex_delay",
-        place: Place::EVENTS,
+        contexts: Contexts::EVENTS,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "500ms",
@@ -76,7 +76,7 @@ const DIRECTIVES: &[Directive] = &[
 const fn inert(name: &'static str, about: &'static str) -> Directive {
     Directive {
         name,
-        place: Place::EVENTS,
+        contexts: Contexts::EVENTS,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -89,7 +89,7 @@ fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<()
     if std::mem::replace(&mut builder.has_events, true) {
         return Err(statement.directive_error("is duplicate"));
     }
-    builder.walk(statement.body(), Place::EVENTS, ScopeRef::Main);
+    builder.walk(statement.body(), Contexts::EVENTS, ScopeRef::Main);
     Ok(())
 }
 

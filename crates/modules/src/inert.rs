@@ -5,16 +5,16 @@
 //! Never access, limits or headers. A row leaves this list when its module is
 //! built.
 
-use gale_config::{Body, Inert, Place, Takes};
+use gale_config::{Body, Contexts, Inert, Takes};
 use gale_engine::module::{Directive, Module};
 
 /// See the file's head.
 pub static MODULE: Module = Module { name: "inert", directives: DIRECTIVES, ..Module::EMPTY };
 
-const HTTP_AND_SERVER: Place = Place::HTTP.or(Place::SERVER);
+const HTTP_AND_SERVER: Contexts = Contexts::HTTP.or(Contexts::SERVER);
 
-const fn row(name: &'static str, place: Place, takes: Takes, about: &'static str) -> Directive {
-    Directive { name, place, takes, body: Body::None, default: "", about, store: &Inert }
+const fn row(name: &'static str, contexts: Contexts, takes: Takes, about: &'static str) -> Directive {
+    Directive { name, contexts, takes, body: Body::None, default: "", about, store: &Inert }
 }
 
 const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
@@ -25,22 +25,22 @@ const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have non
 const TEMPORARY: &str = "Who writes temporary files: threads always do.";
 
 const DIRECTIVES: &[Directive] = &[
-    row("types_hash_max_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
-    row("types_hash_bucket_size", Place::ANYWHERE, Takes::Exactly(1), HASH),
-    row("server_names_hash_max_size", Place::HTTP, Takes::Exactly(1), HASH),
-    row("server_names_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
-    row("variables_hash_max_size", Place::HTTP, Takes::Exactly(1), HASH),
-    row("variables_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
-    row("map_hash_max_size", Place::HTTP, Takes::Exactly(1), HASH),
-    row("map_hash_bucket_size", Place::HTTP, Takes::Exactly(1), HASH),
+    row("types_hash_max_size", Contexts::ANYWHERE, Takes::Exactly(1), HASH),
+    row("types_hash_bucket_size", Contexts::ANYWHERE, Takes::Exactly(1), HASH),
+    row("server_names_hash_max_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("server_names_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("variables_hash_max_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("variables_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("map_hash_max_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("map_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
     row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
-    row("aio_write", Place::ANYWHERE, Takes::Flag, TEMPORARY),
-    row("gzip_hash", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("gzip_no_buffer", Place::ANYWHERE, Takes::Flag, COMPRESSION),
-    row("gzip_window", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("postpone_gzipping", Place::ANYWHERE, Takes::Exactly(1), COMPRESSION),
-    row("ssi_ignore_recycled_buffers", Place::ANYWHERE, Takes::Flag, BUFFERS),
+    row("aio_write", Contexts::ANYWHERE, Takes::Flag, TEMPORARY),
+    row("gzip_hash", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("gzip_no_buffer", Contexts::ANYWHERE, Takes::Flag, COMPRESSION),
+    row("gzip_window", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("postpone_gzipping", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
+    row("ssi_ignore_recycled_buffers", Contexts::ANYWHERE, Takes::Flag, BUFFERS),
     row("ssl_buffer_size", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_ciphers", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_dhparam", HTTP_AND_SERVER, Takes::Exactly(1), TLS),

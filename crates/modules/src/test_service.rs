@@ -13,7 +13,7 @@ use std::time::Duration;
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::{Builder, ZoneSize};
 use gale_engine::module::{Directive, Module};
 use gale_engine::service::{Context, Service, ServiceSpec};
@@ -23,7 +23,7 @@ pub static MODULE: Module = Module {
     name: "test_service",
     directives: &[Directive {
         name: "test_service",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",

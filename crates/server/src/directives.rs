@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use gale_config::{Body, Inert, Place, Takes};
+use gale_config::{Body, Contexts, Inert, Takes};
 use gale_engine::configuration::tables;
 use gale_engine::module::{Directive, Module};
 use gale_engine::nginx_names;
@@ -15,7 +15,7 @@ use gale_modules::order::ORDER;
 /// <https://nginx.org/en/docs/ngx_core_module.html#include>
 const INCLUDE: Directive = Directive {
     name: "include",
-    place: Place::ANY,
+    contexts: Contexts::ANY,
     takes: Takes::Exactly(1),
     body: Body::None,
     default: "",
@@ -59,7 +59,7 @@ fn describe(out: &mut impl Write, module: &Module) -> io::Result<()> {
             writeln!(out, "    default: {} {};", row.name, row.default)?;
         }
         writeln!(out, "    takes:   {}", row.takes)?;
-        writeln!(out, "    context: {}\n", row.place)?;
+        writeln!(out, "    context: {}\n", row.contexts)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_config::{Diagnostic, Diagnostics, Place, Reporter, Setting, Span, Statement, Tables, Word};
+use gale_config::{Contexts, Diagnostic, Diagnostics, Reporter, Setting, Span, Statement, Tables, Word};
 use gale_runtime::DriverChoice;
 
 use super::blocks::{BlockBuilder, BlockDraft, Complete, OpenBlock};
@@ -61,7 +61,7 @@ pub struct Builder {
     /// The scope whose settings are being written.
     pub scope: ScopeRef,
     /// The kind of block that is being read.
-    pub place: Place,
+    pub context: Contexts,
     /// The parent of relative paths (`-p`).
     pub prefix: PathBuf,
     /// The parent of relative paths of configuration files.
@@ -112,7 +112,7 @@ impl Builder {
             diagnostics: Diagnostics::new(),
             has_events: false,
             scope: ScopeRef::Main,
-            place: Place::MAIN,
+            context: Contexts::MAIN,
             prefix: request.prefix.clone(),
             configuration_directory: request.configuration_path.parent().unwrap_or(Path::new("/")).to_owned(),
             program: request.program.clone(),
@@ -156,12 +156,12 @@ impl Builder {
 
     /// Applies every statement of a block; what is wrong is noted, and the next
     /// one tried.
-    pub fn walk(&mut self, statements: &[Statement], place: Place, scope: ScopeRef) {
+    pub fn walk(&mut self, statements: &[Statement], context: Contexts, scope: ScopeRef) {
         let outer = std::mem::replace(&mut self.scope, scope);
-        let outer_place = std::mem::replace(&mut self.place, place);
+        let outer_context = std::mem::replace(&mut self.context, context);
         let tables = self.tables();
         for statement in statements {
-            let applied = tables.find(statement, place).and_then(|found| {
+            let applied = tables.find(statement, context).and_then(|found| {
                 let store = found.directive.store;
                 if store.conf_type() == TypeId::of::<()>() {
                     return store.apply(&mut (), self, statement);
@@ -179,7 +179,7 @@ impl Builder {
             }
         }
         self.scope = outer;
-        self.place = outer_place;
+        self.context = outer_context;
     }
 
     fn make_conf(&self, owner: usize) -> Conf {
@@ -344,7 +344,7 @@ impl Builder {
 
     /// Applies every statement and completes the main level.
     fn understand(&mut self, statements: &[Statement], syntax_errors: Vec<Diagnostic>) -> Option<()> {
-        self.walk(statements, Place::MAIN, ScopeRef::Main);
+        self.walk(statements, Contexts::MAIN, ScopeRef::Main);
         if !self.diagnostics.has_errors() {
             self.note(syntax_errors);
         }
@@ -396,7 +396,7 @@ impl Builder {
     fn complete_main(&mut self) {
         let tables = self.tables();
         let mut confs = std::mem::take(&mut self.main_confs);
-        for row in tables.iter().filter(|row| row.directive.place.overlaps(Place::MAIN | Place::EVENTS)) {
+        for row in tables.iter().filter(|row| row.directive.contexts.overlaps(Contexts::MAIN | Contexts::EVENTS)) {
             if let Some(conf) = &mut confs[row.owner] {
                 row.directive.store.finish(conf.as_mut(), self, row.directive.name, row.directive.default);
             }

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use gale_config::{Diagnostic, Place};
+use gale_config::{Contexts, Diagnostic};
 
 use super::builder::Builder;
 use crate::module::{Conf, ConfType, Directive, SharedConf};
@@ -64,10 +64,10 @@ impl ScopeTree {
     ///
     /// # Errors
     /// What a module finds wrong with the settings of a scope.
-    pub fn complete(&mut self, builder: &mut Builder, places: Place) -> Result<Vec<Confs>, Diagnostic> {
+    pub fn complete(&mut self, builder: &mut Builder, places: Contexts) -> Result<Vec<Confs>, Diagnostic> {
         let mut rows: Vec<Vec<&'static Directive>> = vec![Vec::new(); builder.order.modules.len()];
         for row in builder.tables().iter() {
-            if row.directive.place.overlaps(places) {
+            if row.directive.contexts.overlaps(places) {
                 rows[row.owner].push(row.directive);
             }
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BString, ByteSlice};
-use gale_config::{Diagnostic, Place, Span, Statement, Word};
+use gale_config::{Contexts, Diagnostic, Span, Statement, Word};
 use gale_protocol::request::{Method, Scheme};
 
 use crate::configuration::location::{Locations, Pattern};
@@ -187,7 +187,7 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
     let scope = http.tree.add_root(builder);
     http.scopes.push(ScopeDraft::new(ScopeKind::Http, None));
     builder.open_block(http, complete);
-    builder.walk(statement.body(), Place::HTTP, ScopeRef::Block(scope));
+    builder.walk(statement.body(), Contexts::HTTP, ScopeRef::Block(scope));
     Ok(())
 }
 
@@ -206,7 +206,7 @@ pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), 
     let scope = add_scope(builder, ScopeDraft::new(ScopeKind::Server, Some(server)));
     let draft = ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() };
     builder.http_mut().servers.push(draft);
-    builder.walk(statement.body(), Place::SERVER, ScopeRef::Block(scope));
+    builder.walk(statement.body(), Contexts::SERVER, ScopeRef::Block(scope));
     Ok(())
 }
 
@@ -228,7 +228,7 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     let outer = builder.http_scope();
     let scope = add_scope(builder, draft);
     builder.http_mut().scope_mut(outer).locations.push((pattern, scope));
-    builder.walk(statement.body(), Place::LOCATION, ScopeRef::Block(scope));
+    builder.walk(statement.body(), Contexts::LOCATION, ScopeRef::Block(scope));
     Ok(())
 }
 
@@ -242,7 +242,7 @@ pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), 
     if methods.contains(&Method::Get) {
         methods.push(Method::Head);
     }
-    let scope = nameless_block(builder, statement, Place::LIMIT_EXCEPT);
+    let scope = nameless_block(builder, statement, Contexts::LIMIT_EXCEPT);
     let block = LimitExcept { methods: methods.into(), scope };
     builder.http_mut().scope_mut(location).limit_except = Some(block);
     Ok(())
@@ -262,7 +262,7 @@ fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
 ///
 /// It has all settings of the block around it but those that are for a location alone, and the content of the
 /// location stays what it is unless the block has content of its own.
-pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Place) -> ScopeId {
+pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Contexts) -> ScopeId {
     let outer = builder.http_scope();
     let outer = builder.http_mut().scope(outer);
     let (name, shape) = (outer.name.clone(), outer.shape);
@@ -392,7 +392,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let mut tree = std::mem::take(&mut builder.http_mut().tree);
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
     let servers = std::mem::take(&mut builder.http_mut().servers);
-    let confs = tree.complete(builder, Place::ANYWHERE.or(Place::IF_IN_LOCATION))?;
+    let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();

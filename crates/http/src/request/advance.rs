@@ -32,14 +32,14 @@ pub enum Step {
     /// A handler has to wait.
     Wait(Waiting),
     /// Nothing happens for this time.
-    Delay(Duration, Afterwards),
+    Delay(Duration, AfterDelay),
     /// The connection is closed without an answer (444).
     Close,
 }
 
 /// What comes after a delay.
 #[derive(Clone, Copy, Debug)]
-pub enum Afterwards {
+pub enum AfterDelay {
     /// The handler that asked for the delay is asked again.
     AskAgain,
     /// The request ends with this status.
@@ -92,8 +92,8 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
             Step::Close => return None,
             Step::Delay(time, afterwards) => match (client_stays(request, time).await, afterwards) {
                 (false, _) => conclude(request, Flow::Respond(CLIENT_LEFT)),
-                (true, Afterwards::Respond(status)) => conclude(request, Flow::Respond(status)),
-                (true, Afterwards::AskAgain) => {
+                (true, AfterDelay::Respond(status)) => conclude(request, Flow::Respond(status)),
+                (true, AfterDelay::AskAgain) => {
                     request.next_handler -= 1;
                     None
                 }

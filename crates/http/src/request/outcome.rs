@@ -8,7 +8,7 @@ use gale_base::log_level::Level;
 
 use crate::configuration::settings::Satisfy;
 use crate::request::Request;
-use crate::request::advance::{Afterwards, Step};
+use crate::request::advance::{AfterDelay, Step};
 use crate::request::body::Body;
 use crate::request::error_page;
 use crate::request::filters::Filtered;
@@ -59,7 +59,7 @@ fn deny_with(request: &mut Request, status: u16) -> Option<Step> {
     let delay = *request.scope().core.auth_delay.get();
     if matches!(status, 401 | 407) && !delay.is_zero() {
         request.log(Level::Info, format_args!("delaying unauthorized request"));
-        return Some(Step::Delay(delay, Afterwards::Respond(status)));
+        return Some(Step::Delay(delay, AfterDelay::Respond(status)));
     }
     conclude(request, Flow::Respond(status))
 }
@@ -78,7 +78,7 @@ pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
                 request.next_handler = usize::MAX;
                 return None;
             }
-            Flow::Delay(time) => return Some(Step::Delay(time, Afterwards::AskAgain)),
+            Flow::Delay(time) => return Some(Step::Delay(time, AfterDelay::AskAgain)),
             Flow::Answer(body) => body,
             Flow::Upgrade(_) if !request.is_main() => {
                 request.log(Level::Error, format_args!("a subrequest cannot become a tunnel"));

@@ -97,9 +97,9 @@ pub enum Until {
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// How many bytes were taken.
-    pub taken: usize,
+    pub consumed: usize,
     /// How many bytes were made.
-    pub made: usize,
+    pub produced: usize,
     /// How much work that was, as [`Transform::units`] counts it.
     pub units: usize,
     /// Whether the flush, or the end, is complete.
@@ -175,10 +175,10 @@ impl<T: Transform> Transformed<T> {
         };
         let step = self.transform.step(input, until, &mut room[*made..])?;
         charge_units(effort, step.units);
-        *made += step.made;
+        *made += step.produced;
         match &mut self.state {
             State::Taking(item, taken) => {
-                *taken += step.taken;
+                *taken += step.consumed;
                 if *taken == item.bytes().len() {
                     self.state = State::Open;
                 }
@@ -281,7 +281,7 @@ mod tests {
             };
             room[..byte.iter().len()].fill(byte.unwrap_or_default());
             let is_done = self.kept.is_none() && (self.has_ended || until != Until::End);
-            Ok(Step { taken, made: byte.iter().len(), units: taken, is_done })
+            Ok(Step { consumed: taken, produced: byte.iter().len(), units: taken, is_done })
         }
     }
 

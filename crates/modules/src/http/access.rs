@@ -4,7 +4,7 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_access_module.html>)
 
 use gale_base::log_level::Level;
-use gale_config::{Body, ManyWith, Place, Setting, Takes, slot};
+use gale_config::{Body, Contexts, ManyWith, Setting, Takes, slot};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::settings::Satisfy;
 use gale_http::module::HttpPart;
@@ -40,7 +40,7 @@ pub static MODULE: Module = Module {
 /// What the directives have in common.
 const RULE: Directive = Directive {
     name: "",
-    place: Place::ANYWHERE.or(Place::LIMIT_EXCEPT),
+    contexts: Contexts::ANYWHERE.or(Contexts::LIMIT_EXCEPT),
     takes: Takes::Exactly(1),
     body: Body::None,
     default: "",

@@ -9,7 +9,7 @@
 
 use std::task::{Context, Poll, ready};
 
-use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot};
+use gale_config::{Body as BlockBody, Contexts, Diagnostic, ManyWith, One, Setting, Statement, Takes, slot};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
@@ -24,7 +24,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "add_before_body",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
@@ -33,7 +33,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "add_after_body",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
@@ -42,7 +42,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "addition_types",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "text/html",

@@ -10,7 +10,7 @@ use gale_protocol::response::ResponseField;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::variables::subject::Subject;
@@ -29,7 +29,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "auth_request",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
@@ -38,7 +38,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "auth_request_set",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(2),
             body: Body::None,
             default: "",

@@ -20,10 +20,10 @@ use bstr::BStr;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};
+use gale_engine::budget::Budget;
 use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::room::Room;
 use gale_http::files::find_path;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -40,7 +40,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "autoindex",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -49,7 +49,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "autoindex_exact_size",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "on",
@@ -58,7 +58,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "autoindex_format",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "html",
@@ -67,7 +67,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "autoindex_localtime",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -94,7 +94,7 @@ const ENTRIES_MAX: usize = 200_000;
 
 /// Lists in memory, of all clients together: a few of the longest, or thousands of usual ones. Clients that take nothing
 /// must not fill the memory with them.
-static LISTS: Room = Room::new(256 << 20);
+static LISTS: Budget = Budget::new(256 << 20);
 
 /// Longest name of a function that `jsonp` takes, as in nginx.
 const CALLBACK_BYTES_MAX: usize = 128;

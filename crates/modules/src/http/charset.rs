@@ -20,7 +20,8 @@ use std::task::{Context, Poll};
 use bstr::{BStr, ByteSlice};
 use gale_base::log_level::Level;
 use gale_config::{
-    Body as BlockBody, Custom, Diagnostic, ManyWith, One, OneWith, Place, Setting, Statement, Takes, Word, slot, values,
+    Body as BlockBody, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Setting, Statement, Takes, Word, slot,
+    values,
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -42,7 +43,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "charset",
-            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+            contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "off",
@@ -51,7 +52,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "source_charset",
-            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+            contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
@@ -60,7 +61,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "override_charset",
-            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+            contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -69,7 +70,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "charset_types",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "text/html text/xml text/plain text/vnd.wap.wml application/javascript application/rss+xml",
@@ -78,7 +79,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "charset_map",
-            place: Place::HTTP,
+            contexts: Contexts::HTTP,
             takes: Takes::Exactly(2),
             body: BlockBody::Block,
             default: "",
@@ -524,33 +525,33 @@ impl<E: Encoder> Transform for Converting<E> {
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
-        let mut step = Step { taken: 0, made: self.ready.take(room), units: 0, is_done: false };
-        while step.made < room.len() {
-            let rest = &input[step.taken..];
+        let mut step = Step { consumed: 0, produced: self.ready.take(room), units: 0, is_done: false };
+        while step.produced < room.len() {
+            let rest = &input[step.consumed..];
             if rest.is_empty() {
                 if until == Until::End {
                     self.encoder.end(&mut self.ready);
                 }
-                let made = self.ready.take(&mut room[step.made..]);
-                step.made += made;
+                let made = self.ready.take(&mut room[step.produced..]);
+                step.produced += made;
                 step.is_done = made == 0;
                 break;
             }
-            let room = &mut room[step.made..];
+            let room = &mut room[step.produced..];
             let plain = match self.encoder.copies_ascii() {
                 true => rest.iter().zip(&*room).take_while(|(byte, _)| byte.is_ascii()).count(),
                 false => 0,
             };
             if plain > 0 {
                 room[..plain].copy_from_slice(&rest[..plain]);
-                step.taken += plain;
-                step.made += plain;
+                step.consumed += plain;
+                step.produced += plain;
             } else {
-                step.taken += self.encoder.encode(rest, &mut self.ready);
-                step.made += self.ready.take(room);
+                step.consumed += self.encoder.encode(rest, &mut self.ready);
+                step.produced += self.ready.take(room);
             }
         }
-        step.units = step.taken;
+        step.units = step.consumed;
         Ok(step)
     }
 }
@@ -651,14 +652,14 @@ mod tests {
                     let mut taken = 0;
                     while taken < input.len() {
                         let step = converting.step(&input[taken..], Until::MoreInput, &mut room).unwrap();
-                        assert!(step.taken > 0 || step.made > 0);
-                        taken += step.taken;
-                        out.extend_from_slice(&room[..step.made]);
+                        assert!(step.consumed > 0 || step.produced > 0);
+                        taken += step.consumed;
+                        out.extend_from_slice(&room[..step.produced]);
                     }
                 }
                 loop {
                     let step = converting.step(b"", Until::End, &mut room).unwrap();
-                    out.extend_from_slice(&room[..step.made]);
+                    out.extend_from_slice(&room[..step.produced]);
                     if step.is_done {
                         break;
                     }

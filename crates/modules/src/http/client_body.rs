@@ -5,7 +5,7 @@
 //!
 //! Whoever else wants the body gets what was read here.
 
-use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Setting, Statement, Takes};
+use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
@@ -21,7 +21,7 @@ pub static MODULE: Module = Module {
     name: "http_client_body",
     directives: &[Directive {
         name: "client_body_early_read",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "",

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bstr::ByteSlice;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, ManyWith, One, OneWith, Place, Statement, Takes, Word, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::{Builder, MainSettings, ScopeRef};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::resolver::ResolverSettings;
@@ -36,7 +36,7 @@ pub static MODULE: Module = Module {
 const DIRECTIVES: &[Directive] = &[
     Directive {
         name: "http",
-        place: Place::MAIN,
+        contexts: Contexts::MAIN,
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
@@ -45,7 +45,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "server",
-        place: Place::HTTP,
+        contexts: Contexts::HTTP,
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
@@ -54,7 +54,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "location",
-        place: Place::SERVER.or(Place::LOCATION),
+        contexts: Contexts::SERVER.or(Contexts::LOCATION),
         takes: Takes::Between(1, 2),
         body: Body::Block,
         default: "",
@@ -63,7 +63,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "listen",
-        place: Place::SERVER,
+        contexts: Contexts::SERVER,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "*:80 | *:8000",
@@ -72,7 +72,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "server_name",
-        place: Place::SERVER,
+        contexts: Contexts::SERVER,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
@@ -81,7 +81,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_header_buffer_size",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1k",
@@ -90,7 +90,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "large_client_header_buffers",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Exactly(2),
         body: Body::None,
         default: "4 8k",
@@ -99,7 +99,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_header_timeout",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
@@ -108,7 +108,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "ignore_invalid_headers",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -117,7 +117,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "underscores_in_headers",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -126,7 +126,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "merge_slashes",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -135,7 +135,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "max_headers",
-        place: Place::HTTP.or(Place::SERVER),
+        contexts: Contexts::HTTP.or(Contexts::SERVER),
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1000",
@@ -144,7 +144,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_max_body_size",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1m",
@@ -153,7 +153,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_body_buffer_size",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "16k",
@@ -162,7 +162,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_body_timeout",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
@@ -171,7 +171,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_body_min_rate",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "0",
@@ -180,7 +180,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_body_temp_path",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Between(1, 4),
         body: Body::None,
         default: "",
@@ -189,7 +189,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_body_in_file_only",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "off",
@@ -198,7 +198,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "client_body_in_single_buffer",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -207,7 +207,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "send_timeout",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
@@ -216,7 +216,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "keepalive_timeout",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "75s",
@@ -225,7 +225,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "keepalive_disable",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "msie6",
@@ -234,7 +234,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "keepalive_requests",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1000",
@@ -243,7 +243,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "keepalive_time",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1h",
@@ -252,7 +252,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "keepalive_min_timeout",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
@@ -261,7 +261,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "limit_rate",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
@@ -270,7 +270,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "limit_rate_after",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
@@ -279,7 +279,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "lingering_close",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "on",
@@ -288,7 +288,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "lingering_time",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "30s",
@@ -297,7 +297,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "lingering_timeout",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "5s",
@@ -306,7 +306,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "reset_timedout_connection",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -315,7 +315,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "tcp_nodelay",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -324,7 +324,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "tcp_nopush",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -333,7 +333,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "sendfile",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -342,7 +342,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "sendfile_max_chunk",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "2m",
@@ -351,7 +351,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "open_file_cache",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
@@ -361,7 +361,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "open_file_cache_valid",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
@@ -370,7 +370,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "open_file_cache_min_uses",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1",
@@ -379,7 +379,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "open_file_cache_errors",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -388,7 +388,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "open_file_cache_events",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -397,7 +397,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "aio",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         // nginx's is "off": there nobody can tell what is in memory.
@@ -407,7 +407,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "directio",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "off",
@@ -416,7 +416,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "directio_alignment",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "512",
@@ -425,7 +425,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "output_buffers",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(2),
         body: Body::None,
         default: "2 32k",
@@ -434,7 +434,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "postpone_output",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1460",
@@ -443,7 +443,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "read_ahead",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
@@ -452,7 +452,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "send_lowat",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         // nginx's is "0"; written out it is warned of.
@@ -462,7 +462,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "root",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "html",
@@ -471,7 +471,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "alias",
-        place: Place::LOCATION,
+        contexts: Contexts::LOCATION,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
@@ -480,7 +480,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "disable_symlinks",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "off",
@@ -489,7 +489,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "internal",
-        place: Place::LOCATION,
+        contexts: Contexts::LOCATION,
         takes: Takes::Exactly(0),
         body: Body::None,
         default: "",
@@ -498,7 +498,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "satisfy",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "all",
@@ -507,7 +507,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "auth_delay",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0s",
@@ -516,7 +516,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "limit_except",
-        place: Place::LOCATION,
+        contexts: Contexts::LOCATION,
         takes: Takes::AtLeast(1),
         body: Body::Block,
         default: "",
@@ -525,7 +525,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "default_type",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "text/plain",
@@ -534,7 +534,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "types",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
@@ -543,7 +543,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "early_hints",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
@@ -552,7 +552,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "error_page",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
         takes: Takes::AtLeast(2),
         body: Body::None,
         default: "",
@@ -561,7 +561,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "recursive_error_pages",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -570,7 +570,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "msie_padding",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -579,7 +579,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "msie_refresh",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -588,7 +588,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "server_tokens",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "on",
@@ -597,7 +597,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "etag",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -606,7 +606,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "if_modified_since",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "exact",
@@ -615,7 +615,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "max_ranges",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "2147483647",
@@ -624,7 +624,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "chunked_transfer_encoding",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -633,7 +633,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "absolute_redirect",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -642,7 +642,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "server_name_in_redirect",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -651,7 +651,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "port_in_redirect",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -660,7 +660,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "resolver",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
@@ -672,7 +672,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "resolver_timeout",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "30s",
@@ -681,7 +681,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "log_subrequest",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
@@ -690,7 +690,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "subrequest_output_buffer_size",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "4k",
@@ -699,7 +699,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "log_not_found",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
@@ -708,7 +708,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "error_log",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",

@@ -2,7 +2,7 @@
 //!   empty_gif;          location
 //! (<https://nginx.org/en/docs/http/ngx_http_empty_gif_module.html>)
 
-use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
@@ -17,7 +17,7 @@ pub static MODULE: Module = Module {
     name: "http_empty_gif",
     directives: &[Directive {
         name: "empty_gif",
-        place: Place::LOCATION,
+        contexts: Contexts::LOCATION,
         takes: Takes::Exactly(0),
         body: BlockBody::None,
         default: "",

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use gale_base::cidr::Cidr;
-use gale_config::{Diagnostic, Place, Statement};
+use gale_config::{Contexts, Diagnostic, Statement};
 use gale_engine::module::Module;
 use gale_http::request::{Request, forwarded};
 
@@ -15,7 +15,7 @@ use crate::shared::geo::{self, Forwarding};
 
 /// See the file's head.
 pub static MODULE: Module =
-    Module { name: "http_geo", directives: &[geo::directive::<Request, Proxies>(Place::HTTP)], ..Module::EMPTY };
+    Module { name: "http_geo", directives: &[geo::directive::<Request, Proxies>(Contexts::HTTP)], ..Module::EMPTY };
 
 /// Who is trusted to say in `X-Forwarded-For` what the address is.
 #[derive(Default)]

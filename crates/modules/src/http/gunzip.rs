@@ -6,7 +6,7 @@
 //! the turn. Only `Content-Encoding: gzip`, with nothing else in it, is understood.
 
 use flate2::{Decompress, FlushDecompress, Status};
-use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -24,7 +24,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "gunzip",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -33,7 +33,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "gunzip_buffers",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(2),
             body: BlockBody::None,
             default: "32 4k",
@@ -98,7 +98,7 @@ impl Transform for Inflate {
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         if self.inflater.is_none() && self.may_end && input.is_empty() {
-            return Ok(Step { taken: 0, made: 0, units: 0, is_done: true });
+            return Ok(Step { consumed: 0, produced: 0, units: 0, is_done: true });
         }
         let inflater = self.inflater.get_or_insert_with(|| Decompress::new_gzip(WINDOW_BITS));
         let (taken, made) = (inflater.total_in(), inflater.total_out());
@@ -115,6 +115,6 @@ impl Transform for Inflate {
         if is_dry && until == Until::End && self.inflater.is_some() {
             return Err(BodyError::Other("inflate() has no end on response end".to_owned()));
         }
-        Ok(Step { taken, made, units: made, is_done: is_dry })
+        Ok(Step { consumed: taken, produced: made, units: made, is_done: is_dry })
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use flate2::{Compress, Compression, FlushCompress, Status};
 use gale_base::http_date;
 use gale_config::{
-    Body as BlockBody, Custom, Diagnostic, ManyWith, One, OneWith, Place, Setting, Statement, Takes, slot, values,
+    Body as BlockBody, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Setting, Statement, Takes, slot, values,
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -54,7 +54,7 @@ pub static MODULE: Module = Module {
 const DIRECTIVES: &[Directive] = &[
     Directive {
         name: "gzip",
-        place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
@@ -63,7 +63,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_buffers",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(2),
         body: BlockBody::None,
         default: "32 4k",
@@ -72,7 +72,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_comp_level",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "1",
@@ -81,7 +81,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_min_length",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "20",
@@ -90,7 +90,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_types",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "text/html",
@@ -99,7 +99,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_vary",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
@@ -108,7 +108,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_http_version",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "1.1",
@@ -117,7 +117,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_proxied",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "off",
@@ -126,7 +126,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "gzip_disable",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "",
@@ -442,7 +442,7 @@ impl Transform for Deflate {
         if self.gather_max > 0 {
             if until == Until::MoreInput && self.may_gather(input) {
                 self.gathered.append(input)?;
-                return Ok(Step { taken: input.len(), made: 0, units: 0, is_done: true });
+                return Ok(Step { consumed: input.len(), produced: 0, units: 0, is_done: true });
             }
             if until == Until::End
                 && let Some(made) = compress_whole(self.level, self.gathered.readable(), room)
@@ -450,7 +450,7 @@ impl Transform for Deflate {
                 let units = self.gathered.len();
                 self.totals.set(units as u64, made as u64);
                 self.gathered.clear();
-                return Ok(Step { taken: 0, made, units, is_done: true });
+                return Ok(Step { consumed: 0, produced: made, units, is_done: true });
             }
             self.gather_max = 0;
         }
@@ -459,9 +459,9 @@ impl Transform for Deflate {
         }
         let mut gathered = std::mem::take(&mut self.gathered);
         let step = self.step_of_stream(gathered.readable(), Until::MoreInput, room)?;
-        gathered.consume(step.taken);
+        gathered.consume(step.consumed);
         self.gathered = gathered;
-        Ok(Step { taken: 0, is_done: false, ..step })
+        Ok(Step { consumed: 0, is_done: false, ..step })
     }
 }
 
@@ -497,7 +497,7 @@ impl Deflate {
             self.totals.set(taken_in_all, made_in_all);
             self.give_back();
         }
-        Ok(Step { taken, made, units: taken, is_done })
+        Ok(Step { consumed: taken, produced: made, units: taken, is_done })
     }
 
     fn give_back(&mut self) {
@@ -649,8 +649,8 @@ mod tests {
                 let units = deflate.units(rest, until, room_bytes);
                 let step = deflate.step(rest, until, &mut room).unwrap();
                 assert!(step.units <= units, "{step:?}, {units}");
-                out.extend_from_slice(&room[..step.made]);
-                rest = &rest[step.taken..];
+                out.extend_from_slice(&room[..step.produced]);
+                rest = &rest[step.consumed..];
                 if step.is_done && rest.is_empty() {
                     break;
                 }

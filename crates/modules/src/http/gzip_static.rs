@@ -6,7 +6,7 @@
 
 use std::io;
 
-use gale_config::{Body as BlockBody, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::files::find_path;
 use gale_http::files::open_files::{self, Opened};
@@ -23,7 +23,7 @@ pub static MODULE: Module = Module {
     name: "http_gzip_static",
     directives: &[Directive {
         name: "gzip_static",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "off",

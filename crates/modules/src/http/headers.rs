@@ -15,7 +15,7 @@ use std::any::Any;
 
 use gale_base::{http_date, units};
 use gale_config::{
-    Body as BlockBody, Custom, Diagnostic, One, OneWith, Place, Setting, Statement, Takes, slot, values,
+    Body as BlockBody, Contexts, Custom, Diagnostic, One, OneWith, Setting, Statement, Takes, slot, values,
 };
 use gale_engine::configuration::Builder;
 use gale_engine::log::local_time;
@@ -38,12 +38,12 @@ pub static MODULE: Module = Module {
     }],
 };
 
-const PLACE: Place = Place::ANYWHERE.or(Place::IF_IN_LOCATION);
+const PLACE: Contexts = Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION);
 
 const DIRECTIVES: &[Directive] = &[
     Directive {
         name: "add_header",
-        place: PLACE,
+        contexts: PLACE,
         takes: Takes::Between(2, 3),
         body: BlockBody::None,
         default: "",
@@ -55,7 +55,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "add_trailer",
-        place: PLACE,
+        contexts: PLACE,
         takes: Takes::Between(2, 3),
         body: BlockBody::None,
         default: "",
@@ -67,7 +67,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "add_header_inherit",
-        place: PLACE,
+        contexts: PLACE,
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "on",
@@ -76,7 +76,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "add_trailer_inherit",
-        place: PLACE,
+        contexts: PLACE,
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "on",
@@ -85,7 +85,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "expires",
-        place: PLACE,
+        contexts: PLACE,
         takes: Takes::Between(1, 2),
         body: BlockBody::None,
         default: "off",

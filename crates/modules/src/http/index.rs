@@ -7,7 +7,7 @@ use std::io;
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
@@ -24,7 +24,7 @@ pub static MODULE: Module = Module {
     name: "http_index",
     directives: &[Directive {
         name: "index",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",

@@ -10,7 +10,7 @@
 
 use std::any::Any;
 
-use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Takes, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Takes, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
@@ -25,10 +25,10 @@ use crate::shared::limits::{log_level, rejection_status};
 pub static MODULE: Module = Module {
     name: "http_limit_conn",
     directives: &[
-        zone_directive::<Request>(Place::HTTP),
+        zone_directive::<Request>(Contexts::HTTP),
         Directive {
             name: "limit_conn",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(2),
             body: Body::None,
             default: "",
@@ -37,7 +37,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_conn_log_level",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "error",
@@ -46,7 +46,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_conn_status",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "503",
@@ -55,7 +55,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_conn_dry_run",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: Body::None,
             default: "off",

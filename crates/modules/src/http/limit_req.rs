@@ -16,7 +16,7 @@ use std::time::Duration;
 use bstr::{BStr, BString};
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::zone::table::KEY_LENGTH_MAX;
@@ -36,7 +36,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: ZONE,
-            place: Place::HTTP,
+            contexts: Contexts::HTTP,
             takes: Takes::Exactly(3),
             body: Body::None,
             default: "",
@@ -45,7 +45,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_req",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Between(1, 3),
             body: Body::None,
             default: "",
@@ -54,7 +54,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_req_log_level",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "error",
@@ -63,7 +63,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_req_status",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "503",
@@ -72,7 +72,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "limit_req_dry_run",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: Body::None,
             default: "off",

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use bstr::BStr;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot};
+use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::{Builder, ScopeId, ScopeRef};
 use gale_engine::log::{DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -41,7 +41,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "log_format",
-            place: Place::HTTP,
+            contexts: Contexts::HTTP,
             takes: Takes::AtLeast(2),
             body: Body::None,
             default: "combined \"...\"",
@@ -50,7 +50,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "access_log",
-            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION).or(Place::LIMIT_EXCEPT),
+            contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION).or(Contexts::LIMIT_EXCEPT),
             takes: Takes::AtLeast(1),
             body: Body::None,
             default: "",
@@ -59,7 +59,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "open_log_file_cache",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Between(1, 4),
             body: Body::None,
             default: "off",
@@ -400,7 +400,7 @@ mod tests {
         };
         let mut builder = Builder::new(&ORDER, &request);
         let parsed = parse_text(&mut Sources::new(), &mut NoFiles, "test", text.into(), Path::new("/"));
-        builder.walk(&parsed.statements, Place::MAIN, ScopeRef::Main);
+        builder.walk(&parsed.statements, Contexts::MAIN, ScopeRef::Main);
         let errors: Vec<String> = builder.diagnostics.iter().map(|error| error.message.clone()).collect();
         if errors.is_empty() { Ok(builder) } else { Err(errors) }
     }

@@ -2,7 +2,7 @@
 //!   map STRING $VARIABLE { ... }          http
 //! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
 
-use gale_config::Place;
+use gale_config::Contexts;
 use gale_engine::module::Module;
 use gale_http::request::Request;
 
@@ -10,4 +10,4 @@ use crate::shared::map;
 
 /// See the file's head.
 pub static MODULE: Module =
-    Module { name: "http_map", directives: &[map::directive::<Request>(Place::HTTP)], ..Module::EMPTY };
+    Module { name: "http_map", directives: &[map::directive::<Request>(Contexts::HTTP)], ..Module::EMPTY };

@@ -6,7 +6,7 @@
 //! Copies have the method, the arguments, and unless that is off the body of the original, which is read first then.
 //! They run in the background: unlike in nginx, the next request of the connection does not wait for them.
 
-use gale_config::{Body, Custom, Diagnostic, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
@@ -21,7 +21,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "mirror",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
@@ -30,7 +30,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "mirror_request_body",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: Body::None,
             default: "on",

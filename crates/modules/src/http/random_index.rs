@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_config::{Body as BlockBody, One, Place, Setting, Takes, slot, values};
+use gale_config::{Body as BlockBody, Contexts, One, Setting, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::files::find_path;
 use gale_http::module::HttpPart;
@@ -26,7 +26,7 @@ pub static MODULE: Module = Module {
     name: "http_random_index",
     directives: &[Directive {
         name: "random_index",
-        place: Place::LOCATION,
+        contexts: Contexts::LOCATION,
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",

@@ -10,7 +10,7 @@
 
 use std::net::SocketAddr;
 
-use gale_config::{Body, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body, Contexts, Diagnostic, ManyWith, One, Setting, Statement, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -26,7 +26,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "set_real_ip_from",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
@@ -35,7 +35,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "real_ip_header",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "X-Real-IP",
@@ -44,7 +44,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "real_ip_recursive",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: Body::None,
             default: "off",

@@ -25,7 +25,9 @@ use bstr::{BStr, BString};
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_base::units;
-use gale_config::{Body as BlockBody, Custom, Diagnostic, One, Place, Setting, Statement, Takes, Word, slot, values};
+use gale_config::{
+    Body as BlockBody, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, Word, slot, values,
+};
 use gale_engine::configuration::Builder;
 use gale_engine::configuration::ScopeId;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -46,8 +48,8 @@ use gale_protocol::uri::escape::{Class, Unescape, escape, unescape};
 use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};
 
-const IF: Place = Place::IF_IN_SERVER.or(Place::IF_IN_LOCATION);
-const SCRIPT: Place = Place::SERVER.or(Place::LOCATION).or(IF);
+const IF: Contexts = Contexts::IF_IN_SERVER.or(Contexts::IF_IN_LOCATION);
+const SCRIPT: Contexts = Contexts::SERVER.or(Contexts::LOCATION).or(IF);
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -55,7 +57,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "rewrite",
-            place: SCRIPT,
+            contexts: SCRIPT,
             takes: Takes::Between(2, 3),
             body: BlockBody::None,
             default: "",
@@ -64,7 +66,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "if",
-            place: Place::SERVER.or(Place::LOCATION),
+            contexts: Contexts::SERVER.or(Contexts::LOCATION),
             takes: Takes::AtLeast(1),
             body: BlockBody::Block,
             default: "",
@@ -73,7 +75,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "set",
-            place: SCRIPT,
+            contexts: SCRIPT,
             takes: Takes::Exactly(2),
             body: BlockBody::None,
             default: "",
@@ -82,7 +84,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "return",
-            place: SCRIPT,
+            contexts: SCRIPT,
             takes: Takes::Between(1, 2),
             body: BlockBody::None,
             default: "",
@@ -91,7 +93,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "break",
-            place: SCRIPT,
+            contexts: SCRIPT,
             takes: Takes::Exactly(0),
             body: BlockBody::None,
             default: "",
@@ -100,7 +102,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "rewrite_log",
-            place: Place::ANYWHERE.or(IF),
+            contexts: Contexts::ANYWHERE.or(IF),
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -109,7 +111,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "uninitialized_variable_warn",
-            place: Place::ANYWHERE.or(IF),
+            contexts: Contexts::ANYWHERE.or(IF),
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "on",
@@ -258,8 +260,8 @@ fn add_rewrite(conf: &mut Conf, builder: &mut Builder, statement: &Statement) ->
 
 fn add_if(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let condition = condition(builder, statement)?;
-    let is_of_server = builder.place == Place::SERVER;
-    let place = if is_of_server { Place::IF_IN_SERVER } else { Place::IF_IN_LOCATION };
+    let is_of_server = builder.context == Contexts::SERVER;
+    let place = if is_of_server { Contexts::IF_IN_SERVER } else { Contexts::IF_IN_LOCATION };
     let scope = nameless_block(builder, statement, place);
     let block =
         builder.http_mut().conf_mut::<Conf>(scope).map(|block| mem::take(&mut block.script)).unwrap_or_default();

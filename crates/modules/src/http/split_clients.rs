@@ -3,7 +3,7 @@
 //!   split_clients STRING $VARIABLE { ... }          http
 //! (<https://nginx.org/en/docs/http/ngx_http_split_clients_module.html>)
 
-use gale_config::Place;
+use gale_config::Contexts;
 use gale_engine::module::Module;
 use gale_http::request::Request;
 
@@ -12,6 +12,6 @@ use crate::shared::split_clients;
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_split_clients",
-    directives: &[split_clients::directive::<Request>(Place::HTTP)],
+    directives: &[split_clients::directive::<Request>(Contexts::HTTP)],
     ..Module::EMPTY
 };

@@ -5,7 +5,7 @@
 //!
 //! The numbers are those of all workers. A connection that is accepted is handled: the two are always the same.
 
-use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::connections::{Totals, totals};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -21,7 +21,7 @@ pub static MODULE: Module = Module {
     name: "http_stub_status",
     directives: &[Directive {
         name: "stub_status",
-        place: Place::SERVER.or(Place::LOCATION),
+        contexts: Contexts::SERVER.or(Contexts::LOCATION),
         // Before nginx 1.7.5 a word was required, and many files still have one.
         takes: Takes::Between(0, 1),
         body: BlockBody::None,

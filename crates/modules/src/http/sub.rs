@@ -13,7 +13,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use gale_config::{
-    Body as BlockBody, Custom, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values,
+    Body as BlockBody, Contexts, Custom, Diagnostic, ManyWith, One, Setting, Statement, Takes, slot, values,
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -41,7 +41,7 @@ pub static MODULE: Module = Module {
 const DIRECTIVES: &[Directive] = &[
     Directive {
         name: "sub_filter",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(2),
         body: BlockBody::None,
         default: "",
@@ -50,7 +50,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "sub_filter_types",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "text/html",
@@ -59,7 +59,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "sub_filter_once",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "on",
@@ -68,7 +68,7 @@ const DIRECTIVES: &[Directive] = &[
     },
     Directive {
         name: "sub_filter_last_modified",
-        place: Place::ANYWHERE,
+        contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
@@ -276,17 +276,17 @@ impl Transform for Substitution {
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
-        let mut step = Step { taken: 0, made: self.put(room), units: input.len(), is_done: false };
-        while step.made < room.len() && !step.is_done {
+        let mut step = Step { consumed: 0, produced: self.put(room), units: input.len(), is_done: false };
+        while step.produced < room.len() && !step.is_done {
             if until == Until::MoreInput && self.is_decided {
-                if step.taken > 0 {
+                if step.consumed > 0 {
                     break;
                 }
                 self.hold(input);
-                step.taken = input.len();
+                step.consumed = input.len();
             }
             self.decide(until);
-            step.made += self.put(&mut room[step.made..]);
+            step.produced += self.put(&mut room[step.produced..]);
             step.is_done = until != Until::MoreInput && self.is_decided && self.plain == 0;
         }
         Ok(step)
@@ -376,14 +376,14 @@ mod tests {
             let mut piece = *piece;
             while !piece.is_empty() {
                 let step = substitution.step(piece, Until::MoreInput, &mut room).unwrap();
-                assert!(step.taken + step.made > 0);
-                out.extend_from_slice(&room[..step.made]);
-                piece = &piece[step.taken..];
+                assert!(step.consumed + step.produced > 0);
+                out.extend_from_slice(&room[..step.produced]);
+                piece = &piece[step.consumed..];
             }
         }
         loop {
             let step = substitution.step(&[], Until::End, &mut room).unwrap();
-            out.extend_from_slice(&room[..step.made]);
+            out.extend_from_slice(&room[..step.produced]);
             if step.is_done {
                 return out;
             }
@@ -428,13 +428,13 @@ mod tests {
         let mut substitution = Substitution::new(search, vec![Bytes::new(), Bytes::new()], false);
         let mut room = [0; 100];
         let step = substitution.step(b"xxabc", Until::MoreInput, &mut room).unwrap();
-        assert_eq!((step.taken, &room[..step.made]), (5, &b"xx"[..]));
+        assert_eq!((step.consumed, &room[..step.produced]), (5, &b"xx"[..]));
         let step = substitution.step(b"", Until::Flush, &mut room).unwrap();
-        assert!(step.is_done && step.made == 0);
+        assert!(step.is_done && step.produced == 0);
         let step = substitution.step(b"x!", Until::MoreInput, &mut room).unwrap();
-        assert_eq!(&room[..step.made], b"a");
+        assert_eq!(&room[..step.produced], b"a");
         let step = substitution.step(b"", Until::Flush, &mut room).unwrap();
-        assert_eq!((step.is_done, &room[..step.made]), (true, &b"!"[..]));
+        assert_eq!((step.is_done, &room[..step.produced]), (true, &b"!"[..]));
     }
 
     proptest! {

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_config::{Body as BlockBody, Custom, Diagnostic, Place, Statement, Takes, values};
+use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::spool::SpoolError;
@@ -186,7 +186,7 @@ pub static MODULE: Module = Module {
 /// What the directives have in common.
 const HOOK: Directive = Directive {
     name: "",
-    place: Place::LOCATION,
+    contexts: Contexts::LOCATION,
     takes: Takes::Exactly(0),
     body: BlockBody::None,
     default: "",

@@ -11,7 +11,7 @@ use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
@@ -29,7 +29,7 @@ pub static MODULE: Module = Module {
     name: "http_try_files",
     directives: &[Directive {
         name: "try_files",
-        place: Place::SERVER.or(Place::LOCATION),
+        contexts: Contexts::SERVER.or(Contexts::LOCATION),
         takes: Takes::AtLeast(2),
         body: Body::None,
         default: "",

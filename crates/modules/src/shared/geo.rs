@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use bstr::BStr;
 use gale_base::cidr::Cidr;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
 use gale_engine::variables::subject::Subject;
@@ -26,11 +26,11 @@ use gale_engine::variables::{Definition, VariableId};
 
 use super::{check_row, variable_name};
 
-/// The directive for blocks that stand in `place`.
-pub const fn directive<S: Subject, F: Forwarding<S>>(place: Place) -> Directive {
+/// The directive for blocks that stand in `contexts`.
+pub const fn directive<S: Subject, F: Forwarding<S>>(contexts: Contexts) -> Directive {
     Directive {
         name: "geo",
-        place,
+        contexts,
         takes: Takes::Between(1, 2),
         body: Body::Block,
         default: "",

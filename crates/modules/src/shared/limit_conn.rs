@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bstr::{BStr, BString};
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Place, Setting, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
 use gale_engine::module::Directive;
 use gale_engine::variables::subject::Subject;
@@ -23,11 +23,11 @@ use gale_engine::zone::{Full, Ticket, Zone};
 
 use super::limits::{invalid_parameter, needs_zone};
 
-/// `limit_conn_zone`, for blocks that stand in `place`.
-pub const fn zone_directive<S: Subject>(place: Place) -> Directive {
+/// `limit_conn_zone`, for blocks that stand in `contexts`.
+pub const fn zone_directive<S: Subject>(contexts: Contexts) -> Directive {
     Directive {
         name: ZONE,
-        place,
+        contexts,
         takes: Takes::Exactly(2),
         body: Body::None,
         default: "",

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes, Word};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
 use gale_engine::server_name::{ServerName, ServerNames};
@@ -21,11 +21,11 @@ use gale_engine::variables::{Definition, VariablesDraft};
 
 use super::{check_row, variable_name};
 
-/// The directive for blocks that stand in `place`.
-pub const fn directive<S: Subject>(place: Place) -> Directive {
+/// The directive for blocks that stand in `contexts`.
+pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
     Directive {
         name: "map",
-        place,
+        contexts,
         takes: Takes::Exactly(2),
         body: Body::Block,
         default: "",

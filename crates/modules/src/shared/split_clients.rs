@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use gale_base::units;
-use gale_config::{Body, Custom, Diagnostic, Place, Statement, Takes};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
 use gale_engine::variables::Definition;
@@ -16,11 +16,11 @@ use gale_engine::variables::template::Template;
 
 use super::{check_row, variable_name};
 
-/// The directive for blocks that stand in `place`.
-pub const fn directive<S: Subject>(place: Place) -> Directive {
+/// The directive for blocks that stand in `contexts`.
+pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
     Directive {
         name: "split_clients",
-        place,
+        contexts,
         takes: Takes::Exactly(2),
         body: Body::Block,
         default: "",

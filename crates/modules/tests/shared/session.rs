@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_config::{
-    Body, Custom, Diagnostic, Files, ManyWith, One, Place, Setting, Sources, Statement, Takes, parse_text, slot, values,
+    Body, Contexts, Custom, Diagnostic, Files, ManyWith, One, Setting, Sources, Statement, Takes, parse_text, slot,
+    values,
 };
 use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, ScopeRef, ScopeTree};
 use gale_engine::connections::ConnectionInfo;
@@ -175,11 +176,11 @@ struct StreamPart {
 static MODULE: Module = Module {
     name: "stream_toy",
     directives: &[
-        Directive { name: "stream", place: Place::MAIN, body: Body::Block, store: &Custom(stream_block), ..ROW },
-        map::directive::<Session>(Place::STREAM),
-        geo::directive::<Session, ()>(Place::STREAM),
-        split_clients::directive::<Session>(Place::STREAM),
-        zone_directive::<Session>(Place::STREAM),
+        Directive { name: "stream", contexts: Contexts::MAIN, body: Body::Block, store: &Custom(stream_block), ..ROW },
+        map::directive::<Session>(Contexts::STREAM),
+        geo::directive::<Session, ()>(Contexts::STREAM),
+        split_clients::directive::<Session>(Contexts::STREAM),
+        zone_directive::<Session>(Contexts::STREAM),
         Directive {
             name: "limit_conn",
             takes: Takes::Exactly(2),
@@ -248,7 +249,7 @@ static MODULE: Module = Module {
 
 const ROW: Directive = Directive {
     name: "",
-    place: Place::STREAM,
+    contexts: Contexts::STREAM,
     takes: Takes::Exactly(0),
     body: Body::None,
     default: "",
@@ -262,7 +263,7 @@ fn stream_block(_: &mut (), builder: &mut Builder, statement: &Statement) -> Res
     let mut stream = StreamBuilder::default();
     let scope = stream.tree.add_root(builder);
     builder.open_block(stream, never_complete);
-    builder.walk(statement.body(), Place::STREAM, ScopeRef::Block(scope));
+    builder.walk(statement.body(), Contexts::STREAM, ScopeRef::Block(scope));
     Ok(())
 }
 
@@ -298,14 +299,14 @@ pub fn read(text: &str) -> Result<Arc<Configuration>, Vec<String>> {
     let mut builder = Builder::new(&ORDER, &request);
     let text = format!("stream {{ {text} }}");
     let parsed = parse_text(&mut Sources::new(), &mut NoFiles, "test", text.into_bytes(), Path::new("/"));
-    builder.walk(&parsed.statements, Place::MAIN, ScopeRef::Main);
+    builder.walk(&parsed.statements, Contexts::MAIN, ScopeRef::Main);
     let errors: Vec<String> = builder.diagnostics.iter().map(|error| error.message.clone()).collect();
     if !errors.is_empty() {
         return Err(errors);
     }
     let stream = builder.block::<StreamBuilder>().expect("the block was read");
     let (mut tree, variables) = (std::mem::take(&mut stream.tree), std::mem::take(&mut stream.variables));
-    let mut confs = tree.complete(&mut builder, Place::STREAM).map_err(|error| vec![error.message])?;
+    let mut confs = tree.complete(&mut builder, Contexts::STREAM).map_err(|error| vec![error.message])?;
     let parts = MODULE.parts.iter().filter_map(|part| part.downcast_ref::<StreamPart>());
     let variables = variables.complete(parts.flat_map(|part| part.variables)).map_err(|error| vec![error.message])?;
     let conf = confs[0][0].take().expect("the toy has settings");

@@ -69,7 +69,7 @@ pub struct Http1 {
     /// Its number in the worker's list, and one: 0 while it is in none.
     listed: Cell<Option<NonZeroU32>>,
     /// Where the connection belongs in the configuration of that generation; none has the generation 0.
-    known_place: Cell<Option<Place>>,
+    known_place: Cell<Option<AddressIndex>>,
     known_generation: Cell<u64>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Transfer {
 
 /// What becomes of the connection after an exchange.
 #[derive(Debug, PartialEq, Eq)]
-enum Afterwards {
+enum AfterExchange {
     KeepAlive,
     Close,
     /// Read on for a while, so that the client gets to see the answer.
@@ -239,10 +239,10 @@ impl Http1 {
         async move {
             while let Some(request) = self.next_request().await {
                 match self.exchange(request).await {
-                    Afterwards::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
-                    Afterwards::KeepAlive => {}
-                    Afterwards::Close => return,
-                    Afterwards::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
+                    AfterExchange::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
+                    AfterExchange::KeepAlive => {}
+                    AfterExchange::Close => return,
+                    AfterExchange::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
                 }
             }
         }
@@ -283,12 +283,12 @@ impl Http1 {
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
     /// become.
-    fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = Afterwards> {
+    fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
         self.worker.common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
             if !in_flight.connection.answer(in_flight.request()).await {
-                return Afterwards::Close;
+                return AfterExchange::Close;
             }
             let sent = poll_fn(|context| in_flight.connection.poll_sent(context)).await;
             match in_flight.connection.afterwards(in_flight.request(), sent) {
@@ -311,10 +311,10 @@ impl Http1 {
     /// Does what has to be done before it can be decided what comes after the response: answers anew if nothing of it has left,
     /// as often as `error_page` names files that cannot be read either (its redirects are bounded); reads what is left of the
     /// request's body.
-    async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> Afterwards {
+    async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> AfterExchange {
         while let Some(step) = self.refuse(request) {
             if !respond::finish_and_send(request, step).await {
-                return Afterwards::Close;
+                return AfterExchange::Close;
             }
             sent = poll_fn(|context| self.poll_sent(context)).await;
         }
@@ -325,15 +325,15 @@ impl Http1 {
         self.settle(request, afterwards)
     }
 
-    fn settle(&self, request: &Request, afterwards: Afterwards) -> Afterwards {
-        if afterwards == Afterwards::KeepAlive {
+    fn settle(&self, request: &Request, afterwards: AfterExchange) -> AfterExchange {
+        if afterwards == AfterExchange::KeepAlive {
             self.set_nodelay(&request.scope().core);
         }
         afterwards
     }
 
     /// Whether this response is the last one here, whatever the client wants: the worker ends, or the address is gone.
-    fn has_no_future(&self) -> bool {
+    fn must_close(&self) -> bool {
         self.worker.is_draining() || self.worker.with_configuration(|configuration| !self.has_place(configuration))
     }
 
@@ -405,7 +405,7 @@ impl Http1 {
     }
 
     /// Decides what comes after the response; `None` when that shows in what is left of the request's body.
-    fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<Afterwards> {
+    fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<AfterExchange> {
         if sent == Err(Gone::Aborted) {
             if self.state.borrow_mut().transfer().sender.is_refused() {
                 return None;
@@ -424,14 +424,14 @@ impl Http1 {
             if resets {
                 self.reset();
             }
-            return Some(Afterwards::Close);
+            return Some(AfterExchange::Close);
         }
-        if sender.keeps_alive() && body.may_be_followed() && !self.has_no_future() {
-            return body.is_read().then_some(Afterwards::KeepAlive);
+        if sender.keeps_alive() && body.may_be_followed() && !self.must_close() {
+            return body.is_read().then_some(AfterExchange::KeepAlive);
         }
         let setting = request.lingering_close();
         let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
-        Some(if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close })
+        Some(if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close })
     }
 
     /// Whether something has come meanwhile that nobody has read, if the response took its time.
@@ -449,7 +449,7 @@ impl Http1 {
 
     /// Reads what is left of a body that nobody wanted, so that the next request can
     /// be found behind it.
-    async fn drain_body(&self, request: &Request) -> Afterwards {
+    async fn drain_body(&self, request: &Request) -> AfterExchange {
         let core = &request.scope().core;
         let limits = BodyLimits { length_max: 0, silence_max: *core.lingering_timeout.get(), min_rate: None };
         let everything = async {
@@ -457,23 +457,23 @@ impl Http1 {
                 match poll_fn(|context| self.poll_body(context, &limits)).await {
                     Ok(Some(_)) => {}
                     // It may have become the last one meanwhile.
-                    Ok(None) if self.has_no_future() => {
+                    Ok(None) if self.must_close() => {
                         let lingers = *core.lingering_close.get() != LingeringClose::Off;
-                        return if lingers { Afterwards::Linger(Lingering::of(core)) } else { Afterwards::Close };
+                        return if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close };
                     }
-                    Ok(None) => return Afterwards::KeepAlive,
+                    Ok(None) => return AfterExchange::KeepAlive,
                     // The answer is on its way and the client still sending.
-                    Err(RequestBodyError::Malformed) => return Afterwards::Linger(Lingering::of(core)),
+                    Err(RequestBodyError::Malformed) => return AfterExchange::Linger(Lingering::of(core)),
                     Err(error) => {
                         if error == RequestBodyError::NoMemory {
                             request_body::log_error(request, error);
                         }
-                        return Afterwards::Close;
+                        return AfterExchange::Close;
                     }
                 }
             }
         };
-        gale_runtime::timeout(*core.lingering_time.get(), everything).await.unwrap_or(Afterwards::Close)
+        gale_runtime::timeout(*core.lingering_time.get(), everything).await.unwrap_or(AfterExchange::Close)
     }
 
     /// Lingering close: says that nothing more will come, and reads on for a while;
@@ -513,7 +513,7 @@ impl Http1 {
     /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
     fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
         self.idle_max_ms.set(u32::try_from(options.keep_alive_idle.as_millis()).unwrap_or(u32::MAX));
-        if options.keep_alive && body.may_be_followed() && !self.has_no_future() {
+        if options.keep_alive && body.may_be_followed() && !self.must_close() {
             After::MayKeep
         } else if lingers(options.lingering_close, body, input) {
             After::Lingers
@@ -529,12 +529,12 @@ impl Http1 {
 
     /// The servers behind the connection's address, as the configuration now has it;
     /// `None` when it is not there any more.
-    fn place(&self, http: &HttpConfiguration) -> Option<Place> {
+    fn place(&self, http: &HttpConfiguration) -> Option<AddressIndex> {
         if self.known_generation.get() == http.generation {
             return self.known_place.get();
         }
         // A connection that began otherwise than the address now wants it has no place there any more.
-        let is_as_wanted = |place: &Place| match self.had_proxy_header.get() {
+        let is_as_wanted = |place: &AddressIndex| match self.had_proxy_header.get() {
             Some(did) => did == http.addresses[place.index()].listening.proxy_protocol,
             None => true,
         };
@@ -544,17 +544,21 @@ impl Http1 {
         place
     }
 
-    fn find_place(&self, http: &HttpConfiguration) -> Option<Place> {
+    fn find_place(&self, http: &HttpConfiguration) -> Option<AddressIndex> {
         let listening = http.addresses.iter().position(|address| address.listening.address == *self.info.listening);
         let shares_socket = listening.is_none_or(|index| http.addresses[index].listening.shares_socket);
         if !shares_socket {
-            return listening.map(Place::new);
+            return listening.map(AddressIndex::new);
         }
         let local = match self.local_address()? {
             SocketAddress::Inet(address) => ListenAddress::Inet(*address),
-            SocketAddress::Unix(_) => return listening.map(Place::new),
+            SocketAddress::Unix(_) => return listening.map(AddressIndex::new),
         };
-        http.addresses.iter().position(|address| address.listening.address == local).or(listening).map(Place::new)
+        http.addresses
+            .iter()
+            .position(|address| address.listening.address == local)
+            .or(listening)
+            .map(AddressIndex::new)
     }
 }
 
@@ -613,12 +617,12 @@ fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) 
 
 /// An address of the configuration: its index and one, so that none takes no room.
 #[derive(Clone, Copy)]
-struct Place(NonZeroU32);
+struct AddressIndex(NonZeroU32);
 
-impl Place {
-    fn new(index: usize) -> Place {
+impl AddressIndex {
+    fn new(index: usize) -> AddressIndex {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
-        Place(number.expect("fewer addresses than 2^32"))
+        AddressIndex(number.expect("fewer addresses than 2^32"))
     }
 
     fn index(self) -> usize {

@@ -9,7 +9,7 @@ use gale_runtime::{Bytes, File, FileMetadata};
 use rustix::process::{Resource, getrlimit};
 
 use super::table::Keyed;
-use gale_engine::room::{Room, Taken};
+use gale_engine::budget::{Budget, BudgetShare};
 
 /// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from here on
 /// what a copy costs more than `sendfile` outweighs the call that it saves.
@@ -17,7 +17,7 @@ pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 
 /// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
 /// that serves them has.
-pub(super) static BODIES: Room = Room::new(BODIES_MAX);
+pub(super) static BODIES: Budget = Budget::new(BODIES_MAX);
 
 pub(super) const BODIES_MAX: usize = 32 << 20;
 
@@ -28,10 +28,10 @@ const HELD_MAX: u64 = 256;
 /// The share of the process's descriptors that they may be: the others are for connections.
 const HELD_SHARE: u64 = 16;
 
-/// Room for as many of them as may be held.
-pub(super) static DESCRIPTORS: LazyLock<Room> = LazyLock::new(|| {
+/// Budget for as many of them as may be held.
+pub(super) static DESCRIPTORS: LazyLock<Budget> = LazyLock::new(|| {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    Room::new((limit / HELD_SHARE).min(HELD_MAX) as usize)
+    Budget::new((limit / HELD_SHARE).min(HELD_MAX) as usize)
 });
 
 /// What a path leads to. It never changes: where something else is found, there is another entry.
@@ -68,7 +68,7 @@ pub(super) struct Kept {
     /// The whole file.
     pub body: Option<Body>,
     /// Its descriptor is one of the few that are held without being told to.
-    pub _held: Option<Taken>,
+    pub _held: Option<BudgetShare>,
 }
 
 /// A file's content, counted among all.

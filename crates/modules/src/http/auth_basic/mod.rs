@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_config::{Body, Diagnostic, OneWith, Place, Setting, Statement, Takes, Word, slot};
+use gale_config::{Body, Contexts, Diagnostic, OneWith, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
@@ -48,7 +48,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "auth_basic",
-            place: Place::ANYWHERE.or(Place::LIMIT_EXCEPT),
+            contexts: Contexts::ANYWHERE.or(Contexts::LIMIT_EXCEPT),
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
@@ -57,7 +57,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "auth_basic_user_file",
-            place: Place::ANYWHERE.or(Place::LIMIT_EXCEPT),
+            contexts: Contexts::ANYWHERE.or(Contexts::LIMIT_EXCEPT),
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",

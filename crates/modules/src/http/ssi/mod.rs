@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::rc::Rc;
 
-use gale_config::{Body as BlockBody, Diagnostic, ManyWith, One, Place, Setting, Statement, Takes, slot, values};
+use gale_config::{Body as BlockBody, Contexts, Diagnostic, ManyWith, One, Setting, Statement, Takes, slot, values};
 use gale_engine::log::{Zone, format_time};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::media_types::MediaTypes;
@@ -37,7 +37,7 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "ssi",
-            place: Place::ANYWHERE.or(Place::IF_IN_LOCATION),
+            contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -46,7 +46,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "ssi_last_modified",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -55,7 +55,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "ssi_min_file_chunk",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "1k",
@@ -64,7 +64,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "ssi_silent_errors",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
@@ -73,7 +73,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "ssi_types",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "text/html",
@@ -82,7 +82,7 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "ssi_value_length",
-            place: Place::ANYWHERE,
+            contexts: Contexts::ANYWHERE,
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "256",

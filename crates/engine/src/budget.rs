@@ -1,4 +1,4 @@
-//! Room for what a process must not have too much of: a bound on all of one kind together, shared by all workers. Of texts that
+//! Budget for what a process must not have too much of: a bound on all of one kind together, shared by all workers. Of texts that
 //! are in memory as a whole for as long as somebody sends them, which is as long as the slowest client takes, the bytes are
 //! counted, until the last copy goes; of descriptors that are held, each.
 
@@ -7,37 +7,37 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gale_runtime::Bytes;
 
 /// So much at most.
-pub struct Room {
+pub struct Budget {
     most: usize,
     taken: AtomicUsize,
 }
 
 /// A part of a room, given back when it is dropped.
-pub struct Taken {
-    room: &'static Room,
+pub struct BudgetShare {
+    budget: &'static Budget,
     size: usize,
 }
 
 /// A text and the room that it takes.
 struct Held {
     text: Box<[u8]>,
-    _taken: Taken,
+    _taken: BudgetShare,
 }
 
-impl Room {
-    /// Room for so much.
-    pub const fn new(most: usize) -> Room {
-        Room { most, taken: AtomicUsize::new(0) }
+impl Budget {
+    /// Budget for so much.
+    pub const fn new(most: usize) -> Budget {
+        Budget { most, taken: AtomicUsize::new(0) }
     }
 
     /// Takes room, if there is as much. Where nobody has any, there is room for one text of any length.
-    pub fn take(&'static self, size: usize) -> Option<Taken> {
+    pub fn take(&'static self, size: usize) -> Option<BudgetShare> {
         let with = |before: usize| match before.checked_add(size) {
             Some(after) if before == 0 || after <= self.most => Some(after),
             _ => None,
         };
         let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
-        taken.is_ok().then(|| Taken { room: self, size })
+        taken.is_ok().then(|| BudgetShare { budget: self, size })
     }
 
     /// How much is taken.
@@ -51,7 +51,7 @@ impl Room {
     }
 }
 
-impl Taken {
+impl BudgetShare {
     /// The text, for which the room was taken: it counts until nobody has any of it.
     pub fn hold(self, text: impl Into<Box<[u8]>>) -> Bytes {
         Bytes::from_owner(Held { text: text.into(), _taken: self })
@@ -64,9 +64,9 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-impl Drop for Taken {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
-        self.room.taken.fetch_sub(self.size, Ordering::Relaxed);
+        self.budget.taken.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
@@ -76,24 +76,24 @@ mod tests {
 
     #[test]
     fn a_text_takes_its_room_until_nobody_sends_it_any_more() {
-        static ROOM: Room = Room::new(10);
-        let text = ROOM.take(6).expect("there is room").hold(*b"abcdef");
+        static BUDGET: Budget = Budget::new(10);
+        let text = BUDGET.take(6).expect("there is room").hold(*b"abcdef");
         let part = text.slice(2..4);
-        assert!(ROOM.take(5).is_none());
-        drop(ROOM.take(4).expect("there is just as much"));
-        assert_eq!(ROOM.taken(), 6, "what is refused or dropped takes none");
+        assert!(BUDGET.take(5).is_none());
+        drop(BUDGET.take(4).expect("there is just as much"));
+        assert_eq!(BUDGET.taken(), 6, "what is refused or dropped takes none");
         drop(text);
-        assert_eq!((&*part, ROOM.taken()), (&b"cd"[..], 6));
+        assert_eq!((&*part, BUDGET.taken()), (&b"cd"[..], 6));
         drop(part);
-        assert_eq!(ROOM.taken(), 0);
+        assert_eq!(BUDGET.taken(), 0);
     }
 
     #[test]
     fn one_text_is_never_too_long() {
-        static ROOM: Room = Room::new(10);
-        let long = ROOM.take(usize::MAX);
-        assert!(long.is_some() && ROOM.is_full() && ROOM.take(0).is_none());
+        static BUDGET: Budget = Budget::new(10);
+        let long = BUDGET.take(usize::MAX);
+        assert!(long.is_some() && BUDGET.is_full() && BUDGET.take(0).is_none());
         drop(long);
-        assert!(!ROOM.is_full() && ROOM.take(10).is_some());
+        assert!(!BUDGET.is_full() && BUDGET.take(10).is_some());
     }
 }
