@@ -517,14 +517,10 @@ impl<K: Kernel> IoUring<K> {
             };
             connection.handle(op, completion, bytes, terms);
             if let Some(sent) = connection.take_owned() {
-                // Part of an answer is missing for good, and nobody else might say so.
+                // Nobody else might say so.
                 if let Some(Err(errno)) = sent.result {
-                    connection.break_off(errno);
+                    self.break_off(connection, errno);
                     is_broken_off = true;
-                    if let Some(socket) = &connection.socket {
-                        // Nothing may follow. One that is broken has ended.
-                        let _ = self.sockets.shutdown(socket.as_fd());
-                    }
                 } else if sent.is_last
                     && let Some(socket) = &connection.socket
                 {
@@ -561,6 +557,15 @@ impl<K: Kernel> IoUring<K> {
         }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    /// Part of what was to be sent is missing for good: nothing may follow. The caller wakes everybody.
+    fn break_off(&self, connection: &mut Connection, errno: Errno) {
+        connection.break_off(errno);
+        if let Some(socket) = &connection.socket {
+            // One that is broken has ended.
+            let _ = self.sockets.shutdown(socket.as_fd());
+        }
     }
 
     /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
