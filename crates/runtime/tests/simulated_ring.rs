@@ -305,6 +305,28 @@ fn answers_for_which_a_direct_send_has_no_memory_leave_later_and_none_takes_thei
 }
 
 #[test]
+fn connections_whose_close_the_kernel_refused_are_closed_when_the_loop_ends() {
+    const CONNECTIONS: usize = 8;
+    each_seed(SEEDS, |simulation| {
+        let options = LoopOptions { driver: DriverChoice::IoUring, events_max: 1, ..LoopOptions::default() };
+        EventLoop::simulated(simulation, options).unwrap().run(async {
+            let listener = Listener::bind(&address(), 64, AcceptOptions::default()).unwrap();
+            let mut streams = Vec::new();
+            for _ in 0..CONNECTIONS {
+                streams.push(Stream::connect(&address()).await.unwrap());
+                streams.push(listener.accept().await.unwrap().0);
+            }
+            simulation.set_faults(Faults { ring_memory: 1000, ..Faults::NONE });
+            drop(streams);
+            // The turn that submits the closes sees one completion only.
+            yield_now().await;
+            assert!(ring_counters().refused > 0);
+        });
+        assert_eq!(simulation.open_ends(), 0);
+    });
+}
+
+#[test]
 fn posts_that_full_sockets_do_not_take_leave_later_however_few_completions_are_seen_at_once() {
     const CONNECTIONS: usize = 16;
     let seen = RefCell::new(RingFaults::default());

@@ -1207,6 +1207,10 @@ impl<K: Kernel> Drop for IoUring<K> {
             }
         };
         self.file_reads.give_up_begun();
+        // No turn comes that would see what the last has left: a descriptor that the kernel has not closed is among it.
+        let mut completions = Vec::new();
+        self.ring.borrow_mut().take(&mut completions, usize::MAX);
+        completions.iter().for_each(|completion| self.handle_completion(completion));
         // No turn comes that would close them.
         self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
         // Every stream has gone before; what is left of them is in flight.
