@@ -62,6 +62,8 @@ pub struct Faults {
     pub ring_misses: u16,
     /// The kernel has no memory for some of what is submitted to a ring (EAGAIN).
     pub ring_memory: u16,
+    /// The kernel has no memory for a direct send beside a ring (ENOBUFS, ENOMEM).
+    pub ring_direct_sends: u16,
 }
 
 impl Faults {
@@ -93,6 +95,7 @@ impl Faults {
         ring_ends: 0,
         ring_misses: 0,
         ring_memory: 0,
+        ring_direct_sends: 0,
     };
 
     /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others that

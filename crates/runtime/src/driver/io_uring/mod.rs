@@ -517,14 +517,10 @@ impl<K: Kernel> IoUring<K> {
             };
             connection.handle(op, completion, bytes, terms);
             if let Some(sent) = connection.take_owned() {
-                // Part of an answer is missing for good, and nobody else might say so.
+                // Nobody else might say so.
                 if let Some(Err(errno)) = sent.result {
-                    connection.break_off(errno);
+                    self.break_off(connection, errno);
                     is_broken_off = true;
-                    if let Some(socket) = &connection.socket {
-                        // Nothing may follow. One that is broken has ended.
-                        let _ = self.sockets.shutdown(socket.as_fd());
-                    }
                 } else if sent.is_last
                     && let Some(socket) = &connection.socket
                 {
@@ -561,6 +557,15 @@ impl<K: Kernel> IoUring<K> {
         }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    /// Part of what was to be sent is missing for good: nothing may follow. The caller wakes everybody.
+    fn break_off(&self, connection: &mut Connection, errno: Errno) {
+        connection.break_off(errno);
+        if let Some(socket) = &connection.socket {
+            // One that is broken has ended.
+            let _ = self.sockets.shutdown(socket.as_fd());
+        }
     }
 
     /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
@@ -1202,6 +1207,10 @@ impl<K: Kernel> Drop for IoUring<K> {
             }
         };
         self.file_reads.give_up_begun();
+        // No turn comes that would see what the last has left: a descriptor that the kernel has not closed is among it.
+        let mut completions = Vec::new();
+        self.ring.borrow_mut().take(&mut completions, usize::MAX);
+        completions.iter().for_each(|completion| self.handle_completion(completion));
         // No turn comes that would close them.
         self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
         // Every stream has gone before; what is left of them is in flight.

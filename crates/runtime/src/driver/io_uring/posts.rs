@@ -228,16 +228,18 @@ impl<K: Kernel> IoUring<K> {
     }
 
     /// Sends a post that was taken back; the ring sends what the socket does not take.
+    ///
+    /// After an error that is everything: the socket may be whole (ENOBUFS, ENOMEM), and what came next would be taken for
+    /// what is missing. If it is broken, the ring's send fails, which breaks the connection off.
     fn send_taken(&self, key: Key, connection: &mut Connection, taken: Taken<'_>, is_last: bool) {
-        // The next operation finds a broken connection out.
         match taken {
             Taken::Copy(bytes) => {
-                let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(bytes.len());
+                let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last).unwrap_or(0);
                 self.owe_copy(key, connection, &bytes[sent..]);
             }
             Taken::Chunks(sending) => {
                 let sent = self.sockets.send_chunks_now(connection.socket().as_fd(), &sending.output, is_last);
-                let sent = sent.map_or(sending.output.len_bytes(), |(sent, _)| sent);
+                let sent = sent.map_or(0, |(sent, _)| sent);
                 self.owe(key, connection, sending, sent);
             }
         }
@@ -353,7 +355,7 @@ impl<K: Kernel> IoUring<K> {
             // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for the
             // receive in flight, and some kernels forget an end that came right behind data (liburing's issue 1549).
             Err(_) => {
-                connection.break_off(Errno::from_raw_os_error(-result));
+                self.break_off(connection, Errno::from_raw_os_error(-result));
                 let wakers = connection.take_all_wakers();
                 drop(connections);
                 return wakers.into_iter().flatten().for_each(Waker::wake);

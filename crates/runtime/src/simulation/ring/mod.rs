@@ -75,6 +75,8 @@ impl SimulatedKernel {
 pub struct RingFaults {
     /// Calls that have refused entries for want of memory (EAGAIN), all or some.
     pub refused: u64,
+    /// Direct sends for which there was no memory (ENOBUFS, ENOMEM).
+    pub sends_refused: u64,
     /// Receives that found no buffer (ENOBUFS), by chance or because all were in use.
     pub buffers_missed: u64,
     /// Multishot receives that ended with data.

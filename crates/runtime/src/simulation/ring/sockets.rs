@@ -54,6 +54,11 @@ impl SimulatedSockets {
         if self.hesitates() {
             return Err(Errno::AGAIN);
         }
+        let fate = &self.ring.world.fate;
+        if fate.strikes(|faults| faults.ring_direct_sends) {
+            self.ring.count(|faults| &mut faults.sends_refused);
+            return Err(*fate.random.pick(&[Errno::NOBUFS, Errno::NOMEM]));
+        }
         self.ring.send(self.end(socket), chunks, SEND_MAX)
     }
 }
