@@ -308,7 +308,7 @@ fn unsound_tables_are_found_out() {
             "buffer: the default does not parse: \"buffer\" directive invalid value",
             "root: the default does not parse: \"'open\" is not a list of words",
             "timeout: the default has a wrong number of arguments",
-            "twice: two rows share a place",
+            "twice: two rows share a context",
         ]
     );
 }
