@@ -160,7 +160,8 @@ impl ServiceSpec {
     }
 
     /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the lock of
-    /// the file `lock_path`, which best lies beside what is written; another process takes over when the lock is released.
+    /// the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens it; another
+    /// process takes over when the lock is released.
     pub fn exclusive(name: impl Into<String>, lock_path: impl Into<PathBuf>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::One(lock_path.into()), service: Arc::new(service) }
     }
