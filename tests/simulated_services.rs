@@ -4,6 +4,7 @@ mod simulated;
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::{Body, Custom, Place, Takes};
@@ -12,7 +13,7 @@ use gale_engine::module::{Directive, Module, Order};
 use gale_engine::serve::Serving;
 use gale_engine::service::{Context, Service, ServiceSpec};
 use gale_modules::{core, event};
-use gale_process::Worker;
+use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
 use simulated::{SEAT, Site};
@@ -152,6 +153,11 @@ fn run(services: &str, main: impl AsyncFnOnce(&Site, &mut Serving)) {
     assert!(!HAS_OVERLAPPED.get());
 }
 
+/// A path for the lock file of a test.
+fn lock_path(test: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}.lock", std::process::id()))
+}
+
 fn begin_record() {
     RECORD.take();
     START.take();
@@ -271,12 +277,33 @@ fn replaced_service_is_waited_for_by_its_successor() {
 }
 
 #[test]
+fn lock_of_a_service_that_is_dropped_is_released_by_the_pool() {
+    let path = lock_path("dropped");
+    let simulation = Simulation::new(1, Faults::NONE);
+    begin_record();
+    let site = site(&simulation, &format!("service one stuck lock={};", path.display()));
+    site.run(LoopOptions::default(), async |serving| {
+        seconds(5).await;
+        let other = Arc::new(LockFile::open(&path).expect("it is there"));
+        assert_eq!(simulation.pool_tasks(), 0);
+        let drained = serving.drain();
+        serving.expire(None);
+        drained.await;
+        assert_eq!(simulation.pool_tasks(), 1);
+        assert!(other.try_lock().expect("a lock").is_none());
+        seconds(1).await;
+        assert!(other.try_lock().expect("a lock").is_some());
+    });
+    std::fs::remove_file(path).expect("ours");
+}
+
+#[test]
 fn exclusive_service_runs_in_one_of_two_servers_whatever_happens() {
     each_seed(20, |simulation| {
         begin_record();
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults::swarm(&random));
-        let lock = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("service-{}.lock", std::process::id()));
+        let lock = lock_path("service");
         let services = format!("service one every lock={};", lock.display());
         let (old, new) = (site(simulation, &services), site(simulation, &services));
         old.run(LoopOptions::default(), async |serving| {

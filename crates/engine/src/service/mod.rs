@@ -18,6 +18,7 @@
 //!
 //! [`Builder::add_service`]: crate::configuration::Builder::add_service
 
+mod lock;
 mod running;
 
 use std::any::Any;

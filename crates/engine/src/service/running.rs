@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_process::{LockGuard, LockHandle, Seat};
+use gale_process::{LockHandle, Seat};
 use gale_runtime::{Notify, TaskId, abort, catch_panic, default_pool, now, sleep, spawn};
 
+use super::lock::HeldLock;
 use super::{AnyService, ConfiguredService, Instances, until};
 use crate::configuration::Configuration;
 use crate::worker::Worker;
@@ -260,17 +261,17 @@ async fn run(running: &Rc<Running>) {
         pause = (pause * 2).min(RESTART_PAUSE_MAX);
     }
     if let Some(guard) = guard {
-        // Where the pool has no room, it is released here.
-        let _ = default_pool().run(move || drop(guard)).await;
+        // The successor finds the lock free. Where the pool refuses the task, the lock is dropped and released later.
+        let _ = default_pool().run(move || guard.release()).await;
     }
 }
 
 /// Waits for the lock; `None` when the service is to end before it has that.
-async fn take_lock(running: &Running, lock: &LockHandle) -> Option<LockGuard> {
+async fn take_lock(running: &Running, lock: &LockHandle) -> Option<HeldLock> {
     let mut was_told = false;
     loop {
         let wanted = Arc::clone(lock);
-        let tried = default_pool().run(move || wanted.try_lock()).await;
+        let tried = default_pool().run(move || Ok(wanted.try_lock()?.map(HeldLock::new))).await;
         let path = lock.path().display();
         let refused = match tried {
             Ok(Ok(Some(guard))) => {
