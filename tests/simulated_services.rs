@@ -11,7 +11,7 @@ use gale_config::{Body, Custom, Place, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module, Order};
 use gale_engine::serve::Serving;
-use gale_engine::service::{Context, Service, ServiceSpec};
+use gale_engine::service::{Context, LockShare, Service, ServiceSpec};
 use gale_modules::{core, event};
 use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
@@ -66,6 +66,7 @@ impl Service for Recorded {
             "every" => context.every(Duration::from_secs(10), run).await,
             "panics" => panic!("a test wanted it in a service"),
             "returns" => {}
+            "keeps" => KEPT.set(context.lock_share()),
             "stuck" => std::future::pending().await,
             "writes" => {
                 context.stopping().await;
@@ -99,6 +100,8 @@ thread_local! {
     static START: RefCell<Option<Moment>> = const { RefCell::new(None) };
     /// Whether a service has run twice at a time; a panic there would only end one of them.
     static HAS_OVERLAPPED: Cell<bool> = const { Cell::new(false) };
+    /// What a task would have that outlives its service.
+    static KEPT: RefCell<Option<LockShare>> = const { RefCell::new(None) };
     /// The services that run.
     static ALIVE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
@@ -291,6 +294,24 @@ fn lock_of_a_service_that_is_dropped_is_released_by_the_pool() {
         drained.await;
         assert_eq!(simulation.pool_tasks(), 1);
         assert!(other.try_lock().expect("a lock").is_none());
+        seconds(1).await;
+        assert!(other.try_lock().expect("a lock").is_some());
+    });
+    std::fs::remove_file(path).expect("ours");
+}
+
+#[test]
+fn lock_of_which_a_share_is_kept_outlives_the_service() {
+    let path = lock_path("kept");
+    run(&format!("service one keeps lock={};", path.display()), async |_, serving| {
+        seconds(5).await;
+        let share = KEPT.take().expect("it is exclusive");
+        let other = Arc::new(LockFile::open(&path).expect("it is there"));
+        assert!(other.try_lock().expect("a lock").is_none());
+        serving.drain().await;
+        seconds(60).await;
+        assert!(other.try_lock().expect("a lock").is_none());
+        drop(share);
         seconds(1).await;
         assert!(other.try_lock().expect("a lock").is_some());
     });

@@ -41,6 +41,7 @@ use crate::configuration::Configuration;
 use crate::worker::Worker;
 use running::Running;
 
+pub use lock::LockShare;
 pub(crate) use running::Services;
 
 /// A service of this type; the value is its settings, complete and immutable.
@@ -89,6 +90,12 @@ impl<S: Service> Context<S> {
     /// What the protocols of this event loop share: resolvers, for example.
     pub fn worker(&self) -> &Rc<Worker> {
         self.running.worker()
+    }
+
+    /// A share of the lock of a service that is [`exclusive`](ServiceSpec::exclusive); none for others. What writes in a
+    /// thread pool keeps one: the service may be dropped before it, and no other process starts while it writes.
+    pub fn lock_share(&self) -> Option<LockShare> {
+        self.running.lock_share()
     }
 
     /// Writes a message to the main error log, behind the name of the service.
@@ -163,6 +170,9 @@ impl ServiceSpec {
     /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the lock of
     /// the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens it; another
     /// process takes over when the lock is released.
+    ///
+    /// The lock is released when the service ends, and at the latest five seconds after it was asked to. A task that it has
+    /// in a thread pool may take longer than that, and must have a [share](Context::lock_share) of the lock.
     pub fn exclusive(name: impl Into<String>, lock_path: impl Into<PathBuf>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::One(lock_path.into()), service: Arc::new(service) }
     }

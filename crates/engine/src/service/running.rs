@@ -16,7 +16,7 @@ use gale_base::os_error::OsErrorText;
 use gale_process::{LockHandle, Seat};
 use gale_runtime::{Notify, TaskId, abort, catch_panic, default_pool, now, sleep, spawn};
 
-use super::lock::HeldLock;
+use super::lock::{HeldLock, LockShare};
 use super::{AnyService, ConfiguredService, Instances, until};
 use crate::configuration::Configuration;
 use crate::worker::Worker;
@@ -115,6 +115,8 @@ pub(super) struct Running {
     service: RefCell<Arc<ConfiguredService>>,
     /// None after the end, because a large one is not to be held.
     configuration: RefCell<Option<Arc<Configuration>>>,
+    /// While an exclusive service runs.
+    lock: RefCell<Option<LockShare>>,
     worker: Rc<Worker>,
     name: Box<str>,
     /// How often it was told of another configuration.
@@ -131,6 +133,7 @@ impl Running {
         Rc::new(Running {
             service: RefCell::new(Arc::clone(service)),
             configuration: RefCell::new(Some(Arc::clone(configuration))),
+            lock: RefCell::new(None),
             worker: Rc::clone(worker),
             name: service.spec.name.as_str().into(),
             changes: Cell::new(0),
@@ -155,6 +158,10 @@ impl Running {
 
     pub fn configuration(&self) -> Arc<Configuration> {
         self.configuration.borrow().clone().expect("there until the service has ended")
+    }
+
+    pub fn lock_share(&self) -> Option<LockShare> {
+        self.lock.borrow().clone()
     }
 
     pub fn log(&self, level: Level, message: &dyn Display) {
@@ -211,8 +218,9 @@ struct End(Rc<Running>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        let Running { has_ended, configuration, news, .. } = &*self.0;
+        let Running { has_ended, lock, configuration, news, .. } = &*self.0;
         has_ended.set(true);
+        lock.take();
         configuration.take();
         news.notify_all();
     }
@@ -238,13 +246,10 @@ async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
 /// Runs the service, once it has its lock, until it returns or is to end.
 async fn run(running: &Rc<Running>) {
     let lock = running.service.borrow().lock.clone();
-    let guard = match lock {
-        None => None,
-        Some(lock) => match take_lock(running, &lock).await {
-            None => return,
-            guard => guard,
-        },
-    };
+    if let Some(lock) = lock {
+        let Some(held) = take_lock(running, &lock).await else { return };
+        running.lock.replace(Some(LockShare::new(held)));
+    }
     let mut pause = RESTART_PAUSE_MIN;
     while !running.is_stopping() {
         let begun = now();
@@ -260,9 +265,10 @@ async fn run(running: &Rc<Running>) {
         }
         pause = (pause * 2).min(RESTART_PAUSE_MAX);
     }
-    if let Some(guard) = guard {
+    let share = running.lock.take();
+    if let Some(lock) = share.and_then(LockShare::into_last) {
         // The successor finds the lock free. Where the pool refuses the task, the lock is dropped and released later.
-        let _ = default_pool().run(move || guard.release()).await;
+        let _ = default_pool().run(move || lock.release()).await;
     }
 }
 
