@@ -76,7 +76,8 @@ impl<S: Service> Context<S> {
         self.running.name()
     }
 
-    /// The settings now.
+    /// The settings now. Those that are kept over [`Context::changed`] may be freed where they are dropped: what takes long
+    /// to free belongs on a thread pool then.
     pub fn settings(&self) -> Arc<S> {
         let any: Arc<dyn Any + Send + Sync> = self.running.service();
         any.downcast().expect("a service goes on with settings of its own type")

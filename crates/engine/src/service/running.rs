@@ -4,7 +4,7 @@
 //! waits for its end, so that there are never two.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::fmt::Display;
 use std::future::Future;
 use std::rc::Rc;
@@ -51,7 +51,7 @@ impl Services {
         let wanted: Vec<&Arc<ConfiguredService>> =
             configuration.services.iter().filter(|service| service.runs_at(seat)).collect();
         for running in self.running.iter().filter(|running| !running.is_stopping()) {
-            match wanted.iter().find(|service| service.continues(&running.service.borrow())) {
+            match wanted.iter().find(|service| service.continues(&running.configured())) {
                 Some(service) => running.change(service, configuration),
                 None => running.stop(),
             }
@@ -88,6 +88,7 @@ impl Services {
     pub fn abort(&mut self) {
         self.is_stopped = true;
         for running in self.running.drain(..) {
+            running.is_stopping.set(true);
             running.task.take().into_iter().for_each(abort);
         }
     }
@@ -112,7 +113,8 @@ impl ConfiguredService {
 
 /// A service on this loop, from its start until it has ended and nobody asks for it.
 pub(super) struct Running {
-    service: RefCell<Arc<ConfiguredService>>,
+    /// None once it has ended and is to end; until then the next configuration asks whether it goes on.
+    service: RefCell<Option<Arc<ConfiguredService>>>,
     /// None after the end, because a large one is not to be held.
     configuration: RefCell<Option<Arc<Configuration>>>,
     /// While an exclusive service runs.
@@ -131,7 +133,7 @@ pub(super) struct Running {
 impl Running {
     fn new(service: &Arc<ConfiguredService>, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<Running> {
         Rc::new(Running {
-            service: RefCell::new(Arc::clone(service)),
+            service: RefCell::new(Some(Arc::clone(service))),
             configuration: RefCell::new(Some(Arc::clone(configuration))),
             lock: RefCell::new(None),
             worker: Rc::clone(worker),
@@ -153,7 +155,11 @@ impl Running {
     }
 
     pub fn service(&self) -> Arc<dyn AnyService> {
-        Arc::clone(&self.service.borrow().spec.service)
+        Arc::clone(&self.configured().spec.service)
+    }
+
+    fn configured(&self) -> Ref<'_, Arc<ConfiguredService>> {
+        Ref::map(self.service.borrow(), |service| service.as_ref().expect("there until the service has ended"))
     }
 
     pub fn configuration(&self) -> Arc<Configuration> {
@@ -199,7 +205,7 @@ impl Running {
     }
 
     fn change(&self, service: &Arc<ConfiguredService>, configuration: &Arc<Configuration>) {
-        self.service.replace(Arc::clone(service));
+        self.service.replace(Some(Arc::clone(service)));
         if !self.has_ended.get() {
             self.configuration.replace(Some(Arc::clone(configuration)));
         }
@@ -209,6 +215,9 @@ impl Running {
 
     fn stop(&self) {
         self.is_stopping.set(true);
+        if self.has_ended.get() {
+            self.service.take();
+        }
         self.news.notify_all();
     }
 }
@@ -218,9 +227,13 @@ struct End(Rc<Running>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        let Running { has_ended, lock, configuration, news, .. } = &*self.0;
+        let Running { service, has_ended, is_stopping, lock, configuration, news, .. } = &*self.0;
         has_ended.set(true);
         lock.take();
+        if is_stopping.get() {
+            // Before the configuration, which is freed together with its services.
+            service.take();
+        }
         configuration.take();
         news.notify_all();
     }
@@ -245,7 +258,7 @@ async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
 
 /// Runs the service, once it has its lock, until it returns or is to end.
 async fn run(running: &Rc<Running>) {
-    let lock = running.service.borrow().lock.clone();
+    let lock = running.configured().lock.clone();
     if let Some(lock) = lock {
         let Some(held) = take_lock(running, &lock).await else { return };
         running.lock.replace(Some(LockShare::new(held)));
