@@ -57,7 +57,7 @@ pub trait Service: Send + Sync + Sized + 'static {
     }
 }
 
-/// How a service reaches what is around it.
+/// How a service reaches what is around it, for as long as it runs: a task that outlives it has no use for this.
 pub struct Context<S> {
     running: Rc<Running>,
     /// The last change that [`Context::changed`] told.
@@ -78,12 +78,18 @@ impl<S: Service> Context<S> {
 
     /// The settings now. Those that are kept over [`Context::changed`] may be freed where they are dropped: what takes long
     /// to free belongs on a thread pool then.
+    ///
+    /// # Panics
+    /// The service has ended, and a task that it has spawned asks.
     pub fn settings(&self) -> Arc<S> {
         let any: Arc<dyn Any + Send + Sync> = self.running.service();
         any.downcast().expect("a service goes on with settings of its own type")
     }
 
     /// The configuration that is in force. Not to be kept: a large one stays in memory for as long as anybody holds it.
+    ///
+    /// # Panics
+    /// As [`Context::settings`].
     pub fn configuration(&self) -> Arc<Configuration> {
         self.running.configuration()
     }
