@@ -83,6 +83,7 @@ impl Service for Recorded {
     }
 
     fn continues(&self, earlier: &Self) -> bool {
+        assert!(!self.has("undecided"), "a test wanted it in an answer");
         self.has("continues") && self.words[0] == earlier.words[0]
     }
 }
@@ -207,7 +208,7 @@ fn service_begins_when_all_loops_have_settled_and_not_before() {
 #[test]
 fn reload_keeps_renews_or_ends_a_service_by_its_name() {
     let services = "service kept every continues; service renewed every; service told told a continues;
-                    service done returns continues; service again returns; service gone every;";
+                    service undecided every undecided; service done returns continues; service again returns; service gone every;";
     run(services, async |site, serving| {
         seconds(15).await;
         recorded();
@@ -226,6 +227,9 @@ fn reload_keeps_renews_or_ends_a_service_by_its_name() {
             "renewed begins",
             "renewed ends",
             "told told b",
+            "undecided 1",
+            "undecided begins",
+            "undecided ends",
         ];
         assert_eq!(all, expected);
         seconds(10).await;

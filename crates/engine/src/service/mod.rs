@@ -51,7 +51,7 @@ pub trait Service: Send + Sync + Sized + 'static {
     fn run(context: Context<Self>) -> impl Future<Output = ()> + 'static;
 
     /// Whether the service that runs with the settings `earlier` goes on with these after a reload, and hears of it by
-    /// [`Context::changed`]. Otherwise it ends, and one with these settings is started.
+    /// [`Context::changed`]. Otherwise, and after a panic here, it ends, and one with these settings is started.
     fn continues(&self, _earlier: &Self) -> bool {
         false
     }

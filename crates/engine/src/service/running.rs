@@ -14,7 +14,7 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_process::{LockHandle, Seat};
-use gale_runtime::{Notify, TaskId, abort, catch_panic, default_pool, now, sleep, spawn};
+use gale_runtime::{Notify, TaskId, abort, catch_panic, catch_panic_of, default_pool, now, sleep, spawn};
 
 use super::lock::{HeldLock, LockShare};
 use super::{AnyService, ConfiguredService, Instances, until};
@@ -51,7 +51,7 @@ impl Services {
         let wanted: Vec<&Arc<ConfiguredService>> =
             configuration.services.iter().filter(|service| service.runs_at(seat)).collect();
         for running in self.running.iter().filter(|running| !running.is_stopping()) {
-            match wanted.iter().find(|service| service.continues(&running.configured())) {
+            match wanted.iter().find(|service| running.continues_as(service)) {
                 Some(service) => running.change(service, configuration),
                 None => running.stop(),
             }
@@ -202,6 +202,14 @@ impl Running {
         while !is_true(self) {
             self.news.notified().await;
         }
+    }
+
+    /// Whether it goes on as `service`. One whose answer is a panic does not.
+    fn continues_as(&self, service: &ConfiguredService) -> bool {
+        catch_panic_of(|| service.continues(&self.configured())).unwrap_or_else(|_told| {
+            self.log(Level::Alert, &"the service has panicked over a reload, it does not go on");
+            false
+        })
     }
 
     fn change(&self, service: &Arc<ConfiguredService>, configuration: &Arc<Configuration>) {
