@@ -59,21 +59,24 @@ impl LockFile {
         &self.path
     }
 
-    /// Takes the lock unless somebody has it, in this process or another; `None` then. The file system may have to ask a
-    /// server, so this is nothing for an event loop.
+    /// Takes the lock unless somebody has it. The file system may have to ask a server, so this is nothing for an event
+    /// loop.
     ///
     /// # Errors
-    /// The file system has no locks, or the file could not be opened anew for this process.
-    pub fn try_lock(self: &Arc<Self>) -> io::Result<Option<LockGuard>> {
-        let descriptor = self.descriptor()?;
+    /// Somebody has it, the file system has no locks, or the file could not be opened anew for this process.
+    pub fn try_lock(self: &Arc<Self>) -> Result<LockGuard, TryLockError> {
+        let descriptor = self.descriptor.as_ref().map_err(|code| TryLockError::Failed(*code))?;
         if self.is_held.swap(true, Ordering::Acquire) {
-            return Ok(None);
+            return Err(TryLockError::HeldHere);
         }
         match rustix::fs::flock(descriptor, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(LockGuard(Arc::clone(self)))),
+            Ok(()) => Ok(LockGuard(Arc::clone(self))),
             Err(errno) => {
                 self.is_held.store(false, Ordering::Release);
-                if errno == Errno::WOULDBLOCK { Ok(None) } else { Err(errno.into()) }
+                Err(match errno {
+                    Errno::WOULDBLOCK => TryLockError::HeldElsewhere,
+                    errno => TryLockError::Failed(errno.raw_os_error()),
+                })
             }
         }
     }
@@ -100,6 +103,17 @@ impl LockFile {
     fn descriptor(&self) -> io::Result<&OwnedFd> {
         self.descriptor.as_deref().map_err(|code| io::Error::from_raw_os_error(*code))
     }
+}
+
+/// Why a lock was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TryLockError {
+    /// Somebody in this process has it.
+    HeldHere,
+    /// Another process has it, or another open file of this one.
+    HeldElsewhere,
+    /// The lock cannot be had, with this error number.
+    Failed(i32),
 }
 
 /// The lock, until this is dropped. Dropping may wait like [`LockFile::try_lock`].
@@ -131,17 +145,17 @@ mod tests {
         let sent = first.open_anew().expect("opened anew");
         let second = Arc::new(LockFile::received(path.clone(), Ok(Arc::new(sent))));
         assert!(first.is_same_file(&second));
-        let guard = first.try_lock().expect("a lock").expect("free");
-        assert!(first.try_lock().expect("a lock").is_none(), "the same handle");
-        assert!(second.try_lock().expect("a lock").is_none(), "the file of another process");
+        let guard = first.try_lock().expect("free");
+        assert_eq!(first.try_lock().err(), Some(TryLockError::HeldHere));
+        assert_eq!(second.try_lock().err(), Some(TryLockError::HeldElsewhere));
         drop(guard);
-        let guard = second.try_lock().expect("a lock").expect("free again");
-        assert!(first.try_lock().expect("a lock").is_none());
+        let guard = second.try_lock().expect("free again");
+        assert_eq!(first.try_lock().err(), Some(TryLockError::HeldElsewhere));
         // As at the end of a process: nobody unlocks it, and its descriptors are closed.
         let end: OwnedFd = std::fs::File::open("/dev/null").expect("it is there").into();
         // SAFETY: both are open; only what the number of `second` refers to changes.
         assert!(unsafe { libc::dup2(end.as_raw_fd(), second.descriptor().expect("open").as_raw_fd()) } >= 0);
-        assert!(first.try_lock().expect("a lock").is_some());
+        assert!(first.try_lock().is_ok());
         drop(guard);
         std::fs::remove_file(path).expect("ours");
     }

@@ -26,7 +26,7 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -176,7 +176,7 @@ impl ServiceSpec {
 
     /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the lock of
     /// the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens it; another
-    /// process takes over when the lock is released.
+    /// process takes over when the lock is released. No other service of the configuration may have the same lock file.
     ///
     /// The lock is released when the service ends, and at the latest five seconds after it was asked to. A task that it has
     /// in a thread pool may take longer than that, and must have a [share](Context::lock_share) of the lock.
@@ -189,12 +189,17 @@ impl ServiceSpec {
         &self.name
     }
 
+    /// The path of the lock file of an exclusive service.
+    pub(crate) fn lock_path(&self) -> Option<&Path> {
+        match &self.instances {
+            Instances::One(path) => Some(path),
+            Instances::OnePerWorker | Instances::OnePerProcess => None,
+        }
+    }
+
     /// Opens what the service needs.
     pub(crate) fn open(self, resources: &mut dyn Resources) -> Result<Arc<ConfiguredService>, ResourceError> {
-        let lock = match &self.instances {
-            Instances::One(path) => Some(resources.lock_file(path)?),
-            Instances::OnePerWorker | Instances::OnePerProcess => None,
-        };
+        let lock = self.lock_path().map(|path| resources.lock_file(path)).transpose()?;
         Ok(Arc::new(ConfiguredService { spec: self, lock }))
     }
 }

@@ -7,13 +7,14 @@ use std::any::Any;
 use std::cell::{Cell, Ref, RefCell};
 use std::fmt::Display;
 use std::future::Future;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_process::{LockHandle, Seat};
+use gale_process::{LockHandle, Seat, TryLockError};
 use gale_runtime::{Notify, TaskId, abort, catch_panic, catch_panic_of, default_pool, now, sleep, spawn};
 
 use super::lock::{HeldLock, LockShare};
@@ -295,24 +296,38 @@ async fn run(running: &Rc<Running>) {
 
 /// Waits for the lock; `None` when the service is to end before it has that.
 async fn take_lock(running: &Running, lock: &LockHandle) -> Option<HeldLock> {
-    let mut was_told = false;
+    // What was logged last; the inner `None` is a refusal of the pool.
+    let mut told: Option<Option<TryLockError>> = None;
     loop {
         let wanted = Arc::clone(lock);
-        let tried = default_pool().run(move || Ok(wanted.try_lock()?.map(HeldLock::new))).await;
+        let tried = default_pool().run(move || wanted.try_lock().map(HeldLock::new)).await;
         let path = lock.path().display();
-        let refused = match tried {
-            Ok(Ok(Some(guard))) => {
-                if was_told {
+        let (refusal, level, message) = match tried {
+            Ok(Ok(guard)) => {
+                if told.is_some() {
                     running.log(Level::Notice, &format_args!("has the lock \"{path}\" now"));
                 }
                 return Some(guard);
             }
-            Ok(Ok(None)) => (Level::Notice, format!("waits for the lock \"{path}\", which another process holds")),
-            Ok(Err(error)) => (Level::Alert, format!("flock() \"{path}\" failed {}", OsErrorText(&error))),
-            Err(error) => (Level::Alert, format!("the lock \"{path}\" cannot be tried: {error}")),
+            Ok(Err(refusal)) => {
+                let (level, message) = match refusal {
+                    TryLockError::HeldHere => {
+                        (Level::Notice, format!("waits for the lock \"{path}\", which this process still holds"))
+                    }
+                    TryLockError::HeldElsewhere => {
+                        (Level::Notice, format!("waits for the lock \"{path}\", which another process holds"))
+                    }
+                    TryLockError::Failed(code) => {
+                        let error = io::Error::from_raw_os_error(code);
+                        (Level::Alert, format!("flock() \"{path}\" failed {}", OsErrorText(&error)))
+                    }
+                };
+                (Some(refusal), level, message)
+            }
+            Err(error) => (None, Level::Alert, format!("the lock \"{path}\" cannot be tried: {error}")),
         };
-        if !std::mem::replace(&mut was_told, true) {
-            running.log(refused.0, &refused.1);
+        if told.replace(refusal) != Some(refusal) {
+            running.log(level, &message);
         }
         running.unless_stopping(sleep(LOCK_TRY_PAUSE)).await?;
     }
