@@ -131,6 +131,7 @@ fn service_that_panics_is_started_again_and_costs_nobody_anything() {
 fn service_of_no_use_ends_the_start_with_its_place() {
     let cases = [
         ("test_service one; test_service one per=worker;", "duplicate service \"one\" in "),
+        ("test_service one lock=%DIR%/l; test_service two lock=%DIR%/l;", "/l\" belongs to service \"one\" in "),
         ("test_service one lock=%DIR%/none/lock;", "none/lock\" failed (2: No such file or directory) in "),
     ];
     for (main, message) in cases {

@@ -4,15 +4,16 @@ mod simulated;
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::{Body, Contexts, Custom, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module, Order};
 use gale_engine::serve::Serving;
-use gale_engine::service::{Context, Service, ServiceSpec};
+use gale_engine::service::{Context, LockShare, Service, ServiceSpec};
 use gale_modules::{core, event};
-use gale_process::Worker;
+use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
 use simulated::{SEAT, Site};
@@ -65,6 +66,7 @@ impl Service for Recorded {
             "every" => context.every(Duration::from_secs(10), run).await,
             "panics" => panic!("a test wanted it in a service"),
             "returns" => {}
+            "keeps" => KEPT.set(context.lock_share()),
             "stuck" => std::future::pending().await,
             "writes" => {
                 context.stopping().await;
@@ -81,6 +83,7 @@ impl Service for Recorded {
     }
 
     fn continues(&self, earlier: &Self) -> bool {
+        assert!(!self.has("undecided"), "a test wanted it in an answer");
         self.has("continues") && self.words[0] == earlier.words[0]
     }
 }
@@ -98,6 +101,8 @@ thread_local! {
     static START: RefCell<Option<Moment>> = const { RefCell::new(None) };
     /// Whether a service has run twice at a time; a panic there would only end one of them.
     static HAS_OVERLAPPED: Cell<bool> = const { Cell::new(false) };
+    /// What a task would have that outlives its service.
+    static KEPT: RefCell<Option<LockShare>> = const { RefCell::new(None) };
     /// The services that run.
     static ALIVE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
@@ -152,6 +157,11 @@ fn run(services: &str, main: impl AsyncFnOnce(&Site, &mut Serving)) {
     assert!(!HAS_OVERLAPPED.get());
 }
 
+/// A path for the lock file of a test.
+fn lock_path(test: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}.lock", std::process::id()))
+}
+
 fn begin_record() {
     RECORD.take();
     START.take();
@@ -198,7 +208,7 @@ fn service_begins_when_all_loops_have_settled_and_not_before() {
 #[test]
 fn reload_keeps_renews_or_ends_a_service_by_its_name() {
     let services = "service kept every continues; service renewed every; service told told a continues;
-                    service done returns continues; service again returns; service gone every;";
+                    service undecided every undecided; service done returns continues; service again returns; service gone every;";
     run(services, async |site, serving| {
         seconds(15).await;
         recorded();
@@ -217,6 +227,9 @@ fn reload_keeps_renews_or_ends_a_service_by_its_name() {
             "renewed begins",
             "renewed ends",
             "told told b",
+            "undecided 1",
+            "undecided begins",
+            "undecided ends",
         ];
         assert_eq!(all, expected);
         seconds(10).await;
@@ -271,12 +284,51 @@ fn replaced_service_is_waited_for_by_its_successor() {
 }
 
 #[test]
+fn lock_of_a_service_that_is_dropped_is_released_by_the_pool() {
+    let path = lock_path("dropped");
+    let simulation = Simulation::new(1, Faults::NONE);
+    begin_record();
+    let site = site(&simulation, &format!("service one stuck lock={};", path.display()));
+    site.run(LoopOptions::default(), async |serving| {
+        seconds(5).await;
+        let other = Arc::new(LockFile::open(&path).expect("it is there"));
+        assert_eq!(simulation.pool_tasks(), 0);
+        let drained = serving.drain();
+        serving.expire(None);
+        drained.await;
+        assert_eq!(simulation.pool_tasks(), 1);
+        assert!(other.try_lock().is_err());
+        seconds(1).await;
+        assert!(other.try_lock().is_ok());
+    });
+    std::fs::remove_file(path).expect("ours");
+}
+
+#[test]
+fn lock_of_which_a_share_is_kept_outlives_the_service() {
+    let path = lock_path("kept");
+    run(&format!("service one keeps lock={};", path.display()), async |_, serving| {
+        seconds(5).await;
+        let share = KEPT.take().expect("it is exclusive");
+        let other = Arc::new(LockFile::open(&path).expect("it is there"));
+        assert!(other.try_lock().is_err());
+        serving.drain().await;
+        seconds(60).await;
+        assert!(other.try_lock().is_err());
+        drop(share);
+        seconds(1).await;
+        assert!(other.try_lock().is_ok());
+    });
+    std::fs::remove_file(path).expect("ours");
+}
+
+#[test]
 fn exclusive_service_runs_in_one_of_two_servers_whatever_happens() {
     each_seed(20, |simulation| {
         begin_record();
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults::swarm(&random));
-        let lock = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("service-{}.lock", std::process::id()));
+        let lock = lock_path("service");
         let services = format!("service one every lock={};", lock.display());
         let (old, new) = (site(simulation, &services), site(simulation, &services));
         old.run(LoopOptions::default(), async |serving| {

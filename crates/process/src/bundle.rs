@@ -31,7 +31,7 @@ use super::text;
 use super::user::Account;
 
 /// Changes with every change of the manifest or of the messages on a link.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;
@@ -195,7 +195,7 @@ impl Bundle {
             accounts: self.record.accounts.clone(),
             listeners: self.record.listeners.iter().map(|listener| packer.listener(listener)).collect(),
             logs: self.record.logs.iter().map(|log| packer.log(log)).collect(),
-            locks: self.record.locks.iter().map(|lock| packer.lock(lock)).collect::<Result<_, _>>()?,
+            locks: self.record.locks.iter().map(|lock| packer.lock(lock)).collect(),
         };
         let json = serde_json::to_vec(&manifest)?;
         let memory = rustix::fs::memfd_create("gale bundle", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -318,7 +318,7 @@ struct Manifest {
     accounts: Vec<AccountEntry>,
     listeners: Vec<PackedListener>,
     logs: Vec<PackedHandle>,
-    locks: Vec<PackedHandle>,
+    locks: Vec<PackedLock>,
 }
 
 /// A file: its length in the contents, which are in the manifest's order, or the error number.
@@ -357,6 +357,13 @@ struct PackedHandle {
     descriptor: usize,
 }
 
+/// A lock file: its descriptor, or the error number that it could not be opened anew with.
+#[derive(Serialize, Deserialize)]
+struct PackedLock {
+    path: PathText,
+    descriptor: Result<usize, i32>,
+}
+
 fn packed_glob(pattern: &Path, paths: &Result<Vec<PathBuf>, i32>) -> PackedGlob {
     let paths = paths.clone().map(|paths| paths.into_iter().map(PathText).collect());
     PackedGlob { pattern: PathText(pattern.to_owned()), paths }
@@ -392,9 +399,11 @@ impl Packer {
         PackedHandle { path: PathText(log.path().to_owned()), descriptor: self.descriptor(log.descriptor()) }
     }
 
-    fn lock(&mut self, lock: &LockFile) -> io::Result<PackedHandle> {
-        let descriptor = self.descriptor(&Arc::new(lock.open_anew()?));
-        Ok(PackedHandle { path: PathText(lock.path().to_owned()), descriptor })
+    /// A lock file that cannot be opened is no reason to have no worker process.
+    fn lock(&mut self, lock: &LockFile) -> PackedLock {
+        let opened = lock.open_anew().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        let descriptor = opened.map(|descriptor| self.descriptor(&Arc::new(descriptor)));
+        PackedLock { path: PathText(lock.path().to_owned()), descriptor }
     }
 
     fn descriptor(&mut self, descriptor: &Arc<OwnedFd>) -> usize {
@@ -455,8 +464,12 @@ impl Unpacker<'_> {
         Ok(Arc::new(LogFile::shared(packed.path.0, self.descriptor(packed.descriptor)?)))
     }
 
-    fn lock(&self, packed: PackedHandle) -> io::Result<LockHandle> {
-        Ok(Arc::new(LockFile::from_descriptor(packed.path.0, self.descriptor(packed.descriptor)?)))
+    fn lock(&self, packed: PackedLock) -> io::Result<LockHandle> {
+        let descriptor = match packed.descriptor {
+            Ok(index) => Ok(self.descriptor(index)?),
+            Err(code) => Err(code),
+        };
+        Ok(Arc::new(LockFile::received(packed.path.0, descriptor)))
     }
 
     fn descriptor(&self, index: usize) -> io::Result<Arc<OwnedFd>> {
@@ -471,6 +484,7 @@ fn damaged(what: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock_file::TryLockError;
     use std::os::unix::ffi::OsStrExt;
 
     fn bundle() -> Bundle {
@@ -495,6 +509,24 @@ mod tests {
         assert_eq!(back.record.secrets, bundle().record.secrets);
         let error = back.resources().read(Path::new("/etc/none")).expect_err("recorded as missing");
         assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn lock_file_that_cannot_be_opened_anew_is_sent_without_a_descriptor() {
+        let path = std::env::temp_dir().join(format!("gale-bundle-lock-{}", std::process::id()));
+        let mut sent = bundle();
+        sent.record.locks.push(Arc::new(LockFile::open(&path).expect("created")));
+        // Nobody can open a directory for writing.
+        let unopenable = File::open(std::env::temp_dir()).expect("it is there");
+        sent.record.locks.push(Arc::new(LockFile::received("/unopenable".into(), Ok(Arc::new(unopenable.into())))));
+        let (memory, descriptors) = sent.encode().expect("encoded");
+        let descriptors: Vec<_> = descriptors.into_iter().map(|one| Arc::into_inner(one).expect("its own")).collect();
+        assert_eq!(descriptors.len(), 1);
+        let back = Bundle::decode(memory, descriptors).expect("decoded");
+        assert!(back.record.locks[0].try_lock().is_ok());
+        let refused = back.record.locks[1].try_lock().expect_err("it has no descriptor");
+        assert_eq!(refused, TryLockError::Failed(libc::EISDIR));
+        std::fs::remove_file(path).expect("ours");
     }
 
     #[test]

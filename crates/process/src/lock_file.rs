@@ -3,7 +3,10 @@
 //! Processes overlap in an upgrade, in a change of `user`, and while an old worker process drains. The lock is flock(2)'s: it
 //! belongs to the open file, and the kernel releases it when the last descriptor of that is closed, however the process ends.
 //! So each process needs an open file of its own; a descriptor that is inherited would share the lock with the process it
-//! came from. Whoever sends a lock file therefore opens it anew for the receiver, who needs no right to open it.
+//! came from. Whoever sends a lock file therefore opens it anew for the receiver, who needs no right to open it. A file
+//! that cannot be opened anew is sent without a descriptor: its lock cannot be taken, and all else goes on.
+//!
+//! A lock file belongs on a local disk: the master opens it, and would wait for a file server that does not answer.
 //!
 //! The file stays empty and is never removed: a process might hold the lock of a removed file, and another that of the new one.
 
@@ -25,7 +28,8 @@ pub type LockHandle = Arc<LockFile>;
 #[derive(Debug)]
 pub struct LockFile {
     path: PathBuf,
-    descriptor: Arc<OwnedFd>,
+    /// The error number that it could not be opened anew with for this process, otherwise.
+    descriptor: Result<Arc<OwnedFd>, i32>,
     /// Somebody in this process has the lock: the kernel tells processes apart, not threads.
     is_held: AtomicBool,
 }
@@ -42,11 +46,11 @@ impl LockFile {
         if !file.metadata()?.is_file() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        Ok(LockFile::from_descriptor(path.to_owned(), Arc::new(file.into())))
+        Ok(LockFile::received(path.to_owned(), Ok(Arc::new(file.into()))))
     }
 
-    /// The lock file behind a descriptor that nobody else has.
-    pub(super) fn from_descriptor(path: PathBuf, descriptor: Arc<OwnedFd>) -> LockFile {
+    /// The lock file behind a descriptor that nobody else has, or one that the sender could not open.
+    pub(super) fn received(path: PathBuf, descriptor: Result<Arc<OwnedFd>, i32>) -> LockFile {
         LockFile { path, descriptor, is_held: AtomicBool::new(false) }
     }
 
@@ -55,39 +59,61 @@ impl LockFile {
         &self.path
     }
 
-    /// Takes the lock unless somebody has it, in this process or another; `None` then. The file system may have to ask a
-    /// server, so this is nothing for an event loop.
+    /// Takes the lock unless somebody has it. The file system may have to ask a server, so this is nothing for an event
+    /// loop.
     ///
     /// # Errors
-    /// The file system has no locks.
-    pub fn try_lock(self: &Arc<Self>) -> io::Result<Option<LockGuard>> {
+    /// Somebody has it, the file system has no locks, or the file could not be opened anew for this process.
+    pub fn try_lock(self: &Arc<Self>) -> Result<LockGuard, TryLockError> {
+        let descriptor = self.descriptor.as_ref().map_err(|code| TryLockError::Failed(*code))?;
         if self.is_held.swap(true, Ordering::Acquire) {
-            return Ok(None);
+            return Err(TryLockError::HeldHere);
         }
-        match rustix::fs::flock(&self.descriptor, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(LockGuard(Arc::clone(self)))),
+        match rustix::fs::flock(descriptor, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(LockGuard(Arc::clone(self))),
             Err(errno) => {
                 self.is_held.store(false, Ordering::Release);
-                if errno == Errno::WOULDBLOCK { Ok(None) } else { Err(errno.into()) }
+                Err(match errno {
+                    Errno::WOULDBLOCK => TryLockError::HeldElsewhere,
+                    errno => TryLockError::Failed(errno.raw_os_error()),
+                })
             }
         }
     }
 
     /// A descriptor for another process, whose lock is not ours.
+    ///
+    /// # Errors
+    /// The file system has become read-only, or the file server has forgotten the file.
     pub(super) fn open_anew(&self) -> io::Result<OwnedFd> {
         // By the descriptor: the path may lead elsewhere by now.
-        let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.descriptor()?.as_raw_fd());
         Ok(OpenOptions::new().read(true).write(true).open(path)?.into())
     }
 
     /// Whether `other` is the same file on disk, under the same path.
     pub(super) fn is_same_file(&self, other: &LockFile) -> bool {
         let identity = |file: &LockFile| {
-            let stat = rustix::fs::fstat(&file.descriptor).ok()?;
+            let stat = rustix::fs::fstat(file.descriptor().ok()?).ok()?;
             Some((stat.st_dev, stat.st_ino))
         };
         self.path == other.path && identity(self).is_some_and(|mine| identity(other) == Some(mine))
     }
+
+    fn descriptor(&self) -> io::Result<&OwnedFd> {
+        self.descriptor.as_deref().map_err(|code| io::Error::from_raw_os_error(*code))
+    }
+}
+
+/// Why a lock was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TryLockError {
+    /// Somebody in this process has it.
+    HeldHere,
+    /// Another process has it, or another open file of this one.
+    HeldElsewhere,
+    /// The lock cannot be had, with this error number.
+    Failed(i32),
 }
 
 /// The lock, until this is dropped. Dropping may wait like [`LockFile::try_lock`].
@@ -96,8 +122,10 @@ pub struct LockGuard(LockHandle);
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        // What fails here leaves the lock to the kernel, which releases it at the end of the process.
-        let _ = rustix::fs::flock(&self.0.descriptor, FlockOperation::Unlock);
+        if let Ok(descriptor) = self.0.descriptor() {
+            // What fails here leaves the lock to the kernel, which releases it at the end of the process.
+            let _ = rustix::fs::flock(descriptor, FlockOperation::Unlock);
+        }
         self.0.is_held.store(false, Ordering::Release);
     }
 }
@@ -115,19 +143,19 @@ mod tests {
         let path = path("holder");
         let first = Arc::new(LockFile::open(&path).expect("created"));
         let sent = first.open_anew().expect("opened anew");
-        let second = Arc::new(LockFile::from_descriptor(path.clone(), Arc::new(sent)));
+        let second = Arc::new(LockFile::received(path.clone(), Ok(Arc::new(sent))));
         assert!(first.is_same_file(&second));
-        let guard = first.try_lock().expect("a lock").expect("free");
-        assert!(first.try_lock().expect("a lock").is_none(), "the same handle");
-        assert!(second.try_lock().expect("a lock").is_none(), "the file of another process");
+        let guard = first.try_lock().expect("free");
+        assert_eq!(first.try_lock().err(), Some(TryLockError::HeldHere));
+        assert_eq!(second.try_lock().err(), Some(TryLockError::HeldElsewhere));
         drop(guard);
-        let guard = second.try_lock().expect("a lock").expect("free again");
-        assert!(first.try_lock().expect("a lock").is_none());
+        let guard = second.try_lock().expect("free again");
+        assert_eq!(first.try_lock().err(), Some(TryLockError::HeldElsewhere));
         // As at the end of a process: nobody unlocks it, and its descriptors are closed.
         let end: OwnedFd = std::fs::File::open("/dev/null").expect("it is there").into();
         // SAFETY: both are open; only what the number of `second` refers to changes.
-        assert!(unsafe { libc::dup2(end.as_raw_fd(), second.descriptor.as_raw_fd()) } >= 0);
-        assert!(first.try_lock().expect("a lock").is_some());
+        assert!(unsafe { libc::dup2(end.as_raw_fd(), second.descriptor().expect("open").as_raw_fd()) } >= 0);
+        assert!(first.try_lock().is_ok());
         drop(guard);
         std::fs::remove_file(path).expect("ours");
     }

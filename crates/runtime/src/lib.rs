@@ -74,7 +74,7 @@ pub use environment::{
 pub use event_loop::inbox::{Call, Remote, RemoteError};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::budget::{Effort, charge_units, poll_copy, poll_units};
-pub use executor::panics::{Panic, catch_panic, panic_count, set_panic_reporter};
+pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use files::{
     File, FileCounters, FileKind, FileMetadata, Look, OpenFlags, PieceRead, ReadHow, Rung, count_piece, file_counters,

@@ -302,10 +302,16 @@ impl Builder {
     /// configuration.
     ///
     /// # Errors
-    /// The configuration has a service of this name.
+    /// The configuration has a service of this name, or an exclusive one with this lock file.
     pub fn add_service(&mut self, service: ServiceSpec, span: Span) -> Result<(), Diagnostic> {
         if let Some((first, _)) = self.services.iter().find(|(_, known)| known.name() == service.name()) {
             let message = format!("duplicate service \"{}\"", service.name());
+            return Err(Diagnostic::emerg(message).at(span).related("first added", *first));
+        }
+        if let Some(path) = service.lock_path()
+            && let Some((first, known)) = self.services.iter().find(|(_, known)| known.lock_path() == Some(path))
+        {
+            let message = format!("the lock file \"{}\" belongs to service \"{}\"", path.display(), known.name());
             return Err(Diagnostic::emerg(message).at(span).related("first added", *first));
         }
         self.services.push((span, service));

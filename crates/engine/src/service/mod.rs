@@ -18,6 +18,7 @@
 //!
 //! [`Builder::add_service`]: crate::configuration::Builder::add_service
 
+mod lock;
 mod running;
 
 use std::any::Any;
@@ -25,7 +26,7 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use crate::configuration::Configuration;
 use crate::worker::Worker;
 use running::Running;
 
+pub use lock::LockShare;
 pub(crate) use running::Services;
 
 /// A service of this type; the value is its settings, complete and immutable.
@@ -49,13 +51,13 @@ pub trait Service: Send + Sync + Sized + 'static {
     fn run(context: Context<Self>) -> impl Future<Output = ()> + 'static;
 
     /// Whether the service that runs with the settings `earlier` goes on with these after a reload, and hears of it by
-    /// [`Context::changed`]. Otherwise it ends, and one with these settings is started.
+    /// [`Context::changed`]. Otherwise, and after a panic here, it ends, and one with these settings is started.
     fn continues(&self, _earlier: &Self) -> bool {
         false
     }
 }
 
-/// How a service reaches what is around it.
+/// How a service reaches what is around it, for as long as it runs: a task that outlives it has no use for this.
 pub struct Context<S> {
     running: Rc<Running>,
     /// The last change that [`Context::changed`] told.
@@ -74,13 +76,20 @@ impl<S: Service> Context<S> {
         self.running.name()
     }
 
-    /// The settings now.
+    /// The settings now. Those that are kept over [`Context::changed`] may be freed where they are dropped: what takes long
+    /// to free belongs on a thread pool then.
+    ///
+    /// # Panics
+    /// The service has ended, and a task that it has spawned asks.
     pub fn settings(&self) -> Arc<S> {
         let any: Arc<dyn Any + Send + Sync> = self.running.service();
         any.downcast().expect("a service goes on with settings of its own type")
     }
 
     /// The configuration that is in force. Not to be kept: a large one stays in memory for as long as anybody holds it.
+    ///
+    /// # Panics
+    /// As [`Context::settings`].
     pub fn configuration(&self) -> Arc<Configuration> {
         self.running.configuration()
     }
@@ -88,6 +97,12 @@ impl<S: Service> Context<S> {
     /// What the protocols of this event loop share: resolvers, for example.
     pub fn worker(&self) -> &Rc<Worker> {
         self.running.worker()
+    }
+
+    /// A share of the lock of a service that is [`exclusive`](ServiceSpec::exclusive); none for others. What writes in a
+    /// thread pool keeps one: the service may be dropped before it, and no other process starts while it writes.
+    pub fn lock_share(&self) -> Option<LockShare> {
+        self.running.lock_share()
     }
 
     /// Writes a message to the main error log, behind the name of the service.
@@ -160,7 +175,11 @@ impl ServiceSpec {
     }
 
     /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the lock of
-    /// the file `lock_path`, which best lies beside what is written; another process takes over when the lock is released.
+    /// the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens it; another
+    /// process takes over when the lock is released. No other service of the configuration may have the same lock file.
+    ///
+    /// The lock is released when the service ends, and at the latest five seconds after it was asked to. A task that it has
+    /// in a thread pool may take longer than that, and must have a [share](Context::lock_share) of the lock.
     pub fn exclusive(name: impl Into<String>, lock_path: impl Into<PathBuf>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::One(lock_path.into()), service: Arc::new(service) }
     }
@@ -170,12 +189,17 @@ impl ServiceSpec {
         &self.name
     }
 
+    /// The path of the lock file of an exclusive service.
+    pub(crate) fn lock_path(&self) -> Option<&Path> {
+        match &self.instances {
+            Instances::One(path) => Some(path),
+            Instances::OnePerWorker | Instances::OnePerProcess => None,
+        }
+    }
+
     /// Opens what the service needs.
     pub(crate) fn open(self, resources: &mut dyn Resources) -> Result<Arc<ConfiguredService>, ResourceError> {
-        let lock = match &self.instances {
-            Instances::One(path) => Some(resources.lock_file(path)?),
-            Instances::OnePerWorker | Instances::OnePerProcess => None,
-        };
+        let lock = self.lock_path().map(|path| resources.lock_file(path)).transpose()?;
         Ok(Arc::new(ConfiguredService { spec: self, lock }))
     }
 }

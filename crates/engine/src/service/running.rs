@@ -4,18 +4,20 @@
 //! waits for its end, so that there are never two.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::fmt::Display;
 use std::future::Future;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_process::{LockGuard, LockHandle, Seat};
-use gale_runtime::{Notify, TaskId, abort, catch_panic, default_pool, now, sleep, spawn};
+use gale_process::{LockHandle, Seat, TryLockError};
+use gale_runtime::{Notify, TaskId, abort, catch_panic, catch_panic_of, default_pool, now, sleep, spawn};
 
+use super::lock::{HeldLock, LockShare};
 use super::{AnyService, ConfiguredService, Instances, until};
 use crate::configuration::Configuration;
 use crate::worker::Worker;
@@ -50,7 +52,7 @@ impl Services {
         let wanted: Vec<&Arc<ConfiguredService>> =
             configuration.services.iter().filter(|service| service.runs_at(seat)).collect();
         for running in self.running.iter().filter(|running| !running.is_stopping()) {
-            match wanted.iter().find(|service| service.continues(&running.service.borrow())) {
+            match wanted.iter().find(|service| running.continues_as(service)) {
                 Some(service) => running.change(service, configuration),
                 None => running.stop(),
             }
@@ -87,6 +89,7 @@ impl Services {
     pub fn abort(&mut self) {
         self.is_stopped = true;
         for running in self.running.drain(..) {
+            running.is_stopping.set(true);
             running.task.take().into_iter().for_each(abort);
         }
     }
@@ -111,9 +114,12 @@ impl ConfiguredService {
 
 /// A service on this loop, from its start until it has ended and nobody asks for it.
 pub(super) struct Running {
-    service: RefCell<Arc<ConfiguredService>>,
+    /// None once it has ended and is to end; until then the next configuration asks whether it goes on.
+    service: RefCell<Option<Arc<ConfiguredService>>>,
     /// None after the end, because a large one is not to be held.
     configuration: RefCell<Option<Arc<Configuration>>>,
+    /// While an exclusive service runs.
+    lock: RefCell<Option<LockShare>>,
     worker: Rc<Worker>,
     name: Box<str>,
     /// How often it was told of another configuration.
@@ -128,8 +134,9 @@ pub(super) struct Running {
 impl Running {
     fn new(service: &Arc<ConfiguredService>, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<Running> {
         Rc::new(Running {
-            service: RefCell::new(Arc::clone(service)),
+            service: RefCell::new(Some(Arc::clone(service))),
             configuration: RefCell::new(Some(Arc::clone(configuration))),
+            lock: RefCell::new(None),
             worker: Rc::clone(worker),
             name: service.spec.name.as_str().into(),
             changes: Cell::new(0),
@@ -149,11 +156,19 @@ impl Running {
     }
 
     pub fn service(&self) -> Arc<dyn AnyService> {
-        Arc::clone(&self.service.borrow().spec.service)
+        Arc::clone(&self.configured().spec.service)
+    }
+
+    fn configured(&self) -> Ref<'_, Arc<ConfiguredService>> {
+        Ref::map(self.service.borrow(), |service| service.as_ref().expect("there until the service has ended"))
     }
 
     pub fn configuration(&self) -> Arc<Configuration> {
         self.configuration.borrow().clone().expect("there until the service has ended")
+    }
+
+    pub fn lock_share(&self) -> Option<LockShare> {
+        self.lock.borrow().clone()
     }
 
     pub fn log(&self, level: Level, message: &dyn Display) {
@@ -190,8 +205,16 @@ impl Running {
         }
     }
 
+    /// Whether it goes on as `service`. One whose answer is a panic does not.
+    fn continues_as(&self, service: &ConfiguredService) -> bool {
+        catch_panic_of(|| service.continues(&self.configured())).unwrap_or_else(|_told| {
+            self.log(Level::Alert, &"the service has panicked over a reload, it does not go on");
+            false
+        })
+    }
+
     fn change(&self, service: &Arc<ConfiguredService>, configuration: &Arc<Configuration>) {
-        self.service.replace(Arc::clone(service));
+        self.service.replace(Some(Arc::clone(service)));
         if !self.has_ended.get() {
             self.configuration.replace(Some(Arc::clone(configuration)));
         }
@@ -201,6 +224,9 @@ impl Running {
 
     fn stop(&self) {
         self.is_stopping.set(true);
+        if self.has_ended.get() {
+            self.service.take();
+        }
         self.news.notify_all();
     }
 }
@@ -210,8 +236,13 @@ struct End(Rc<Running>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        let Running { has_ended, configuration, news, .. } = &*self.0;
+        let Running { service, has_ended, is_stopping, lock, configuration, news, .. } = &*self.0;
         has_ended.set(true);
+        lock.take();
+        if is_stopping.get() {
+            // Before the configuration, which is freed together with its services.
+            service.take();
+        }
         configuration.take();
         news.notify_all();
     }
@@ -236,14 +267,11 @@ async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
 
 /// Runs the service, once it has its lock, until it returns or is to end.
 async fn run(running: &Rc<Running>) {
-    let lock = running.service.borrow().lock.clone();
-    let guard = match lock {
-        None => None,
-        Some(lock) => match take_lock(running, &lock).await {
-            None => return,
-            guard => guard,
-        },
-    };
+    let lock = running.configured().lock.clone();
+    if let Some(lock) = lock {
+        let Some(held) = take_lock(running, &lock).await else { return };
+        running.lock.replace(Some(LockShare::new(held)));
+    }
     let mut pause = RESTART_PAUSE_MIN;
     while !running.is_stopping() {
         let begun = now();
@@ -259,32 +287,47 @@ async fn run(running: &Rc<Running>) {
         }
         pause = (pause * 2).min(RESTART_PAUSE_MAX);
     }
-    if let Some(guard) = guard {
-        // Where the pool has no room, it is released here.
-        let _ = default_pool().run(move || drop(guard)).await;
+    let share = running.lock.take();
+    if let Some(lock) = share.and_then(LockShare::into_last) {
+        // The successor finds the lock free. Where the pool refuses the task, the lock is dropped and released later.
+        let _ = default_pool().run(move || lock.release()).await;
     }
 }
 
 /// Waits for the lock; `None` when the service is to end before it has that.
-async fn take_lock(running: &Running, lock: &LockHandle) -> Option<LockGuard> {
-    let mut was_told = false;
+async fn take_lock(running: &Running, lock: &LockHandle) -> Option<HeldLock> {
+    // What was logged last; the inner `None` is a refusal of the pool.
+    let mut told: Option<Option<TryLockError>> = None;
     loop {
         let wanted = Arc::clone(lock);
-        let tried = default_pool().run(move || wanted.try_lock()).await;
+        let tried = default_pool().run(move || wanted.try_lock().map(HeldLock::new)).await;
         let path = lock.path().display();
-        let refused = match tried {
-            Ok(Ok(Some(guard))) => {
-                if was_told {
+        let (refusal, level, message) = match tried {
+            Ok(Ok(guard)) => {
+                if told.is_some() {
                     running.log(Level::Notice, &format_args!("has the lock \"{path}\" now"));
                 }
                 return Some(guard);
             }
-            Ok(Ok(None)) => (Level::Notice, format!("waits for the lock \"{path}\", which another process holds")),
-            Ok(Err(error)) => (Level::Alert, format!("flock() \"{path}\" failed {}", OsErrorText(&error))),
-            Err(error) => (Level::Alert, format!("the lock \"{path}\" cannot be tried: {error}")),
+            Ok(Err(refusal)) => {
+                let (level, message) = match refusal {
+                    TryLockError::HeldHere => {
+                        (Level::Notice, format!("waits for the lock \"{path}\", which this process still holds"))
+                    }
+                    TryLockError::HeldElsewhere => {
+                        (Level::Notice, format!("waits for the lock \"{path}\", which another process holds"))
+                    }
+                    TryLockError::Failed(code) => {
+                        let error = io::Error::from_raw_os_error(code);
+                        (Level::Alert, format!("flock() \"{path}\" failed {}", OsErrorText(&error)))
+                    }
+                };
+                (Some(refusal), level, message)
+            }
+            Err(error) => (None, Level::Alert, format!("the lock \"{path}\" cannot be tried: {error}")),
         };
-        if !std::mem::replace(&mut was_told, true) {
-            running.log(refused.0, &refused.1);
+        if told.replace(refusal) != Some(refusal) {
+            running.log(level, &message);
         }
         running.unless_stopping(sleep(LOCK_TRY_PAUSE)).await?;
     }

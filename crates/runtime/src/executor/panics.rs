@@ -79,6 +79,11 @@ pub(crate) fn boundary<T>(what: &'static str, f: impl FnOnce() -> T) -> Result<T
     outcome.map_err(|payload| report(what, payload))
 }
 
+/// Calls `f`; a panic in it is reported, and ends it and nothing else.
+pub fn catch_panic_of<T>(f: impl FnOnce() -> T) -> Result<T, Panic> {
+    boundary("call", f)
+}
+
 /// Runs `future` as a task of its own would run: a panic in it is reported, and ends it and nothing else.
 pub async fn catch_panic<T>(future: impl Future<Output = T>) -> Result<T, Panic> {
     let mut future = pin!(future);
