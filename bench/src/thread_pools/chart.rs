@@ -84,7 +84,7 @@ impl Panel {
     }
 }
 
-/// What a sans-serif text of this size takes at most, on average: nobody here has the font's measures.
+/// An upper estimate of the width of a sans-serif text of this size, since the font's measures are not known here.
 fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.6
 }

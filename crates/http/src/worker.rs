@@ -111,17 +111,6 @@ impl HttpWorker {
         self.is_draining.get()
     }
 
-    /// How many tasks there may be in the background: as many as connections.
-    pub fn background_max(&self) -> usize {
-        self.connections.background_max()
-    }
-
-    /// Does something that no connection waits for, for an exchange that began with the configuration of that generation.
-    /// `false` when there is too much of that already.
-    pub fn spawn_background(&self, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
-        self.connections.spawn_background(generation, work)
-    }
-
     /// A request to fill: a spare one, or a new one.
     pub(crate) fn take_request(self: &Rc<Self>) -> Box<Request> {
         let spare = self.spare_requests.borrow_mut().pop();

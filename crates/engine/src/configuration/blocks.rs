@@ -11,7 +11,7 @@ use super::builder::Builder;
 use super::scopes::ScopeTree;
 use crate::protocol::Protocol;
 
-/// What a block gathers while it is read.
+/// A block while it is read: it gathers its directives.
 pub trait BlockBuilder: Any {
     /// Its levels of settings.
     fn scopes(&mut self) -> &mut ScopeTree;

@@ -201,7 +201,7 @@ impl Builder {
         self.blocks.push(OpenBlock { builder: Box::new(block), complete });
     }
 
-    /// What the block of this type has gathered, if there is such a block.
+    /// The builder of the block of this type, if the text has such a block.
     pub fn block<B: BlockBuilder>(&mut self) -> Option<&mut B> {
         self.blocks.iter_mut().find_map(|block| {
             let builder: &mut dyn Any = block.builder.as_mut();

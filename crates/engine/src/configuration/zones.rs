@@ -90,8 +90,8 @@ impl ZoneSize {
 }
 
 impl ZoneSize {
-    /// What the zone holds, a value of any type: that of before, if it goes on over a reload, else the one that `make` makes,
-    /// which is to take no more memory than it is told.
+    /// The value that the zone holds, of any type. A zone that goes on over a reload has the earlier one, any other that of
+    /// `make`, which is to take no more memory than it is told.
     ///
     /// # Errors
     /// There is not so much memory.

@@ -126,7 +126,7 @@ fn tell_of_failure(worker: &Worker, error: &io::Error) {
     worker.error_log().write(Level::Crit, None, &message);
 }
 
-/// Accepts nothing more for now, and lets another worker take its turn.
+/// Pauses the socket, and lets another worker take its turn.
 fn pause(listener: &Listener) {
     listener.pause();
     ACCEPT_MUTEX.hand_over();
@@ -322,7 +322,7 @@ impl<'a> Turns<'a> {
         Poll::Pending
     }
 
-    /// What nobody has taken for the whole delay is taken even by a loop that lets turns pass: all of them might.
+    /// Even a loop that lets turns pass takes one that was free for the whole delay: all loops might let it pass.
     fn try_take(&mut self, is_overdue: bool) -> bool {
         if self.passes > 0 && !is_overdue {
             self.passes -= 1;

@@ -12,6 +12,7 @@ use std::task::{Poll, Waker};
 use gale_runtime::{Moment, TaskId};
 
 use super::reuse::Search;
+use crate::worker::Worker;
 
 /// How many connections there may be above the limit, besides one for each socket: an idle connection is closed only when a
 /// new one has been accepted, and by then it may be busy. Once there are so many, idle ones are closed before the next one
@@ -146,7 +147,7 @@ impl WorkerConnections {
     }
 }
 
-impl super::super::worker::Worker {
+impl Worker {
     /// Waits until somebody says that there may be room, or until `later`, when a connection that is protected for a while
     /// (`keepalive_min_timeout`) may be closed.
     pub(super) async fn room(self: &Rc<Self>, later: Option<Moment>) {

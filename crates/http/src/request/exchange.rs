@@ -25,6 +25,9 @@ use crate::request::body::{BodyError, BodyItem};
 use crate::request::response::ResponseHead;
 use gale_engine::connections::ConnectionInfo;
 
+/// While more than so many bytes are queued for the client, the source of a body or of a tunnel is asked for no more.
+pub(crate) const LOW_WATER_BYTES: u64 = 16 * 1024;
+
 /// Why an exchange cannot go on. The connection is lost for it in every case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gone {

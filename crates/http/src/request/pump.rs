@@ -14,11 +14,8 @@ use gale_runtime::Timer;
 use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem};
 use crate::request::departure::Departure;
-use crate::request::exchange::Gone;
+use crate::request::exchange::{Gone, LOW_WATER_BYTES};
 use crate::request::limit_rate::{Rate, split};
-
-/// More is asked of a body when no more than so many bytes wait for the client.
-const LOW_WATER_BYTES: u64 = 16 * 1024;
 
 /// Sends a body to its end, or until the client leaves.
 pub async fn send_rest(request: &Request, body: Body) {

@@ -13,10 +13,7 @@ use gale_runtime::{Bytes, Timer};
 
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
-use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError};
-
-/// More is asked of the other end when no more than so many bytes wait for the client.
-const LOW_WATER_BYTES: u64 = 16 * 1024;
+use crate::request::exchange::{BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError};
 
 /// The other end of a client's tunnel, which a module gives with [`Flow::Upgrade`](crate::request::phases::Flow::Upgrade).
 pub trait Tunnel {

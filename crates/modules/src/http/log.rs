@@ -392,11 +392,8 @@ mod tests {
             program: "gale".to_owned(),
             configuration_path: "/etc/gale/gale.conf".into(),
             prefix: "/srv".into(),
-            global_directives: String::new(),
-            error_log_path: None,
-            privileged: false,
             test: true,
-            configuration_text: None,
+            ..BuildRequest::default()
         };
         let mut builder = Builder::new(&ORDER, &request);
         let parsed = parse_text(&mut Sources::new(), &mut NoFiles, "test", text.into(), Path::new("/"));

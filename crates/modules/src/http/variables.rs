@@ -364,14 +364,7 @@ fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn text(append: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<String> {
-        let mut out = b">".to_vec();
-        let is_there = append(&mut out);
-        let text = String::from_utf8(out.split_off(1)).unwrap();
-        assert!(is_there || text.is_empty(), "a missing value adds nothing");
-        is_there.then_some(text)
-    }
+    use crate::shared::append::tests::text;
 
     #[test]
     fn no_name_is_defined_twice() {

@@ -121,10 +121,11 @@ fn append_of_second<const LENGTH: usize>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn text(append: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<String> {
+    /// What `append` adds, if it says that there is a value.
+    pub(crate) fn text(append: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<String> {
         let mut out = b">".to_vec();
         let is_there = append(&mut out);
         let text = String::from_utf8(out.split_off(1)).unwrap();

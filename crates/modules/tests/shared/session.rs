@@ -290,11 +290,8 @@ pub fn read(text: &str) -> Result<Arc<Configuration>, Vec<String>> {
         program: "gale".to_owned(),
         configuration_path: "/etc/gale/gale.conf".into(),
         prefix: "/srv".into(),
-        global_directives: String::new(),
-        error_log_path: None,
-        privileged: false,
         test: true,
-        configuration_text: None,
+        ..BuildRequest::default()
     };
     let mut builder = Builder::new(&ORDER, &request);
     let text = format!("stream {{ {text} }}");

@@ -29,13 +29,6 @@ pub enum Version {
     Http3,
 }
 
-impl Version {
-    /// Whether messages are framed by chunks where their length is not known (RFC 9112); later versions have frames.
-    pub fn has_chunks(self) -> bool {
-        self == Version::Http11
-    }
-}
-
 /// The scheme of a request's target.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Scheme {

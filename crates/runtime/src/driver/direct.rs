@@ -20,7 +20,7 @@ pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 pub(crate) const SEND_MAX: usize = QUANTUM_BYTES;
 
 /// Bytes that are spliced, as many as count as one operation.
-pub(super) const SPLICED_PER_OPERATION: usize = 64 * 1024;
+const SPLICED_PER_OPERATION: usize = 64 * 1024;
 
 /// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
 /// one that was not used since looks used, and yields a turn early.
@@ -44,6 +44,11 @@ impl Share {
     /// The one that was just taken counts as so many.
     pub(super) fn count_as(&mut self, operations: u16) {
         self.used = self.used.saturating_add(operations - 1);
+    }
+
+    /// The one that was just taken has spliced so many bytes.
+    pub(super) fn count_spliced(&mut self, bytes: usize) {
+        self.count_as(bytes.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
     }
 
     /// Whether the last one was taken in this turn.

@@ -25,8 +25,7 @@ use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION, Share, is_broken, look_for, receive, send, send_chunks_now,
-    send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, Share, is_broken, look_for, receive, send, send_chunks_now, send_now,
 };
 use super::listening::{Listening, accept};
 use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, datagrams};
@@ -367,7 +366,7 @@ impl StreamDriver for Epoll {
     ) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Direction::Read, |connection| {
             let moved = splice(connection.socket.as_fd(), pipe, max)?;
-            connection.reads.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            connection.reads.count_spliced(moved);
             Ok(moved)
         })
     }
@@ -381,7 +380,7 @@ impl StreamDriver for Epoll {
     ) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Direction::Write, |connection| {
             let moved = splice(pipe, connection.socket.as_fd(), max)?;
-            connection.writes.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            connection.writes.count_spliced(moved);
             Ok(moved)
         })
     }

@@ -60,7 +60,7 @@ use self::operation::{
 use self::posts::Posts;
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
-use super::direct::{OPERATIONS_PER_TURN, SEND_MAX, SPLICED_PER_OPERATION};
+use super::direct::{OPERATIONS_PER_TURN, SEND_MAX};
 use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
@@ -962,7 +962,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     ) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Op::Readable, |connection| {
             let moved = splice(connection.socket().as_fd(), pipe, max)?;
-            connection.reads.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            connection.reads.count_spliced(moved);
             Ok(moved)
         })
     }
@@ -981,7 +981,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         }
         self.attempt(key, cx, Op::Writable, |connection| {
             let moved = splice(pipe, connection.socket().as_fd(), max)?;
-            connection.writes.count_as(moved.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
+            connection.writes.count_spliced(moved);
             Ok(moved)
         })
     }
