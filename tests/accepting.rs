@@ -27,7 +27,8 @@ with_each_driver!(
     memory_is_shared_out_again_when_the_number_of_workers_changes,
 );
 
-/// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their addresses.
+/// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their
+/// addresses.
 const MANY: usize = 64;
 
 /// A location in which a worker stalls until [`Stalled`] is dropped, and one that answers.
@@ -103,7 +104,8 @@ fn a_worker_that_is_kept_from_running_says_so(driver: Driver) {
     let setup = setup.replace("worker_processes 2", "worker_processes 1");
     let server = setup.file("files/file", vec![7; 4 << 20]).start();
     let worker = worker_thread(server.worker());
-    // It gets a fiftieth of one processor at most, and always has something to do; so it is put aside in the middle of it.
+    // It gets a fiftieth of one processor at most, and always has something to do; so it is put aside in the middle of
+    // it.
     sched_setaffinity(Some(worker), &one).expect("ours");
     setpriority_process(Some(worker), 19).expect("ours");
     let is_told = AtomicBool::new(false);

@@ -1,5 +1,5 @@
-//! The delivery ladder through the real binary: every way in which files can be sent delivers the same bytes, what is in
-//! memory does not wait for what is on a disk, and broken disks cost only who asks for them.
+//! The delivery ladder through the real binary: every way in which files can be sent delivers the same bytes, what is
+//! in memory does not wait for what is on a disk, and broken disks cost only who asks for them.
 
 mod fuse;
 mod support;
@@ -94,7 +94,8 @@ fn resident_pages(file: &File) -> usize {
     if length == 0 {
         return 0;
     }
-    // SAFETY: the mapping is new, and unmapped below; nobody reads what it maps. `pages` has a byte for each page of it.
+    // SAFETY: the mapping is new, and unmapped below; nobody reads what it maps. `pages` has a byte for each page of
+    // it.
     unsafe {
         let mapping = rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, 0);
         let Ok(mapping) = mapping else { return 0 };
@@ -601,7 +602,8 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
     }
     stuck.truncate(6);
     assert_eq!(server.get("/quick").text(), "quick");
-    // What a file system has taken and does not answer not even the kernel ends: then the process stays until it is over.
+    // What a file system has taken and does not answer not even the kernel ends: then the process stays until it is
+    // over.
     drop(mounted);
     for client in &mut stuck {
         // Those that were being sent break off, the others learn that their file could not be opened.
@@ -646,7 +648,8 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
     if !has_own_mounts(&format!("{}::nor_do_they_hold_up_what_comes_after_a_worker_that_died", driver.name())) {
         return;
     }
-    // One ends with a core dump, in which all threads have to take part. Then the file system ends, or the server does first.
+    // One ends with a core dump, in which all threads have to take part. Then the file system ends, or the server does
+    // first.
     let deaths = [
         (Signal::KILL, "auto", "within a second, ", None),
         (Signal::KILL, "off", "within a second, ", Some(Signal::TERM)),
@@ -734,8 +737,8 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
     server.assert_nothing_left();
 }
 
-/// The new binary is told of it: its own worker process looks for the connections that the kernel shows to the dead one, and the
-/// address is free when it ends.
+/// The new binary is told of it: its own worker process looks for the connections that the kernel shows to the dead
+/// one, and the address is free when it ends.
 fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
     let Some(mounted) = mount_for(driver, "nor_does_one_that_an_old_binary_has_left_behind") else { return };
     let mut server = hanging(driver, &mounted, "").start();

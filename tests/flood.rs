@@ -1,8 +1,8 @@
 //! Clients that take all they can get, beside quiet ones: the real binary with one worker, with both drivers.
 //!
-//! What counts is progress and not time: how many answers the flood gets between a quiet client's request and its answer.
-//! The access log has them in the order in which they were given. So that the requests are there before, the worker stalls
-//! while they are sent.
+//! What counts is progress and not time: how many answers the flood gets between a quiet client's request and its
+//! answer. The access log has them in the order in which they were given. So that the requests are there before, the
+//! worker stalls while they are sent.
 
 mod support;
 
@@ -26,12 +26,12 @@ const FLOODS: usize = 4;
 /// How many threads open connections without end, each with a request.
 const OPENERS: usize = 2;
 
-/// How many answers a turn of the loop gives to the flood at most: 16 to each connection that sends on and on, 1 to a new
-/// one, of which 8 are accepted, and 1 to each opener that has been waiting longer.
+/// How many answers a turn of the loop gives to the flood at most: 16 to each connection that sends on and on, 1 to a
+/// new one, of which 8 are accepted, and 1 to each opener that has been waiting longer.
 const FLOOD_ANSWERS_PER_TURN: usize = 16 * FLOODS + 8 + OPENERS;
 
-/// How many turns the requests of all quiet clients take, at most: each is two events, one to receive and one to send, and the
-/// work of a turn. Twice what that makes, because the flood has events, too.
+/// How many turns the requests of all quiet clients take, at most: each is two events, one to receive and one to send,
+/// and the work of a turn. Twice what that makes, because the flood has events, too.
 fn turns(driver: Driver) -> usize {
     let events_per_turn = match driver {
         Driver::Epoll => 512,

@@ -1,5 +1,5 @@
-//! Peers that are slower than the server: every byte still arrives in its order, and nothing is kept for them beyond a bound.
-//! The consumers that stall need handlers that only debug builds have.
+//! Peers that are slower than the server: every byte still arrives in its order, and nothing is kept for them beyond a
+//! bound. The consumers that stall need handlers that only debug builds have.
 
 mod support;
 
@@ -13,10 +13,11 @@ with_each_driver!(
     an_upload_that_nobody_keeps_takes_no_memory,
 );
 
-/// What the server may take of a body that nobody reads: what it holds itself, and the buffers of two sockets, which the
-/// kernel lets grow to some megabytes.
+/// What the server may take of a body that nobody reads: what it holds itself, and the buffers of two sockets, which
+/// the kernel lets grow to some megabytes.
 const TAKEN_MAX: usize = 64 << 20;
-/// How much the worker process may grow for one connection, whatever passes through it: leases, and what the allocator keeps.
+/// How much the worker process may grow for one connection, whatever passes through it: leases, and what the allocator
+/// keeps.
 const GROWTH_MAX: u64 = 2 << 20;
 /// Much more than all bounds together.
 const UPLOAD: usize = 1 << 30;
@@ -78,7 +79,8 @@ fn slow_readers_get_every_byte_in_its_order(driver: Driver) {
     server.stop();
 }
 
-/// The body of an upload: the same megabyte again and again, less a byte, so that no two begin at the same place of a page.
+/// The body of an upload: the same megabyte again and again, less a byte, so that no two begin at the same place of a
+/// page.
 struct Upload {
     piece: Vec<u8>,
     sent: usize,

@@ -395,7 +395,8 @@ fn a_thousand_idle_connections_do_no_harm(driver: Driver) {
     let mut other = server.connect();
     (0..10).for_each(|_| assert_hello(&mut other));
     assert!((support::cpu_time(server.worker()) - time).as_millis() < 1000, "idle connections cost nothing");
-    // All of them are open. (How many descriptors there were before cannot be said: some are closed just after the start.)
+    // All of them are open. (How many descriptors there were before cannot be said: some are closed just after the
+    // start.)
     assert!(support::descriptors_of(server.worker()) > COUNT);
     idle.iter_mut().for_each(assert_hello);
     drop(idle);

@@ -1,5 +1,5 @@
-//! Answers that modules make themselves: lists of directories, a file chosen at random, a picture of one pixel, the numbers
-//! of connections and requests.
+//! Answers that modules make themselves: lists of directories, a file chosen at random, a picture of one pixel, the
+//! numbers of connections and requests.
 
 mod support;
 

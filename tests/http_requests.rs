@@ -210,7 +210,8 @@ fn other_protocols_get_400(driver: Driver) {
     server.stop();
 }
 
-/// Bodies whose end different programs would see in different places. Each is followed by a request that must not be served.
+/// Bodies whose end different programs would see in different places. Each is followed by a request that must not be
+/// served.
 const BROKEN_CHUNKS: &[&str] = &[
     "5\nhello\r\n0\r\n\r\n",
     "5\r\nhello\n0\r\n\r\n",

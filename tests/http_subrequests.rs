@@ -1,7 +1,7 @@
 //! Subrequests and what is made of them over real sockets: SSI, addition, auth_request, mirror.
 //!
-//! Slow ones are tasks of `test_pool` that wait at the test's gate, so that a test knows which have begun and decides in which
-//! order they end.
+//! Slow ones are tasks of `test_pool` that wait at the test's gate, so that a test knows which have begun and decides
+//! in which order they end.
 
 mod support;
 
@@ -697,7 +697,8 @@ fn a_stop_waits_for_what_runs_in_the_background(driver: Driver) {
     server.stop();
 }
 
-/// Whether the client is refused by its address, asked for a password, or let in there; then what the deciding location says.
+/// Whether the client is refused by its address, asked for a password, or let in there; then what the deciding location
+/// says.
 fn deciding_is_one_of_several_conditions(driver: Driver) {
     let mut locations = DECISIONS.to_owned();
     let cases = [

@@ -1,5 +1,5 @@
-//! The limit of bytes on lease: who comes when it is reached is refused, who is being served is not, and it passes. The limit
-//! is lowered by a directive that only debug builds have; it is then reached as it would be without, by clients.
+//! The limit of bytes on lease: who comes when it is reached is refused, who is being served is not, and it passes. The
+//! limit is lowered by a directive that only debug builds have; it is then reached as it would be without, by clients.
 
 mod support;
 
@@ -14,8 +14,8 @@ with_each_driver!(
 
 /// What `/limit` makes of the limit.
 const LIMIT: usize = 1 << 20;
-/// A head of which so many of its fields have come is in a lease of 64 KiB, because it does not fit into one of 20: 16 of them
-/// are the limit, 20 all that is ever given out.
+/// A head of which so many of its fields have come is in a lease of 64 KiB, because it does not fit into one of 20: 16
+/// of them are the limit, 20 all that is ever given out.
 const FIELDS: usize = 3;
 const FIELD_BYTES: usize = 10_000;
 const FILE_BYTES: usize = 3 << 20;

@@ -1,5 +1,5 @@
-//! The cache of open files: what is kept, and that nobody ever gets anything but what is on disk, or what nginx would still
-//! believe to be there.
+//! The cache of open files: what is kept, and that nobody ever gets anything but what is on disk, or what nginx would
+//! still believe to be there.
 
 mod support;
 
@@ -366,7 +366,8 @@ fn max_bounds_what_is_open_and_a_reload_applies_another_one(driver: Driver) {
     server.stop();
 }
 
-/// Each version is of one letter and of a length that belongs to it alone: every other one is held open and not in memory.
+/// Each version is of one letter and of a length that belongs to it alone: every other one is held open and not in
+/// memory.
 fn version(number: usize) -> Vec<u8> {
     vec![b'a' + (number % 26) as u8; 1000 + 137 * (number % 26) + 100_000 * (number % 2)]
 }

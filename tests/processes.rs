@@ -182,8 +182,8 @@ fn with_small_sockets(driver: Driver) -> String {
     http_configuration(driver, &answer)
 }
 
-/// Clients who have asked for more than the sockets take, and have taken nothing. With io_uring all of it counts as sent, and
-/// their connections are idle.
+/// Clients who have asked for more than the sockets take, and have taken nothing. With io_uring all of it counts as
+/// sent, and their connections are idle.
 fn ask_for_more(server: &Server) -> Vec<Client> {
     let clients = (0..CLIENTS).map(|_| {
         let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
@@ -368,7 +368,8 @@ fn who_has_connected_and_said_nothing_is_answered_all_the_same(driver: Driver) {
     assert!(server.wait_exited().success());
 }
 
-/// What all of them answer. Who says nothing for longer than a second after the server has left the address may be given up.
+/// What all of them answer. Who says nothing for longer than a second after the server has left the address may be
+/// given up.
 #[track_caller]
 fn ask_silent(clients: &mut [Client], begin: Instant) -> String {
     let sent: Vec<_> = clients.iter_mut().map(|client| client.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n")).collect();

@@ -1,5 +1,5 @@
-//! A second protocol beside http: a block of its own that echoes what it is sent, made of nothing but what the engine offers
-//! to every protocol. It proves that http is not the only thing that the engine can serve.
+//! A second protocol beside http: a block of its own that echoes what it is sent, made of nothing but what the engine
+//! offers to every protocol. It proves that http is not the only thing that the engine can serve.
 
 mod simulated;
 

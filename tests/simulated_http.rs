@@ -1,5 +1,5 @@
-//! HTTP/1 in a simulated world: whatever the network, the disks and the clients do, every request gets its answer, whole,
-//! once and in order, or the connection ends for a reason that can be named; and nothing is left behind.
+//! HTTP/1 in a simulated world: whatever the network, the disks and the clients do, every request gets its answer,
+//! whole, once and in order, or the connection ends for a reason that can be named; and nothing is left behind.
 //!
 //! The measure is what each request is answered with when nothing goes wrong, and that is compared with what its author
 //! expected. `GALE_SEED` and `GALE_SEEDS` choose the worlds: see CONTRIBUTING.md.
@@ -219,8 +219,8 @@ impl Plan {
         matches!(self.ending, Ending::Vanishes { .. } | Ending::IsDeaf { .. }) || self.breaks_off()
     }
 
-    /// Checks what the client has seen of a server that closes connections when it wants, but never within an answer, and
-    /// answers differently only in saying so.
+    /// Checks what the client has seen of a server that closes connections when it wants, but never within an answer,
+    /// and answers differently only in saying so.
     fn check_whole_answers(&self, transcript: &Transcript, was_cut: bool) {
         let received = Received::new(&transcript.received, &self.heads());
         assert!(

@@ -1,7 +1,7 @@
 //! Thread pools through the real binary: named ones, their limits, what a reload makes of them, and how they end.
 //!
-//! The directive `test_pool` has a thread of a pool connect to a Unix socket of the test and wait there until it is let go:
-//! so a test knows that a task has begun, and decides when it ends.
+//! The directive `test_pool` has a thread of a pool connect to a Unix socket of the test and wait there until it is let
+//! go: so a test knows that a task has begun, and decides when it ends.
 
 mod support;
 
@@ -30,8 +30,8 @@ with_each_driver!(
     a_task_that_hangs_does_not_hold_up_the_end,
 );
 
-/// `test_pool` in three forms, and the state of the pools. One worker, unless a test says otherwise: what one connection has
-/// sent before another one is answered has been looked at.
+/// `test_pool` in three forms, and the state of the pools. One worker, unless a test says otherwise: what one
+/// connection has sent before another one is answered has been looked at.
 const LOCATIONS: &str = "
     keepalive_requests 1000000;
     location = /one { test_pool one %DIR%/gate; }

@@ -1,6 +1,7 @@
 //! The web server in a simulated world: built from a configuration's text, served by one loop on which nothing is real.
 //!
-//! Of the machine it uses a directory below `target` for bodies of requests that do not fit memory, and `/dev/null` for logs.
+//! Of the machine it uses a directory below `target` for bodies of requests that do not fit memory, and `/dev/null` for
+//! logs.
 
 #![allow(dead_code, reason = "not every test program uses all of it")]
 

@@ -3,12 +3,13 @@
 //! Every wait is a wait on a descriptor (the service manager's socket, a pidfd, inotify, a connection) with a generous
 //! deadline; nothing sleeps, and nothing is tried again and again until it happens to work.
 //!
-//! Addresses. nginx's language cannot ask for "any free port", and a port that a test has found free may be taken a moment
-//! later. So most tests use a Unix socket in the server's own directory (`%UNIX%`). Where TCP matters, `%TCP%`, `%TCP2%` and
-//! `%TCP3%` are addresses that nobody else can have: all of 127.0.0.0/8 is this machine, so the test process's number makes
-//! the address (127.64.0.0/10 holds every process number that Linux gives out, and a number belongs to one process at a
-//! time), and a counter makes the port, below the range from which the kernel takes ports of its own accord. `%PORT%` is
-//! the port of `%TCP%` alone, for wildcards and IPv6, which tests that run at the same time might share: to be used sparingly.
+//! Addresses. nginx's language cannot ask for "any free port", and a port that a test has found free may be taken a
+//! moment later. So most tests use a Unix socket in the server's own directory (`%UNIX%`). Where TCP matters, `%TCP%`,
+//! `%TCP2%` and `%TCP3%` are addresses that nobody else can have: all of 127.0.0.0/8 is this machine, so the test
+//! process's number makes the address (127.64.0.0/10 holds every process number that Linux gives out, and a number
+//! belongs to one process at a time), and a counter makes the port, below the range from which the kernel takes ports
+//! of its own accord. `%PORT%` is the port of `%TCP%` alone, for wildcards and IPv6, which tests that run at the same
+//! time might share: to be used sparingly.
 //!
 //! A server's processes are recognised by their working directory, which is the test's own.
 
@@ -91,7 +92,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A whole configuration. `%DIR%`, `%UNIX%`, `%TCP%`, `%TCP2%`, `%TCP3%` are replaced in it; only what it says applies.
+    /// A whole configuration. `%DIR%`, `%UNIX%`, `%TCP%`, `%TCP2%`, `%TCP3%` are replaced in it; only what it says
+    /// applies.
     pub fn configuration(text: &str) -> Setup {
         Setup {
             configuration: text.to_owned(),
@@ -223,8 +225,8 @@ http {{
     )
 }
 
-/// The binary under test. It is reached through a descriptor when another user runs it, who may not be allowed to walk to
-/// the build directory.
+/// The binary under test. It is reached through a descriptor when another user runs it, who may not be allowed to walk
+/// to the build directory.
 pub fn binary(is_unprivileged: bool) -> Command {
     const PATH: &str = env!("CARGO_BIN_EXE_gale");
     if !(is_unprivileged && is_root()) {

@@ -1,8 +1,8 @@
 //! swarm: many connections in one thread, for answers of megabytes; and a probe that asks for two bytes on time.
 //!
 //! A swarm asks on each connection again as soon as it has the whole answer. Bodies are counted and never copied
-//! (`MSG_TRUNC`), so that the client leaves the machine to the server. What has not ended at the end counts with the time
-//! that it had waited if that is more than a second: a server that answers nobody must not look quick.
+//! (`MSG_TRUNC`), so that the client leaves the machine to the server. What has not ended at the end counts with the
+//! time that it had waited if that is more than a second: a server that answers nobody must not look quick.
 //!
 //! The probe asks at fixed times, whatever became of the request before, and counts from those times: one answer that
 //! takes a second delays the fifty that should have been asked meanwhile, and all of them count.

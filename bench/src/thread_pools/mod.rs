@@ -1,10 +1,10 @@
 //! thread-pools: the experiment that thread pools became known by, made harder.
 //!
-//! More data than memory, a slow disk. Client 1 asks for random files of 4 MiB over 200 connections, nearly all of which
-//! have to be read; client 2 asks for one and the same file over 50, which is always in memory; a probe asks for two bytes
-//! every 20 ms. A server that waits for the disk on its event loop gives client 2 and the probe nothing; one that hands all
-//! reads to a pool lets client 2 wait behind client 1. Each server runs in a control group, and `aio` is changed by a
-//! reload, as in the article (nginx.com, "Thread Pools in NGINX Boost Performance 9x!").
+//! More data than memory, a slow disk. Client 1 asks for random files of 4 MiB over 200 connections, nearly all of
+//! which have to be read; client 2 asks for one and the same file over 50, which is always in memory; a probe asks for
+//! two bytes every 20 ms. A server that waits for the disk on its event loop gives client 2 and the probe nothing; one
+//! that hands all reads to a pool lets client 2 wait behind client 1. Each server runs in a control group, and `aio` is
+//! changed by a reload, as in the article (nginx.com, "Thread Pools in NGINX Boost Performance 9x!").
 //!
 //! `slow-ranges` and `cold-tree` stand beside it with the same tools: a thousand slow clients of one large file, and
 //! random requests into a tree of small files of which nothing is in memory.

@@ -1,4 +1,5 @@
-//! nginx's configuration language: text, words, statements, directive tables, settings. Knows no directive but `include`.
+//! nginx's configuration language: text, words, statements, directive tables, settings. Knows no directive but
+//! `include`.
 //!
 //! The way of a configuration:
 //!

@@ -1,8 +1,7 @@
 //! All directives of the program: finds the row for a statement, or says exactly why there is none.
 //!
-//! Carries nothing out; that is the caller's, with the found row's store.
-//! Invariant: the checks come in nginx's order (name, context, block, number of arguments), so that the first error of a
-//! statement is the one that nginx reports.
+//! Carries nothing out; that is the caller's, with the found row's store. Invariant: the checks come in nginx's order
+//! (name, context, block, number of arguments), so that the first error of a statement is the one that nginx reports.
 
 use crate::diagnostic::Diagnostic;
 use crate::directive::{Body, Contexts, Directive, Takes};

@@ -1,6 +1,6 @@
-//! Budget for what a process must not have too much of: a bound on all of one kind together, shared by all workers. Of texts that
-//! are in memory as a whole for as long as somebody sends them, which is as long as the slowest client takes, the bytes are
-//! counted, until the last copy goes; of descriptors that are held, each.
+//! Budgets: bounds on all of one kind together in a process, shared by all workers. Of
+//! texts that are in memory as a whole for as long as somebody sends them, which is as long as the slowest client
+//! takes, the bytes are counted, until the last copy goes; of descriptors that are held, each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

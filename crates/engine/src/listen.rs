@@ -17,8 +17,8 @@ use gale_config::{Diagnostic, Span, Statement, Word};
 use crate::configuration::{Builder, ServerId};
 use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle, Resources};
 
-/// How many clients may wait at a TCP socket for being accepted if `backlog` does not say, most of them for their own first
-/// words: the kernel's own bound by default (net.core.somaxconn). nginx, whose sockets are not deferred, has 511.
+/// How many clients may wait at a TCP socket for being accepted if `backlog` does not say, most of them for their own
+/// first words: the kernel's own bound by default (net.core.somaxconn). nginx, whose sockets are not deferred, has 511.
 const TCP_BACKLOG: i32 = 4096;
 
 /// `reuseport` until the number of workers is known.
@@ -218,8 +218,8 @@ impl Listen {
     }
 }
 
-/// An address as it is listened on if nothing else is said. Clients at a deferred socket wait in the kernel for their own
-/// first words, so it needs room for them.
+/// An address as it is listened on if nothing else is said. Clients at a deferred socket wait in the kernel for their
+/// own first words, so it needs room for them.
 fn spec(address: ListenAddress, defaults: ListenDefaults) -> ListenSpec {
     match address {
         ListenAddress::Inet(_) if defaults.deferred => {
@@ -438,8 +438,8 @@ pub struct AddressDraft {
     pub servers: Vec<ServerId>,
 }
 
-/// What the `listen` directives of one address say of protocols: not all have to name them, but some ways to leave them out
-/// look like a mistake, as nginx sees it.
+/// What the `listen` directives of one address say of protocols: not all have to name them, but some ways to leave them
+/// out look like a mistake, as nginx sees it.
 #[derive(Default)]
 pub struct Protocols {
     /// What those say that say nothing new.

@@ -22,8 +22,8 @@ pub type Conf = Box<dyn Any + Send + Sync>;
 /// Settings that are complete. Scopes that would have the same ones share them.
 pub type SharedConf = Arc<dyn Any + Send + Sync>;
 
-/// A module: everything that the engine needs to know of it. What it runs beside requests, every ten seconds for example, it
-/// adds to a configuration by [`Builder::add_service`].
+/// A module: everything that the engine needs to know of it. What it runs beside requests, every ten seconds for
+/// example, it adds to a configuration by [`Builder::add_service`].
 pub struct Module {
     /// nginx's name of the module without `ngx_` and `_module`: `http_limit_req`.
     pub name: &'static str,

@@ -39,8 +39,8 @@ pub trait ProtocolWorker {
     /// From now on new exchanges use `configuration`, which has the same protocol.
     fn commit(&self, configuration: &Arc<Configuration>);
 
-    /// Serves a connection that was accepted at `address`. `configuration` is that of its first exchange when it is not the
-    /// current one.
+    /// Serves a connection that was accepted at `address`. `configuration` is that of its first exchange when it is not
+    /// the current one.
     fn serve(
         self: Rc<Self>,
         transport: Transport,

@@ -32,15 +32,15 @@ use gale_process::{
     Quiet, Report, Resources, Seat,
 };
 
-/// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to be
-/// finished, so that a task that hangs leaves the time to the logs.
+/// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
+/// be finished, so that a task that hangs leaves the time to the logs.
 const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How often it is looked whether a protocol that is in no configuration any more can get no connection.
 const RETIRED_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a loop whose connections are all closed stays for last answers that their clients have not taken: as long as a
-/// client may take for a part of an answer by nginx's default (`send_timeout`).
+/// How long a loop whose connections are all closed stays for last answers that their clients have not taken: as long
+/// as a client may take for a part of an answer by nginx's default (`send_timeout`).
 const LAST_ANSWERS_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The web server.
@@ -467,9 +467,9 @@ impl gale_process::Worker for Serving {
             }
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
             accept_queued(&worker, &left, None, until).await;
-            // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which is at
-            // the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade, would
-            // hear of it with the next connection only.
+            // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which
+            // is at the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade,
+            // would hear of it with the next connection only.
             gale_runtime::yield_now().await;
             accept_queued(&worker, &left, None, until).await;
         })

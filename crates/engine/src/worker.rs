@@ -80,8 +80,8 @@ impl Worker {
         self.resolvers.borrow_mut().get(settings, &self.error_log.borrow())
     }
 
-    /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait or
-    /// ask for another's.
+    /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait
+    /// or ask for another's.
     pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let mut notes = self.notes.borrow_mut();
         if !notes.has::<T>() {

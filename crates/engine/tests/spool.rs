@@ -1,5 +1,5 @@
-//! Spools: what their readers get while they are written to, what a slow, full or refusing disk does to both ends, and what is
-//! left when they go.
+//! Spools: what their readers get while they are written to, what a slow, full or refusing disk does to both ends, and
+//! what is left when they go.
 
 /// `spool_io_uring.rs` includes this file for the other driver.
 #[allow(dead_code)]

@@ -97,8 +97,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::Log, &[&log::MODULE]),
 ];
 
-/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on its
-/// way has no ranges, unless it is as long as before (`charset`).
+/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on
+/// its way has no ranges, unless it is as long as before (`charset`).
 const FILTERS: &[&Module] = &[
     &not_modified::MODULE,
     &headers::MODULE,

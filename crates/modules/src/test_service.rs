@@ -1,9 +1,10 @@
-//! test_service: a service that only tests of the whole program want. Builds have it with the feature `test-hooks` alone.
+//! test_service: a service that only tests of the whole program want. Builds have it with the feature `test-hooks`
+//! alone.
 //!   test_service NAME [PARAMETER …];   main    runs, and says each time in the error log how often it has
 //!
 //! Parameters: `period=TIME` between two runs (10s); `text=TEXT`, which is said; `per=worker`; `lock=PATH`, in place of
-//! `per`; `continues`: over a reload; `panics=N`: in the Nth run; `stuck`: never ends by itself; `on=reload`: runs at reloads
-//! only; `zone=NAME:SIZE`: counts there, together with all others that do.
+//! `per`; `continues`: over a reload; `panics=N`: in the Nth run; `stuck`: never ends by itself; `on=reload`: runs at
+//! reloads only; `zone=NAME:SIZE`: counts there, together with all others that do.
 
 use std::cell::Cell;
 use std::sync::Arc;

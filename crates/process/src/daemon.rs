@@ -36,8 +36,8 @@ pub(super) fn daemonize() -> Result<Forked, String> {
     let failed = |call: &'static str| move |error: io::Error| format!("{call} failed{}", super::errno_text(&error));
     let (reader, writer) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("pipe()")(error.into()))?;
-    // SAFETY: the process has one thread at this point (`Program::build` must not start any), so the child is a complete
-    // copy and may do anything.
+    // SAFETY: the process has one thread at this point (`Program::build` must not start any), so the child is a
+    // complete copy and may do anything.
     match unsafe { libc::fork() } {
         -1 => Err(failed("fork()")(io::Error::last_os_error())),
         0 => {

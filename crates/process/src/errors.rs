@@ -148,7 +148,8 @@ impl Report {
     }
 }
 
-/// Writes to standard error. Unlike `eprint!` this does not panic when the terminal is gone: nobody is left to tell then.
+/// Writes to standard error. Unlike `eprint!` this does not panic when the terminal is gone: nobody is left to tell
+/// then.
 pub(super) fn say(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

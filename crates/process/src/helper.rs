@@ -42,8 +42,8 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
     };
     let log: Arc<dyn ErrorLog> = Arc::new(ForwardingLog { link: Arc::clone(link) });
     let resources = SystemResources::new(Arc::clone(&log)).with_existing(open.record.listeners);
-    // Sockets that the new configuration does not take over are closed here, before the master hears of it: a copy in this
-    // process must not keep a removed address open.
+    // Sockets that the new configuration does not take over are closed here, before the master hears of it: a copy in
+    // this process must not keep a removed address open.
     let Fresh { bundle, built, socket_files } = match build(program, request, resources) {
         Ok(fresh) => fresh,
         Err(report) => {

@@ -1,9 +1,9 @@
 //! The link: messages and bundles between the master and a process it started, over a SOCK_SEQPACKET socket pair.
 //!
-//! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by a
-//! message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does not
-//! take waits in a bounded outbox. A peer that breaks the protocol loses the link; descriptors that this process had no
-//! room for do not, they cost one bundle.
+//! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by
+//! a message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does
+//! not take waits in a bounded outbox. A peer that breaks the protocol loses the link; descriptors that this process
+//! had no room for do not, they cost one bundle.
 
 use gale_base::log_level::Level;
 use std::collections::VecDeque;
@@ -154,8 +154,8 @@ impl Link {
         self.flush()
     }
 
-    /// Sends a message that is of no use later: it is left out while the peer has not read what was sent before, and takes no
-    /// room from what must not be lost.
+    /// Sends a message that is of no use later: it is left out while the peer has not read what was sent before, and
+    /// takes no room from what must not be lost.
     ///
     /// # Errors
     /// The link is lost.
@@ -245,8 +245,8 @@ impl Link {
         if waits_for_room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first bundle,
-    /// the helper.
+    /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first
+    /// bundle, the helper.
     pub fn wait(&mut self, deadline: Instant) -> io::Result<Received> {
         loop {
             self.flush()?;

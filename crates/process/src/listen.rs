@@ -121,8 +121,9 @@ impl ListenSpec {
 pub struct Listener {
     /// What was asked for.
     pub spec: ListenSpec,
-    /// At least one, except in a test (`-t`), where an address may be in use. May be more than asked for: a socket of a configured address is never closed, because the kernel would
-    /// reset what waits in its queue. Socket `index` belongs to worker `index % workers`.
+    /// At least one, except in a test (`-t`), where an address may be in use. May be more than asked for: a socket of a
+    /// configured address is never closed, because the kernel would reset what waits in its queue. Socket `index`
+    /// belongs to worker `index % workers`.
     pub sockets: Vec<Arc<OwnedFd>>,
     /// Came from a previous binary through `NGINX=`.
     pub inherited: bool,
@@ -211,8 +212,8 @@ pub(super) fn refuses_connections(path: &Path) -> bool {
     metadata.file_type().is_socket() && rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
 }
 
-/// Sets the options that may change while the socket lives; what fails is logged and ignored, as in nginx. `previous` is
-/// how the socket was configured before, none for a new one.
+/// Sets the options that may change while the socket lives; what fails is logged and ignored, as in nginx. `previous`
+/// is how the socket was configured before, none for a new one.
 pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log: &dyn ErrorLog) {
     let spec = &listener.spec;
     if previous == Some(spec) {
@@ -260,24 +261,24 @@ pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
-/// Has the kernel tell of every connection from now on, whether something was sent or not: of a socket that nobody will listen on
-/// any more. Who has connected before is told of when the kernel has asked again, after a second.
+/// Has the kernel tell of every connection from now on, whether something was sent or not: of a socket that nobody will
+/// listen on any more. Who has connected before is told of when the kernel has asked again, after a second.
 pub fn stop_deferring(socket: &OwnedFd) {
     // In vain, who says nothing in time is reset, as by nginx.
     let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);
 }
 
-/// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null from
-/// now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's table
-/// with nobody accepting. `null` is that file, which was opened while there was room for it.
+/// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null
+/// from now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's
+/// table with nobody accepting. `null` is that file, which was opened while there was room for it.
 ///
 /// # Errors
 /// The first that occurs; all sockets are tried.
 pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
     let mut result = Ok(());
     for socket in sockets {
-        // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by the
-        // `OwnedFd`, only what it refers to changes, which is the purpose.
+        // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by
+        // the `OwnedFd`, only what it refers to changes, which is the purpose.
         let code = unsafe { libc::dup3(null.as_raw_fd(), socket.as_raw_fd(), libc::O_CLOEXEC) };
         if code < 0 && result.is_ok() {
             result = Err(io::Error::last_os_error());
@@ -286,12 +287,13 @@ pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<Owned
     result
 }
 
-/// Ends listening on the sockets for all processes that have them. A thread that the kernel holds keeps them open, and who
-/// connects to them would wait for ever, and nobody else could listen on the address.
+/// Ends listening on the sockets for all processes that have them. A thread that the kernel holds keeps them open, and
+/// who connects to them would wait for ever, and nobody else could listen on the address.
 pub(super) fn shut_down(listener: &Listener) {
     for socket in &listener.sockets {
-        // One that does not listen any more has nothing to end. One that takes datagrams keeps its port even so: the kernel
-        // answers ENOTCONN, and frees the port of a socket that was bound to it only when the last who has it closes it.
+        // One that does not listen any more has nothing to end. One that takes datagrams keeps its port even so: the
+        // kernel answers ENOTCONN, and frees the port of a socket that was bound to it only when the last who has it
+        // closes it.
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
 }

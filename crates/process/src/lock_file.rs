@@ -1,14 +1,16 @@
 //! Lock files: which of several processes does what only one of them may do.
 //!
-//! Processes overlap in an upgrade, in a change of `user`, and while an old worker process drains. The lock is flock(2)'s: it
-//! belongs to the open file, and the kernel releases it when the last descriptor of that is closed, however the process ends.
-//! So each process needs an open file of its own; a descriptor that is inherited would share the lock with the process it
-//! came from. Whoever sends a lock file therefore opens it anew for the receiver, who needs no right to open it. A file
-//! that cannot be opened anew is sent without a descriptor: its lock cannot be taken, and all else goes on.
+//! Processes overlap in an upgrade, in a change of `user`, and while an old worker process drains. The lock is
+//! flock(2)'s: it belongs to the open file, and the kernel releases it when the last descriptor of that is closed,
+//! however the process ends. So each process needs an open file of its own; a descriptor that is inherited would share
+//! the lock with the process it came from. Whoever sends a lock file therefore opens it anew for the receiver, who
+//! needs no right to open it. A file that cannot be opened anew is sent without a descriptor: its lock cannot be taken,
+//! and all else goes on.
 //!
 //! A lock file belongs on a local disk: the master opens it, and would wait for a file server that does not answer.
 //!
-//! The file stays empty and is never removed: a process might hold the lock of a removed file, and another that of the new one.
+//! The file stays empty and is never removed: a process might hold the lock of a removed file, and another that of the
+//! new one.
 
 use std::fs::OpenOptions;
 use std::io;

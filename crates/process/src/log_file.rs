@@ -1,7 +1,8 @@
 //! A log file: its path and one descriptor number for life.
 //!
-//! Reopening puts the new file under the same descriptor number, atomically, so that writers need no lock and no news: a
-//! write that is under way ends in the old file, the next goes to the new one. Writing and buffering are not done here.
+//! Reopening puts the new file under the same descriptor number, atomically, so that writers need no lock and no news:
+//! a write that is under way ends in the old file, the next goes to the new one. Writing and buffering are not done
+//! here.
 
 use std::fs::File;
 use std::io;
@@ -101,8 +102,8 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let file = match options.open(path) {
         Ok(file) if !file.metadata()?.file_type().is_fifo() => file,
         Err(error) if error.raw_os_error() != Some(libc::ENXIO) => return Err(error),
-        // Of a FIFO we are a reader, too: without one it could not be opened, and what is written while nobody else reads would
-        // be lost. Lines wait in it, and then in the writer.
+        // Of a FIFO we are a reader, too: without one it could not be opened, and what is written while nobody else
+        // reads would be lost. Lines wait in it, and then in the writer.
         _ => options.read(true).open(path)?,
     };
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;

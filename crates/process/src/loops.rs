@@ -1,7 +1,7 @@
 //! Event-loop threads as the control thread sees them: orders go in, events come out.
 //!
-//! Nothing here knows how a loop waits: orders arrive in the loop's main future through an ordinary `Waker`, between two
-//! polls of its tasks, and events leave through a queue with an eventfd. A loop is never waited for.
+//! Nothing here knows how a loop waits: orders arrive in the loop's main future through an ordinary `Waker`, between
+//! two polls of its tasks, and events leave through a queue with an eventfd. A loop is never waited for.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,8 +21,8 @@ use super::program::{Program, Quiet, Seat, Worker};
 /// The main future of an event loop; resolves when the loop is to stop.
 pub type LoopMain = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen logs that
-/// follow each other wait as one.
+/// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
+/// logs that follow each other wait as one.
 const ORDERS_MAX: usize = 64;
 
 /// What the control thread tells a loop.
@@ -231,8 +231,8 @@ impl<P: Program> Future for Attendance<P> {
 }
 
 impl<P: Program> Attendance<P> {
-    /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which has no end
-    /// while connections still come by them: those that wait at sockets that were left.
+    /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which
+    /// has no end while connections still come by them: those that wait at sockets that were left.
     fn settle(&mut self, context: &mut Context<'_>) {
         let Attendance { report, serving, unsettled, .. } = self;
         let mut changes = 0;

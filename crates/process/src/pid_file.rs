@@ -38,7 +38,8 @@ pub(super) fn remove(path: &Path, log: &dyn ErrorLog) {
     }
 }
 
-/// After a reload: moves to another path. What fails is logged; the server goes on with the old one. True when it has moved.
+/// After a reload: moves to another path. What fails is logged; the server goes on with the old one. True when it has
+/// moved.
 pub(super) fn change(old: &Path, new: &Path, log: &dyn ErrorLog) -> bool {
     if old == new {
         return false;

@@ -1,7 +1,7 @@
 //! The one interface between the process layer and what is served.
 //!
-//! The engine implements [`Program`] for the web server, the tests implement it for a toy. The process layer never looks
-//! inside a configuration; it asks for [`ProcessSettings`] and hands `Arc`s of it to the event loops.
+//! The engine implements [`Program`] for the web server, the tests implement it for a toy. The process layer never
+//! looks inside a configuration; it asks for [`ProcessSettings`] and hands `Arc`s of it to the event loops.
 
 use std::future::Future;
 use std::io;
@@ -68,8 +68,9 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// The state of one event loop; made and dropped on its thread.
     type Worker: Worker<Configuration = Self::Configuration>;
 
-    /// Parses, checks, and opens through `resources`. Deterministic: run in the worker process with what was recorded in
-    /// the master or helper, it asks for the same things. Must not start threads: it runs before privileges are dropped.
+    /// Parses, checks, and opens through `resources`. Deterministic: run in the worker process with what was recorded
+    /// in the master or helper, it asks for the same things. Must not start threads: it runs before privileges are
+    /// dropped.
     ///
     /// # Errors
     /// Everything that is wrong with the configuration, rendered.
@@ -90,8 +91,8 @@ pub trait Program: Send + Sync + Sized + 'static {
         None
     }
 
-    /// Runs `main` to its end on an event loop of the calling thread: `EventLoop::new(options)?.run(main)`. Must not keep
-    /// `configuration`, which is only there to choose the options: a later one may replace it.
+    /// Runs `main` to its end on an event loop of the calling thread: `EventLoop::new(options)?.run(main)`. Must not
+    /// keep `configuration`, which is only there to choose the options: a later one may replace it.
     ///
     /// # Errors
     /// The loop cannot be set up; `main` must not have been polled then.
@@ -103,11 +104,12 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
     fn start(&self, seat: Seat, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
 
-    /// Has every event loop look whether connections wait at sockets that it shares with others: the kernel may have told of
-    /// them a process that can do nothing any more. Called about once a second then.
+    /// Has every event loop look whether connections wait at sockets that it shares with others: the kernel may have
+    /// told of them a process that can do nothing any more. Called about once a second then.
     fn look_for_connections(&self) {}
 
-    /// Last call before the process exits: flush logs. To take about a second at most; a worker process does not wait longer.
+    /// Last call before the process exits: flush logs. To take about a second at most; a worker process does not wait
+    /// longer.
     fn finish(&self) {}
 }
 
@@ -117,25 +119,26 @@ pub trait Worker: 'static {
     type Configuration;
 
     /// From now on new exchanges use `configuration`. Accepts on listeners that are new to it, takes over sockets whose
-    /// worker is gone, and stops on those that were removed, after accepting what they have queued; resolves then.
-    /// A socket present in both configurations is the same `Arc`. A seat outside of `0..workers` means that there are fewer
-    /// workers now and this loop is drained next: it accepts nothing more. Sockets that are in no configuration any more are
-    /// closed under all their holders once every loop has settled.
+    /// worker is gone, and stops on those that were removed, after accepting what they have queued; resolves then. A
+    /// socket present in both configurations is the same `Arc`. A seat outside of `0..workers` means that there are
+    /// fewer workers now and this loop is drained next: it accepts nothing more. Sockets that are in no configuration
+    /// any more are closed under all their holders once every loop has settled.
     fn commit(&mut self, seat: Seat, configuration: Arc<Self::Configuration>) -> Quiet;
 
-    /// Every loop uses the configuration that this one was last told of, so that the start or the reload can no longer fail:
-    /// what runs beside the exchanges begins. Not called on loops that are drained next.
+    /// Every loop uses the configuration that this one was last told of, so that the start or the reload can no longer
+    /// fail: what runs beside the exchanges begins. Not called on loops that are drained next.
     fn settled(&mut self) {}
 
-    /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told. `is_last`:
-    /// nobody else does, so who waits there is lost with them. Resolves when that is accepted; [`Worker::drain`] follows.
+    /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told.
+    /// `is_last`: nobody else does, so who waits there is lost with them. Resolves when that is accepted;
+    /// [`Worker::drain`] follows.
     fn stop_accepting(&mut self, is_last: bool) -> Quiet;
 
     /// Closes idle connections; resolves when the last connection is closed.
     fn drain(&mut self) -> Quiet;
 
-    /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older one.
-    /// Without one it is the end of a drain: closes everything.
+    /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older
+    /// one. Without one it is the end of a drain: closes everything.
     fn expire(&mut self, configuration: Option<&Arc<Self::Configuration>>);
 
     /// Log files are opened again next (USR1): what this loop has gathered for them is written to the old ones now.

@@ -17,8 +17,8 @@ use super::user::Account;
 
 /// See the head of the file. Texts of the configuration come through the supertrait.
 pub trait Resources: Files {
-    /// Opens, adopts or finds all listening sockets of the configuration, in the order given. Called once, last, with all
-    /// of them: an address that is in use is retried together with the others, as nginx does.
+    /// Opens, adopts or finds all listening sockets of the configuration, in the order given. Called once, last, with
+    /// all of them: an address that is in use is retried together with the others, as nginx does.
     ///
     /// # Errors
     /// nginx's words: `still could not bind()`; what failed has been logged before.

@@ -12,8 +12,8 @@ use super::log_file::LogHandle;
 use super::text;
 use super::user::Account;
 
-/// More event loops than this are refused: a slip of the pen, not a machine. The runtime has room for twice as many, so that
-/// a reload can start new ones while old ones still drain.
+/// More event loops than this are refused: a slip of the pen, not a machine. The runtime has room for twice as many, so
+/// that a reload can start new ones while old ones still drain.
 pub const WORKERS_MAX: usize = 512;
 
 /// Settings of the processes. Plain values: they cross the link inside a bundle.
@@ -77,8 +77,9 @@ impl Default for ProcessSettings {
 }
 
 impl ProcessSettings {
-    /// Whether a running worker process can take over `next`, or a new process is needed. Limits on descriptors and the number
-    /// of event loops change in a live process; who it is, its environment, its directory and how its loops wait do not.
+    /// Whether a running worker process can take over `next`, or a new process is needed. Limits on descriptors and the
+    /// number of event loops change in a live process; who it is, its environment, its directory and how its loops wait
+    /// do not.
     pub fn needs_new_process(&self, next: &ProcessSettings) -> bool {
         self.account != next.account
             || self.event_method != next.event_method

@@ -117,7 +117,8 @@ impl AsFd for Signals {
     }
 }
 
-/// For a process that is part of the service but takes no orders: those that are meant for master and worker do not end it.
+/// For a process that is part of the service but takes no orders: those that are meant for master and worker do not end
+/// it.
 pub(super) fn ignore_orders() -> io::Result<()> {
     [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH]
         .into_iter()

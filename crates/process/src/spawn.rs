@@ -1,8 +1,8 @@
 //! Starting the same binary again, as worker process or helper.
 //!
-//! The binary is reached through a descriptor opened when this process began: after a package upgrade the path would name
-//! another version. The new process gets its end of the link as standard input, and learns its part from one environment
-//! variable.
+//! The binary is reached through a descriptor opened when this process began: after a package upgrade the path would
+//! name another version. The new process gets its end of the link as standard input, and learns its part from one
+//! environment variable.
 
 use std::env;
 use std::ffi::OsString;

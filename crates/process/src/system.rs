@@ -1,7 +1,8 @@
 //! `Resources` from the system itself: opens, reads, looks up, and records what it did. The record becomes the bundle.
 //!
-//! Used where waiting is allowed: at the start, in the helper of a reload, for `-t` and with `master_process off`. Sockets
-//! that are open already are adopted by address, never opened twice and never changed before the configuration is good.
+//! Used where waiting is allowed: at the start, in the helper of a reload, for `-t` and with `master_process off`.
+//! Sockets that are open already are adopted by address, never opened twice and never changed before the configuration
+//! is good.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -114,8 +115,8 @@ impl SystemResources {
         Ok(false)
     }
 
-    /// A socket file that a killed process has left would be in the way for ever: it is removed when connections to it are
-    /// refused. True when it was.
+    /// A socket file that a killed process has left would be in the way for ever: it is removed when connections to it
+    /// are refused. True when it was.
     fn remove_stale(&self, address: &ListenAddress) -> bool {
         let ListenAddress::Unix(path) = address else {
             return false;

@@ -1,5 +1,5 @@
-//! How byte strings that are not always UTF-8 (paths, environment) are written in JSON: a string when they are, an array of
-//! numbers when they are not. Nothing is lost either way.
+//! How byte strings that are not always UTF-8 (paths, environment) are written in JSON: a string when they are, an
+//! array of numbers when they are not. Nothing is lost either way.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -61,8 +61,8 @@ pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHand
     Some(listeners.into_iter().map(Arc::new).collect())
 }
 
-/// The old binary's master, whose child this process is. None without an upgrade, and when the old master is gone already,
-/// so that we have another parent. To be asked as early as possible: nginx does not say who it is.
+/// The old binary's master, whose child this process is. None without an upgrade, and when the old master is gone
+/// already, so that we have another parent. To be asked as early as possible: nginx does not say who it is.
 pub(super) fn old_master() -> Option<Pid> {
     env::var_os(VARIABLE)?;
     let parent = rustix::process::getppid()?;
@@ -70,15 +70,17 @@ pub(super) fn old_master() -> Option<Pid> {
     said.is_none_or(|number| number == parent.to_string()).then_some(parent)
 }
 
-/// The dead worker processes that the old binary has left in the kernel's hands, as far as they had died before the upgrade.
+/// The dead worker processes that the old binary has left in the kernel's hands, as far as they had died before the
+/// upgrade.
 pub(super) fn left_behind() -> Vec<Pid> {
     let value = env::var(HELD_VARIABLE).unwrap_or_default();
-    // What is no number is nobody's. The number of one that has ended by now may be another's, who is alive: it is looked at
-    // again and again.
+    // What is no number is nobody's. The number of one that has ended by now may be another's, who is alive: it is
+    // looked at again and again.
     value.split(';').filter_map(|number| Pid::from_raw(number.parse().ok().filter(|&number| number > 0)?)).collect()
 }
 
-/// Starts the binary that `argv[0]` now names, on our sockets. The pid file is moved aside before, and back when that fails.
+/// Starts the binary that `argv[0]` now names, on our sockets. The pid file is moved aside before, and back when that
+/// fails.
 ///
 /// # Errors
 /// Said in nginx's words.
@@ -149,8 +151,8 @@ pub(super) fn restore_pid_file(current: &Path, log: &dyn ErrorLog) {
     }
 }
 
-/// Lets descriptors survive an exec for the time of `spawn`. Only one thread of the master starts processes, and one at a time,
-/// so no other child can catch them.
+/// Lets descriptors survive an exec for the time of `spawn`. Only one thread of the master starts processes, and one at
+/// a time, so no other child can catch them.
 fn with_inheritable<T>(sockets: &[&Arc<OwnedFd>], spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let set_all = |flags| sockets.iter().try_for_each(|socket| rustix::io::fcntl_setfd(socket, flags));
     let result = set_all(FdFlags::empty()).map_err(io::Error::from).and_then(|()| spawn());
@@ -190,8 +192,8 @@ fn claim(number: RawFd) -> Result<(listen::ListenSpec, Arc<OwnedFd>), String> {
     rustix::net::sockopt::socket_type(probe).map_err(|error| {
         format!("getsockname() of the inherited socket #{number} failed{}", errno_text(&error.into()))
     })?;
-    // SAFETY: it is an open socket that was there when the process began: this process has opened no socket yet, so nothing
-    // in it owns the number.
+    // SAFETY: it is an open socket that was there when the process began: this process has opened no socket yet, so
+    // nothing in it owns the number.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)
         .and_then(|()| rustix::io::ioctl_fionbio(&socket, true))

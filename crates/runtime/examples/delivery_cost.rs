@@ -4,8 +4,8 @@
 //! cargo run --release -p gale-runtime --example delivery_cost [DIRECTORY]
 //! ```
 //!
-//! Over loopback TCP, to a thread that reads and throws away: both threads' processor time counts, because the kernel shifts
-//! work between sender and receiver. Ways take turns in every round; medians of the rounds are printed.
+//! Over loopback TCP, to a thread that reads and throws away: both threads' processor time counts, because the kernel
+//! shifts work between sender and receiver. Ways take turns in every round; medians of the rounds are printed.
 
 use std::fs::FileTimes;
 use std::io::{IoSliceMut, Read};

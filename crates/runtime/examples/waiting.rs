@@ -1,13 +1,14 @@
-//! What it costs to wait for requests: the drivers, and the ways in which the io_uring one can receive, beside each other.
+//! What it costs to wait for requests: the drivers, and the ways in which the io_uring one can receive, beside each
+//! other.
 //!
 //! ```text
 //!   cargo run --release -p gale-runtime --example waiting -- cpu [ROUNDS] [CONNECTIONS]
 //!   cargo run --release -p gale-runtime --example waiting -- memory [CONNECTIONS]          as root
 //! ```
 //!
-//! `cpu`: a loop on core 0 answers, one on core 1 asks over kept-alive connections; all ways take turns, and the medians of
-//! the CPU time per request are told, user and kernel together. `memory`: what the kernel's slabs grow by when so many
-//! connections begin to wait, beyond the sockets themselves. It speaks no HTTP and judges nothing.
+//! `cpu`: a loop on core 0 answers, one on core 1 asks over kept-alive connections; all ways take turns, and the
+//! medians of the CPU time per request are told, user and kernel together. `memory`: what the kernel's slabs grow by
+//! when so many connections begin to wait, beyond the sockets themselves. It speaks no HTTP and judges nothing.
 
 mod common;
 

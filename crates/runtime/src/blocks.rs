@@ -7,9 +7,9 @@
 //!   allocator ◄──────────────────────────────── dropped on another thread ────┘ the thread's account is told
 //! ```
 //!
-//! A block belongs to the thread that allocated it, its *origin*, for ever: only there it is reused. It is charged whole and
-//! once, however many pieces of it there are. Another thread never touches the origin's accounts but for one atomic number,
-//! what was given back from elsewhere, which the origin folds in when its limit matters.
+//! A block belongs to the thread that allocated it, its *origin*, for ever: only there it is reused. It is charged
+//! whole and once, however many pieces of it there are. Another thread never touches the origin's accounts but for one
+//! atomic number, what was given back from elsewhere, which the origin folds in when its limit matters.
 //!
 //! Blocks are zeroed when they are first allocated and not between uses.
 
@@ -29,8 +29,8 @@ const KIB: usize = 1024;
 
 /// The size classes, in bytes. A larger request is served by an allocation of its own.
 ///
-/// That of 20 KiB is for what has 16 KiB and something around: a TLS record as it may be received (5 + 16,384 + 2,048 bytes, RFC
-/// 5246 section 6.2.3), a frame of HTTP/2 (9 + 16,384). The allocator has no size between.
+/// That of 20 KiB is for what has 16 KiB and something around: a TLS record as it may be received (5 + 16,384 + 2,048
+/// bytes, RFC 5246 section 6.2.3), a frame of HTTP/2 (9 + 16,384). The allocator has no size between.
 pub const LEASE_CLASSES: [usize; 7] = [KIB, 4 * KIB, 16 * KIB, 20 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
 
 /// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
@@ -144,8 +144,8 @@ const NOBODY: u8 = 0;
 const ORIGIN: u8 = 1;
 const PROCESS: u8 = 2;
 
-/// Bytes that count on an account: that of the thread that took them, or the process's. Given back when it is dropped, on
-/// whatever thread.
+/// Bytes that count on an account: that of the thread that took them, or the process's. Given back when it is dropped,
+/// on whatever thread.
 pub(crate) struct Charge {
     origin: Arc<Account>,
     bytes: usize,
@@ -153,7 +153,8 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Charges the current thread with as much as a lease of this length takes. Errors: `OutOfMemory` at the hard limit.
+    /// Charges the current thread with as much as a lease of this length takes. Errors: `OutOfMemory` at the hard
+    /// limit.
     pub fn for_length(length: usize) -> io::Result<Charge> {
         let (_, bytes) = class_and_size(length);
         let origin = Account::current().ok_or(io::ErrorKind::OutOfMemory)?;
@@ -220,8 +221,8 @@ pub(crate) struct Memory {
     charge: Charge,
 }
 
-// SAFETY: the memory belongs to this value alone, as a box's does, and a `Block` or a `Bytes` says which of its bytes may be
-// read or written. All else in it is `Send` and `Sync`.
+// SAFETY: the memory belongs to this value alone, as a box's does, and a `Block` or a `Bytes` says which of its bytes
+// may be read or written. All else in it is `Send` and `Sync`.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -256,8 +257,8 @@ impl Drop for Memory {
     }
 }
 
-/// The smallest class for that many bytes. By arithmetic, because every request asks: the classes have 4^n KiB, with one of 20
-/// KiB between.
+/// The smallest class for that many bytes. By arithmetic, because every request asks: the classes have 4^n KiB, with
+/// one of 20 KiB between.
 #[inline]
 fn class_of(size: usize) -> Option<usize> {
     let above_first = size.div_ceil(KIB).saturating_sub(1);
@@ -313,7 +314,8 @@ impl Block {
         Block { memory: ManuallyDrop::new(memory), _not_send: PhantomData }
     }
 
-    /// The block that this is all of, if nobody else has a piece of it, and it belongs to this thread and is charged to it.
+    /// The block that this is all of, if nobody else has a piece of it, and it belongs to this thread and is charged to
+    /// it.
     pub fn from_shared(memory: Arc<Memory>) -> Result<Block, Arc<Memory>> {
         if is_only_one(&memory) && memory.charge.holder.load(Ordering::Relaxed) == ORIGIN {
             return Ok(Block::of(memory));

@@ -1,8 +1,9 @@
-//! Leases and the input buffer: memory that one has and may write to, on loan from the worker's size classes (`blocks.rs`).
+//! Leases and the input buffer: memory that one has and may write to, on loan from the worker's size classes
+//! (`blocks.rs`).
 //!
 //! A lease is taken when bytes are there and returned when they are consumed; what holds no bytes holds no memory, so
-//! an idle connection costs none. The bytes on lease are counted against a limit of the thread: at the limit callers pause
-//! ([`leases_exhausted`](crate::leases_exhausted)), a quarter above it nothing more is given out
+//! an idle connection costs none. The bytes on lease are counted against a limit of the thread: at the limit callers
+//! pause ([`leases_exhausted`](crate::leases_exhausted)), a quarter above it nothing more is given out
 //! ([`io::ErrorKind::OutOfMemory`]). A loop sets the limit: [`crate::LoopOptions`].
 //!
 //! What has been written is passed on as [`Bytes`], by [`Lease::freeze`], which several may read.
@@ -187,8 +188,8 @@ impl Buffer {
         self.make_room(size, Block::take)
     }
 
-    /// Appends a copy of `bytes`, above the limits if need be, where the caller has a bound of its own: they are charged,
-    /// so nobody else gets more until they are gone.
+    /// Appends a copy of `bytes`, above the limits if need be, where the caller has a bound of its own: they are
+    /// charged, so nobody else gets more until they are gone.
     pub(crate) fn append_past_limit(&mut self, bytes: &[u8]) {
         let room = self.make_room(bytes.len(), |size| Ok(Block::take_past_limit(size)));
         room.expect("the size is in bounds").copy_from_slice(bytes);
@@ -233,8 +234,8 @@ impl Buffer {
         block.map(|block| Lease { block, start, end })
     }
 
-    /// Takes the first `count` bytes as a lease; what follows them stays. Copies the shorter of the two parts, and none if that
-    /// is empty. Errors: `OutOfMemory` at the hard limit; nothing is taken then.
+    /// Takes the first `count` bytes as a lease; what follows them stays. Copies the shorter of the two parts, and none
+    /// if that is empty. Errors: `OutOfMemory` at the hard limit; nothing is taken then.
     pub fn split_to(&mut self, count: usize) -> io::Result<Lease> {
         assert!(count <= self.len(), "more is taken than there is");
         let (front, rest) = self.readable().split_at(count);

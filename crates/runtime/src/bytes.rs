@@ -9,8 +9,8 @@
 //!   a static                  nothing to count
 //! ```
 //!
-//! What other loops hold would count against the loop that it came from, and a slow client there could use up the memory
-//! here. So who gives a piece away moves its charge to the process first: [`Bytes::share`].
+//! What other loops hold would count against the loop that it came from, and a slow client there could use up the
+//! memory here. So who gives a piece away moves its charge to the process first: [`Bytes::share`].
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -62,7 +62,8 @@ impl Other {
     }
 }
 
-// SAFETY: nobody writes to the bytes while this or a clone of it exists, and the owner, which keeps them, is `Send` and `Sync`.
+// SAFETY: nobody writes to the bytes while this or a clone of it exists, and the owner, which keeps them, is `Send` and
+// `Sync`.
 unsafe impl Send for Bytes {}
 // SAFETY: as above.
 unsafe impl Sync for Bytes {}
@@ -157,11 +158,11 @@ impl Bytes {
         self.length = self.length.min(length);
     }
 
-    /// Moves the charge for the memory from the loop's account to the process's: to be called before a piece is given to
-    /// another loop, which may hold it for long. It counts for all pieces of that memory, and once.
+    /// Moves the charge for the memory from the loop's account to the process's: to be called before a piece is given
+    /// to another loop, which may hold it for long. It counts for all pieces of that memory, and once.
     ///
-    /// Errors: `OutOfMemory` at the limit of that account ([`crate::shared_bytes_max`]): then nothing has changed, and the
-    /// piece should stay here.
+    /// Errors: `OutOfMemory` at the limit of that account ([`crate::shared_bytes_max`]): then nothing has changed, and
+    /// the piece should stay here.
     pub fn share(&self) -> io::Result<()> {
         match &self.owner {
             Owner::Block(memory) => memory.charge().move_to_process(),
@@ -173,7 +174,8 @@ impl Bytes {
         }
     }
 
-    /// The lease that these bytes were frozen from, if nobody else has any of it, it is this thread's and was not `share`d.
+    /// The lease that these bytes were frozen from, if nobody else has any of it, it is this thread's and was not
+    /// `share`d.
     pub fn try_into_lease(mut self) -> Result<Lease, Bytes> {
         let (start, length) = (self.start, self.length);
         match mem::replace(&mut self.owner, Owner::Static) {

@@ -1,7 +1,7 @@
 //! The event loop: executor, timers, drivers, sockets, files, thread pools.
 //!
-//! One loop per worker thread; its tasks are `!Send` futures that never block. This crate is the home of system calls and
-//! of nearly all `unsafe`; it knows no protocol and no configuration.
+//! One loop per worker thread; its tasks are `!Send` futures that never block. This crate is the home of system calls
+//! and of nearly all `unsafe`; it knows no protocol and no configuration.
 //!
 //! ```
 //! use gale_runtime::{AcceptOptions, Buffer, EventLoop, Listener, LoopOptions, Output, SocketAddress, Stream, spawn};

@@ -1,5 +1,5 @@
-//! How much memory this process may use: the machine's, or what its cgroups allow if that is less. Read once, from files
-//! in memory; a limit that is changed later is not noticed.
+//! How much memory this process may use: the machine's, or what its cgroups allow if that is less. Read once, from
+//! files in memory; a limit that is changed later is not noticed.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -12,8 +12,8 @@ const MIB: u64 = 1 << 20;
 const LEASES_MIN: u64 = 64 * MIB;
 const LEASES_MIN_PER_LOOP: u64 = 4 * MIB;
 
-/// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease above
-/// a limit that has become smaller stays there until it is returned.
+/// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease
+/// above a limit that has become smaller stays there until it is returned.
 pub fn share_leases(loops: usize) {
     blocks::set_leased_bytes_max(share_of_leases(loops));
 }
@@ -23,8 +23,8 @@ pub(crate) fn share_of_leases(loops: usize) -> usize {
     share(available(), loops as u64)
 }
 
-/// The bytes that may be charged to the process if nothing else is said: a sixteenth of the memory, as much as a quarter of
-/// what all loops have on lease.
+/// The bytes that may be charged to the process if nothing else is said: a sixteenth of the memory, as much as a
+/// quarter of what all loops have on lease.
 pub(crate) fn share_of_shared_bytes() -> usize {
     share(available() / 4, 1)
 }
@@ -55,8 +55,8 @@ fn cgroup_limit() -> Option<u64> {
         .min()
 }
 
-/// One line of /proc/self/cgroup (cgroups(7)), `0::/path` or, in version 1, `5:memory:/path`: where the hierarchy is mounted
-/// by convention, the path therein, and the name of the file that tells the limit.
+/// One line of /proc/self/cgroup (cgroups(7)), `0::/path` or, in version 1, `5:memory:/path`: where the hierarchy is
+/// mounted by convention, the path therein, and the name of the file that tells the limit.
 fn memory_directory_and_file(line: &str) -> Option<(&'static Path, &Path, &'static str)> {
     let mut fields = line.splitn(3, ':');
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);

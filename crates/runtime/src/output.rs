@@ -1,6 +1,7 @@
 //! The output queue: owned chunks waiting to be sent, in order.
 //!
-//! Chunks are [`Bytes`]; small pieces may be copied into one lease with [`Output::append`] or `io::Write`. The queue itself has no bound: who fills it looks at [`Output::len_bytes`].
+//! Chunks are [`Bytes`]; small pieces may be copied into one lease with [`Output::append`] or `io::Write`. The queue
+//! itself has no bound: who fills it looks at [`Output::len_bytes`].
 
 use std::fmt;
 use std::io;
@@ -116,8 +117,8 @@ impl Output {
         self.loan = None;
     }
 
-    /// Lends everything that waits to a driver, which sends it while nobody looks. It still counts as waiting. (What is on
-    /// loan and dropped from here by `clear` is sent all the same: it is too late.)
+    /// Lends everything that waits to a driver, which sends it while nobody looks. It still counts as waiting. (What is
+    /// on loan and dropped from here by `clear` is sent all the same: it is too late.)
     pub(crate) fn lend(&mut self, ticket: u32) -> Output {
         debug_assert!(self.loan.is_none());
         let length = self.length;

@@ -1,8 +1,9 @@
 //! Watches on paths: whether a path still leads to what it led to, and whether that is unchanged.
 //!
-//! A [`PathWatch`] has an inotify watch on everything that its path passes through: each directory (for the name that is
-//! looked up in it), each symbolic link's directory, and the file itself. Whatever the kernel tells about any of them ends
-//! it, for good: written to, truncated, replaced, renamed, unlinked, other permissions, a parent renamed, a link switched.
+//! A [`PathWatch`] has an inotify watch on everything that its path passes through: each directory (for the name that
+//! is looked up in it), each symbolic link's directory, and the file itself. Whatever the kernel tells about any of
+//! them ends it, for good: written to, truncated, replaced, renamed, unlinked, other permissions, a parent renamed, a
+//! link switched.
 //!
 //! ```text
 //!   /srv/current/index.html      current -> releases/7
@@ -13,13 +14,13 @@
 //!     index.html   written to …
 //! ```
 //!
-//! The kernel queues an event before the system call that caused it returns. So after [`nothing_unread`] has said yes, a
-//! watch that is intact speaks for everything that had happened before. A thread of its own reads the events; loops never
-//! do, and never take its lock.
+//! The kernel queues an event before the system call that caused it returns. So after [`nothing_unread`] has said yes,
+//! a watch that is intact speaks for everything that had happened before. A thread of its own reads the events; loops
+//! never do, and never take its lock.
 //!
-//! What the kernel does not tell: writes through a mapping (their file is told of when the mapping ends), and what other
-//! machines do. File systems where that is usual are not watched; see `TELLING`. Watches are bounded; when there are no
-//! more, there is no [`PathWatch`], and who wanted it looks for itself.
+//! What the kernel does not tell: writes through a mapping (their file is told of when the mapping ends), and what
+//! other machines do. File systems where that is usual are not watched; see `TELLING`. Watches are bounded; when there
+//! are no more, there is no [`PathWatch`], and who wanted it looks for itself.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -40,7 +41,8 @@ use rustix::io::Errno;
 use crate::files::mounts;
 use crate::simulation::World;
 
-/// Most paths that are watched at a time, fewer where the kernel allows less: each pins its file's inode, about a kilobyte.
+/// Most paths that are watched at a time, fewer where the kernel allows less: each pins its file's inode, about a
+/// kilobyte.
 const PATHS_MAX: usize = 8192;
 
 /// Components and links of a path; the kernel follows 40 links.
@@ -109,8 +111,9 @@ pub struct Target {
 }
 
 impl PathWatch {
-    /// Begins to watch an absolute path, following links. `None` if that cannot be: then nothing is watched. What happens
-    /// after this has returned ends it, so what shall be known of the path is to be found out after it. May block.
+    /// Begins to watch an absolute path, following links. `None` if that cannot be: then nothing is watched. What
+    /// happens after this has returned ends it, so what shall be known of the path is to be found out after it. May
+    /// block.
     pub fn begin(path: &Path) -> Option<PathWatch> {
         if World::current().is_some() || !path.is_absolute() {
             return None;
@@ -161,8 +164,8 @@ pub fn is_possible() -> bool {
     World::current().is_none() && Watcher::started().is_some()
 }
 
-/// Has `housekeeper` called every second on the thread of the watches, until it returns false: then it has nothing to do.
-/// To be called when it has something to do; the function is the same each time. False if there is no such thread.
+/// Has `housekeeper` called every second on the thread of the watches, until it returns false: then it has nothing to
+/// do. To be called when it has something to do; the function is the same each time. False if there is no such thread.
 pub fn keep_house(housekeeper: fn() -> bool) -> bool {
     if World::current().is_some() {
         return false;
@@ -191,8 +194,8 @@ struct Watcher {
     has_ended: AtomicBool,
 }
 
-/// Who depends on what: by the kernel's number of the watch, then by the name that is looked up in the directory (empty for
-/// a file, or a directory that is itself the target).
+/// Who depends on what: by the kernel's number of the watch, then by the name that is looked up in the directory (empty
+/// for a file, or a directory that is itself the target).
 #[derive(Default)]
 struct Places {
     by_number: HashMap<i32, Names>,
@@ -369,8 +372,8 @@ fn signal(dependents: &Vec<Weak<Signal>>) {
     }
 }
 
-/// Goes along a path as the kernel does, and watches each directory before a name is looked up in it: what happens to that
-/// name later is told.
+/// Goes along a path as the kernel does, and watches each directory before a name is looked up in it: what happens to
+/// that name later is told.
 struct Walk<'w> {
     watcher: &'static Watcher,
     signal: &'w Arc<Signal>,

@@ -1,5 +1,6 @@
-//! Futures of stream operations dropped in every state: before and after the operation was submitted, when it has completed
-//! and nobody was told, in the middle of the data. What follows finds everything in order, or everything let go.
+//! Futures of stream operations dropped in every state: before and after the operation was submitted, when it has
+//! completed and nobody was told, in the middle of the data. What follows finds everything in order, or everything let
+//! go.
 //!
 //! Under AddressSanitizer this shows besides that nobody touches what was freed (CONTRIBUTING.md has the command).
 
@@ -259,8 +260,8 @@ fn a_large_send_dropped_in_any_state_keeps_order_and_memory() {
     for_each_state(async |before, after, then| dropped_send(300_000, before, after, then).await);
 }
 
-/// A short answer into a socket with room for it, for some of it, or for nothing, and what becomes of the stream then. No
-/// future is dropped: what counts as sent has to arrive without one.
+/// A short answer into a socket with room for it, for some of it, or for nothing, and what becomes of the stream then.
+/// No future is dropped: what counts as sent has to arrive without one.
 async fn left_post(room: Room, before: u32, after: u32, then: Then) {
     let (stream, mut peer) = connection().await;
     let mut sent = match room {

@@ -19,8 +19,8 @@ fn is_there() -> bool {
     event_loop(simulated_time()).driver_name() == "io_uring"
 }
 
-/// Whether what is sent goes by the ring: short answers are posted, also into a full socket, and others queued. (That takes
-/// provided buffers.) On a thread of its own, because tests ask for it within their loops.
+/// Whether what is sent goes by the ring: short answers are posted, also into a full socket, and others queued. (That
+/// takes provided buffers.) On a thread of its own, because tests ask for it within their loops.
 fn sends_on_ring() -> bool {
     let ask = || {
         event_loop(simulated_time()).run(async {
@@ -343,7 +343,8 @@ fn a_send_that_goes_on_after_its_stream_has_gone_sends_its_own_bytes() {
     if !sends_on_ring() {
         return;
     }
-    // So short a queue is submitted while streams are being closed: the kernel goes on with sends of whose end it hears later.
+    // So short a queue is submitted while streams are being closed: the kernel goes on with sends of whose end it hears
+    // later.
     let ring = RingOptions { submissions: 1, ..RingOptions::default() };
     event_loop(with_ring(ring)).run(async {
         let leased = leased_bytes();
@@ -658,7 +659,8 @@ fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
     });
 }
 
-/// Both ends of a connection on the ring, the first of which can send nothing more, and how much the second can receive.
+/// Both ends of a connection on the ring, the first of which can send nothing more, and how much the second can
+/// receive.
 async fn full_pair() -> (Stream, Stream, usize) {
     let (server, client) = unix_pair();
     warm_up(&server, &client).await;

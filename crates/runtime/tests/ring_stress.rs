@@ -1,8 +1,10 @@
-//! Hundreds of kept-alive connections on rings that are too small for them, while other threads want the processor: nobody
-//! waits for ever. Where the loop that serves does not turn to idle connections either, nothing but the kernel's word brings
-//! it on: a completion that is lost, a receive that is not armed again, or a wake-up that finds nobody stays lost.
+//! Hundreds of kept-alive connections on rings that are too small for them, while other threads want the processor:
+//! nobody waits for ever. Where the loop that serves does not turn to idle connections either, nothing but the kernel's
+//! word brings it on: a completion that is lost, a receive that is not armed again, or a wake-up that finds nobody
+//! stays lost.
 //!
-//! What is longer than a test should be is asked for: `GALE_STRESS_SECONDS=60 cargo test -p gale-runtime --test ring_stress`.
+//! What is longer than a test should be is asked for: `GALE_STRESS_SECONDS=60 cargo test -p gale-runtime --test
+//! ring_stress`.
 
 mod common;
 

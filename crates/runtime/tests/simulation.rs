@@ -1,5 +1,5 @@
-//! The simulated world itself: whatever goes wrong, bytes arrive whole and in order, the same seed gives the same run, and
-//! what a kernel promises is kept.
+//! The simulated world itself: whatever goes wrong, bytes arrive whole and in order, the same seed gives the same run,
+//! and what a kernel promises is kept.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

@@ -1,7 +1,7 @@
 //! Stalls on purpose: what holds a loop up is filed for what it is, and others take the connections that wait for it.
 //!
-//! Nothing here depends on how quick the machine is: a stall lasts until the watchdog has filed it. On a busy machine it may
-//! be filed as preempted first, and then there is another one.
+//! Nothing here depends on how quick the machine is: a stall lasts until the watchdog has filed it. On a busy machine
+//! it may be filed as preempted first, and then there is another one.
 
 mod common;
 
@@ -27,8 +27,8 @@ fn filed(remote: &Remote) -> u64 {
     StallKind::ALL.into_iter().map(|kind| remote.turns().filed(kind).count).sum()
 }
 
-/// Holds a loop up, once and again, until a stall of this kind was filed. `hold_up` does so until more stalls were filed
-/// than it is told.
+/// Holds a loop up, once and again, until a stall of this kind was filed. `hold_up` does so until more stalls were
+/// filed than it is told.
 fn stall_until_filed(kind: StallKind, mut hold_up: impl FnMut(Remote, u64)) {
     start_watchdog().unwrap();
     let mut event_loop = event_loop(options());

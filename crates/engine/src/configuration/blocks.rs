@@ -1,5 +1,5 @@
-//! Blocks of the main level that are a protocol's: `http`. The engine keeps what they gather by its type and knows none of
-//! them; the module that opens a block brings its builder.
+//! Blocks of the main level that are a protocol's: `http`. The engine keeps what they gather by its type and knows none
+//! of them; the module that opens a block brings its builder.
 
 use std::any::Any;
 use std::sync::Arc;

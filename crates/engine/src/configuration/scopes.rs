@@ -1,7 +1,7 @@
 //! Levels of settings, one inside of another: the tree that a block such as `http` gathers while it is read.
 //!
-//! While the text is walked, a scope holds only what it says itself. When all of it is known, every scope is completed from
-//! its parent, so that whoever looks at one finds everything in it.
+//! While the text is walked, a scope holds only what it says itself. When all of it is known, every scope is completed
+//! from its parent, so that whoever looks at one finds everything in it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -59,8 +59,8 @@ impl ScopeTree {
         &mut self.0[scope.0 as usize].confs
     }
 
-    /// Completes every scope, parents first: what it did not say it takes from its parent, and the block itself from the
-    /// defaults. `places` are those whose directives write into scopes.
+    /// Completes every scope, parents first: what it did not say it takes from its parent, and the block itself from
+    /// the defaults. `places` are the contexts whose directives write into scopes.
     ///
     /// # Errors
     /// What a module finds wrong with the settings of a scope.

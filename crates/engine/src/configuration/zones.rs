@@ -90,8 +90,8 @@ impl ZoneSize {
 }
 
 impl ZoneSize {
-    /// The value that the zone holds, of any type. A zone that goes on over a reload has the earlier one, any other that of
-    /// `make`, which is to take no more memory than it is told.
+    /// The value that the zone holds, of any type. A zone that goes on over a reload has the earlier one, any other
+    /// that of `make`, which is to take no more memory than it is told.
     ///
     /// # Errors
     /// There is not so much memory.
@@ -114,8 +114,8 @@ impl ZoneSize {
         Diagnostic::emerg(format!("mmap(MAP_ANON|MAP_SHARED, {bytes}) failed (12: Cannot allocate memory)")).at(span)
     }
 
-    /// The counters behind the zone: those of before, if it goes on over a reload. `subject` begins the message about keys that
-    /// have changed.
+    /// The counters behind the zone: those of before, if it goes on over a reload. `subject` begins the message about
+    /// keys that have changed.
     ///
     /// # Errors
     /// In nginx's words: the keys are made of something else now, or there is not so much memory.

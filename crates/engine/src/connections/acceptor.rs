@@ -1,12 +1,13 @@
 //! Accepting: a loop's share of the listening sockets, and room for what comes.
 //!
-//! A connection is accepted only if it can be served: while there is no room, the memory for buffers is exhausted or the
-//! process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served. Those that wait at
-//! a socket when this loop stops listening there are still accepted, if there is room for them within a short time.
+//! A connection is accepted only if it can be served: while there is no room, the memory for buffers is exhausted or
+//! the process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served. Those that
+//! wait at a socket when this loop stops listening there are still accepted, if there is room for them within a short
+//! time.
 //!
-//! With `accept_mutex on` the workers take turns on the sockets that they share: one at a time listens. It gives its turn
-//! back with the first connection and tries again when its loop's turn ends, as the others do at the ends of theirs and
-//! after `accept_mutex_delay`; whoever is short of connections lets some of these pass. (nginx's way:
+//! With `accept_mutex on` the workers take turns on the sockets that they share: one at a time listens. It gives its
+//! turn back with the first connection and tries again when its loop's turn ends, as the others do at the ends of
+//! theirs and after `accept_mutex_delay`; whoever is short of connections lets some of these pass. (nginx's way:
 //! <https://nginx.org/en/docs/ngx_core_module.html#accept_mutex>)
 
 use std::future::poll_fn;
@@ -42,12 +43,12 @@ const QUEUED_PER_TURN: usize = 64;
 /// wait at a removed address.
 pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How long a client that has sent nothing is waited for at a deferred socket that is given up. The kernel tells of it after a
-/// second, when it has asked the client once more; this is as much as a round trip longer.
+/// How long a client that has sent nothing is waited for at a deferred socket that is given up. The kernel tells of it
+/// after a second, when it has asked the client once more; this is as much as a round trip longer.
 const SILENT_WAIT: Duration = Duration::from_millis(1200);
 
-/// How long connections are accepted at a Unix socket that is not in the configuration any more: the master removes its file, by
-/// which clients come, at the same time.
+/// How long connections are accepted at a Unix socket that is not in the configuration any more: the master removes its
+/// file, by which clients come, at the same time.
 const UNLINK_WAIT: Duration = Duration::from_millis(100);
 
 /// How long accepting pauses when the worker's memory for buffers is exhausted.
@@ -132,9 +133,9 @@ fn pause(listener: &Listener) {
     ACCEPT_MUTEX.hand_over();
 }
 
-/// Accepts from sockets that this loop is about to leave for good until those have come of whom the kernel tells late, and
-/// whom it would reset with the socket: at deferred ones who has connected already, as his side sees it, and sent nothing;
-/// at Unix sockets who finds their files. `configuration` as in [`accept_queued`], which is to follow.
+/// Accepts from sockets that this loop is about to leave for good until those have come of whom the kernel tells late,
+/// and whom it would reset with the socket: at deferred ones who has connected already, as his side sees it, and sent
+/// nothing; at Unix sockets who finds their files. `configuration` as in [`accept_queued`], which is to follow.
 pub async fn accept_late(
     worker: &Rc<Worker>,
     sockets: &[DrainingListener],

@@ -1,7 +1,7 @@
 //! What the workers count: connections and requests, for `stub_status` and whoever else asks.
 //!
-//! Each worker writes its own counters and nobody else's, so that a request costs a plain store. Whoever asks adds up those
-//! of all workers. The counters of a worker that has ended go on with the next one: totals never go back.
+//! Each worker writes its own counters and nobody else's, so that a request costs a plain store. Whoever asks adds up
+//! those of all workers. The counters of a worker that has ended go on with the next one: totals never go back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

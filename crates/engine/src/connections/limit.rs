@@ -1,8 +1,8 @@
 //! `worker_connections`: how many connections a loop has and may have, and who makes room for the next.
 //! (<https://nginx.org/en/docs/ngx_core_module.html#worker_connections>)
 //!
-//! Connections of clients and, as in nginx, those to upstreams count. Whoever has idle ones that it can do without registers
-//! them as [`IdleConnections`]; those that were registered first are given up first.
+//! Connections of clients and, as in nginx, those to upstreams count. Whoever has idle ones that it can do without
+//! registers them as [`IdleConnections`]; those that were registered first are given up first.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -14,9 +14,9 @@ use gale_runtime::{Moment, TaskId};
 use super::reuse::Search;
 use crate::worker::Worker;
 
-/// How many connections there may be above the limit, besides one for each socket: an idle connection is closed only when a
-/// new one has been accepted, and by then it may be busy. Once there are so many, idle ones are closed before the next one
-/// is accepted.
+/// How many connections there may be above the limit, besides one for each socket: an idle connection is closed only
+/// when a new one has been accepted, and by then it may be busy. Once there are so many, idle ones are closed before
+/// the next one is accepted.
 const ABOVE_LIMIT_MAX: usize = 32;
 
 /// Idle connections of one kind, which can be closed when there is no room.
@@ -148,8 +148,8 @@ impl WorkerConnections {
 }
 
 impl Worker {
-    /// Waits until somebody says that there may be room, or until `later`, when a connection that is protected for a while
-    /// (`keepalive_min_timeout`) may be closed.
+    /// Waits until somebody says that there may be room, or until `later`, when a connection that is protected for a
+    /// while (`keepalive_min_timeout`) may be closed.
     pub(super) async fn room(self: &Rc<Self>, later: Option<Moment>) {
         let mut has_waited = false;
         poll_fn(|context| {

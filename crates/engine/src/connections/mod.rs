@@ -1,4 +1,5 @@
-//! Connections of clients, whatever they speak: how they are accepted, how many there may be, which idle ones end first.
+//! Connections of clients, whatever they speak: how they are accepted, how many there may be, which idle ones end
+//! first.
 
 mod acceptor;
 mod counters;

@@ -1,15 +1,16 @@
 //! Which idle connections a full worker closes to make room for new ones, found with bounded work.
 //!
-//! nginx keeps a queue of them and takes from its head. Here an idle connection takes no byte for that: a hand goes round
-//! over the places of all connections, looks at a few at a time, and of the idle ones that it sees those are closed that
-//! have waited longest. With no more places than it looks at, these are nginx's; with more, the longest of a sample, and the
-//! next sample begins behind it. There is one hand for all listening sockets of a worker, so what is looked at in a turn of
-//! the loop grows neither with the connections nor with the sockets; the turns that a search takes grow with the places.
+//! nginx keeps a queue of them and takes from its head. Here an idle connection takes no byte for that: a hand goes
+//! round over the places of all connections, looks at a few at a time, and of the idle ones that it sees those are
+//! closed that have waited longest. With no more places than it looks at, these are nginx's; with more, the longest of
+//! a sample, and the next sample begins behind it. There is one hand for all listening sockets of a worker, so what is
+//! looked at in a turn of the loop grows neither with the connections nor with the sockets; the turns that a search
+//! takes grow with the places.
 //!
-//! Invariant: every connection that may be closed has its place in the stretch that is still to be looked at, or was seen
-//! outside of it when it might not be closed yet, and is looked at again when that is over. What is looked at leaves the
-//! stretch unless it may be closed and stays open; the place of whoever becomes idle is taken into it. So once the stretch
-//! is empty there is nobody to close, whichever socket's task has looked.
+//! Invariant: every connection that may be closed has its place in the stretch that is still to be looked at, or was
+//! seen outside of it when it might not be closed yet, and is looked at again when that is over. What is looked at
+//! leaves the stretch unless it may be closed and stays open; the place of whoever becomes idle is taken into it. So
+//! once the stretch is empty there is nobody to close, whichever socket's task has looked.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -92,7 +93,8 @@ impl Stretch {
         Stretch { first, length: self.length.saturating_sub(1), of: self.of }
     }
 
-    /// As long as it takes to hold this place, too. (One that is new makes everything be looked at, when that is noticed.)
+    /// As long as it takes to hold this place, too. (One that is new makes everything be looked at, when that is
+    /// noticed.)
     fn with(self, place: usize) -> Stretch {
         if self.length == 0 {
             return Stretch { first: place, length: 1, of: self.of };
@@ -135,8 +137,9 @@ impl Hand {
         }
     }
 
-    /// The places of those to be closed now: of the idle ones that are seen the eighth that has waited longest, as nginx
-    /// takes an eighth of all; as many as are wanted, if so many are seen. None are seen if this turn has had its looks.
+    /// The places of those to be closed now: of the idle ones that are seen the eighth that has waited longest, as
+    /// nginx takes an eighth of all; as many as are wanted, if so many are seen. None are seen if this turn has had its
+    /// looks.
     pub fn longest_idle(&self, places: &Places<'_>, wanted: usize) -> Vec<usize> {
         self.take_in(places);
         let mut idle: Vec<(Moment, usize)> = Vec::new();

@@ -185,8 +185,8 @@ impl<C: Connection> ConnectionTable<C> {
         self.worker.connections.max()
     }
 
-    /// Does something that no connection waits for, for an exchange that began with the configuration of that generation.
-    /// `false` when there is too much of that already.
+    /// Does something that no connection waits for, for an exchange that began with the configuration of that
+    /// generation. `false` when there is too much of that already.
     pub fn spawn_background(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
         if self.background.borrow().len() >= self.background_max() {
             return false;
@@ -204,7 +204,8 @@ impl<C: Connection> ConnectionTable<C> {
         true
     }
 
-    /// Ends what is done in the background for exchanges that began with the configuration of this generation or an older one.
+    /// Ends what is done in the background for exchanges that began with the configuration of this generation or an
+    /// older one.
     pub fn expire_background(&self, newest: u64) {
         let expired = |background: &Background| background.generation <= newest;
         let tasks: Vec<TaskId> = {

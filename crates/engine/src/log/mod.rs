@@ -1,8 +1,8 @@
 //! Logs: lines in nginx's form, written by a thread of their own.
 //!
-//! Neither an event loop nor a thread that supervises writes to a file. It appends whole lines to the file's bounded queue; a
-//! thread takes what has gathered and writes it with one call. What does not fit is counted and told, never waited for.
-//! Only `emerg` is waited for, a short while, because the process may be ending.
+//! Neither an event loop nor a thread that supervises writes to a file. It appends whole lines to the file's bounded
+//! queue; a thread takes what has gathered and writes it with one call. What does not fit is counted and told, never
+//! waited for. Only `emerg` is waited for, a short while, because the process may be ending.
 
 mod access;
 mod line_time;

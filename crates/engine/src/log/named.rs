@@ -1,11 +1,11 @@
 //! Access logs whose names have variables: `access_log /var/log/$host.log`.
 //! (<https://nginx.org/en/docs/http/ngx_http_log_module.html#access_log>)
 //!
-//! Which file a line belongs to is known when the request ends. A thread of its own opens the file, writes all lines that have
-//! gathered for it, and closes it, or keeps it open for a while where `open_log_file_cache` says so. As in nginx nothing is
-//! written unless the directory that requests are served from (`root`) exists. So a host name that a client has made up makes
-//! no file where `root` contains the variable, too; elsewhere it makes one. The queue is bounded; what does not fit is counted
-//! and told.
+//! Which file a line belongs to is known when the request ends. A thread of its own opens the file, writes all lines
+//! that have gathered for it, and closes it, or keeps it open for a while where `open_log_file_cache` says so. As in
+//! nginx nothing is written unless the directory that requests are served from (`root`) exists. So a host name that a
+//! client has made up makes no file where `root` contains the variable, too; elsewhere it makes one. The queue is
+//! bounded; what does not fit is counted and told.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -32,18 +32,19 @@ const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Larger batches are those of a burst of lines.
 const BATCH_BYTES_USUAL: usize = 256 * 1024;
 
-/// What a queue and the thread keep of the memory that a burst has taken, once it is over: as much as usual batches make of
-/// it, since memory grows by doubling.
+/// What a queue and the thread keep of the memory that a burst has taken, once it is over: as much as usual batches
+/// make of it, since memory grows by doubling.
 const KEPT_BYTES_MAX: usize = 2 * BATCH_BYTES_USUAL;
 
-/// How long it takes until a burst counts as over: nothing is allocated anew for batches that are large again and again.
+/// How long it takes until a burst counts as over: nothing is allocated anew for batches that are large again and
+/// again.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A failing log is reported at most this often.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long somebody waits for a line that must not get lost; longer than a disk at work takes. Nobody waits again for a file
-/// that has not taken such a line, until it has.
+/// How long somebody waits for a line that must not get lost; longer than a disk at work takes. Nobody waits again for
+/// a file that has not taken such a line, until it has.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(200);
 
 /// One log file, or standard error, with its queue.
@@ -104,7 +105,8 @@ impl LogWriter {
         }
     }
 
-    /// As [`LogWriter::append`], and returns when the lines are in the file, or after a short while if that holds them up.
+    /// As [`LogWriter::append`], and returns when the lines are in the file, or after a short while if that holds them
+    /// up.
     pub fn append_and_wait(self: &Arc<Self>, lines: &[u8]) {
         self.append(lines);
         let deadline = Instant::now() + WAIT_TIME_MAX;

@@ -8,9 +8,9 @@
 //! server 2 … and round again, for as long as somebody wants to know
 //! ```
 //!
-//! Each try has a socket of its own, and so a port that nobody can foretell, and numbers that nobody can; what does not come
-//! from the server, or is not the answer to a question, is ignored. An answer is final, whatever it says: as in nginx, a
-//! server that fails is not made up for by another one.
+//! Each try has a socket of its own, and so a port that nobody can foretell, and numbers that nobody can; what does not
+//! come from the server, or is not the answer to a question, is ignored. An answer is final, whatever it says: as in
+//! nginx, a server that fails is not made up for by another one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,8 +35,8 @@ const DATAGRAM_BYTES_MAX: usize = 4096;
 /// What is received at once over TCP.
 const RECEIVE_BYTES: usize = 4096;
 
-/// So many answers that are none are looked at on one socket. Who guesses has that many of 65,536 numbers for a port that
-/// he had to guess, too; then TCP decides, which cannot be forged from afar.
+/// So many answers that are none are looked at on one socket. Who guesses has that many of 65,536 numbers for a port
+/// that he had to guess, too; then TCP decides, which cannot be forged from afar.
 const OFFENCES_MAX: u32 = 32;
 
 /// The questions of one name, which are asked together.
@@ -57,7 +57,8 @@ enum Silence {
     Absent,
 }
 
-/// Asks the servers in turn, `first` first, until one has answered all questions. False when nobody wants to know any more.
+/// Asks the servers in turn, `first` first, until one has answered all questions. False when nobody wants to know any
+/// more.
 pub(super) async fn ask(
     servers: &[SocketAddr],
     first: usize,

@@ -8,9 +8,9 @@
 //!                 flight of this name ─► task asks the servers ─► all who wait for it
 //! ```
 //!
-//! Each event loop has its own resolvers, caches and sockets, as each worker process of nginx has. However many ask for one
-//! name at the same time, it is asked for once, and the task goes on for the others when one of them gives up. A reload keeps
-//! what is known, unless the directive changed.
+//! Each event loop has its own resolvers, caches and sockets, as each worker process of nginx has. However many ask for
+//! one name at the same time, it is asked for once, and the task goes on for the others when one of them gives up. A
+//! reload keeps what is known, unless the directive changed.
 //!
 //! It never reads `/etc/hosts` or `/etc/resolv.conf`: neither does nginx's.
 
@@ -40,7 +40,8 @@ pub use self::settings::ResolverSettings;
 use crate::log::ErrorLog;
 use gale_base::log_level::Level;
 
-/// Names that a resolver remembers: more than a server has upstreams, and some megabytes at most if strangers choose them.
+/// Names that a resolver remembers: more than a server has upstreams, and some megabytes at most if strangers choose
+/// them.
 const NAMES_MAX: usize = 4096;
 
 /// Resolvers that a loop keeps although no configuration may have them any more.
@@ -119,8 +120,8 @@ pub struct ServiceAddress {
 pub struct Resolvers(Vec<(Arc<ResolverSettings>, Rc<Resolver>)>);
 
 impl Resolvers {
-    /// The resolver of a directive, made when it is first needed. One that is set as another one is that one, also when that
-    /// is of a configuration that was replaced.
+    /// The resolver of a directive, made when it is first needed. One that is set as another one is that one, also when
+    /// that is of a configuration that was replaced.
     pub fn get(&mut self, settings: &Arc<ResolverSettings>, log: &Arc<ErrorLog>) -> Rc<Resolver> {
         if let Some((_, known)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, settings)) {
             return Rc::clone(known);
@@ -130,8 +131,8 @@ impl Resolvers {
         let resolver = same.map_or_else(|| Resolver::of(servers, log), |(_, known)| Rc::clone(known));
         // Messages go where the newest configuration says.
         resolver.log.replace(Arc::clone(log));
-        // Bound: the directives of configurations that are still in use, and some more, so that a reload finds all of them
-        // again whichever is asked for first.
+        // Bound: the directives of configurations that are still in use, and some more, so that a reload finds all of
+        // them again whichever is asked for first.
         if self.0.len() >= KEPT_MAX {
             self.0.retain(|(settings, _)| Arc::strong_count(settings) > 1);
         }
@@ -233,9 +234,9 @@ impl Resolver {
         within(time_max, self.addresses(name)).await
     }
 
-    /// The servers of a service (SRV): `http` of `example.com` is `_http._tcp.example.com`, `_x._udp` is taken as it is.
-    /// Those of a lower priority number come first; within one the first is drawn by weight. A `time_max` of zero waits for
-    /// ever.
+    /// The servers of a service (SRV): `http` of `example.com` is `_http._tcp.example.com`, `_x._udp` is taken as it
+    /// is. Those of a lower priority number come first; within one the first is drawn by weight. A `time_max` of zero
+    /// waits for ever.
     ///
     /// # Errors
     /// Why there are none.
@@ -377,8 +378,9 @@ impl Resolver {
         }
     }
 
-    /// What the answers to all questions about a name mean, and keeps it. As in nginx an error of one kind is one of the
-    /// name, addresses of one kind are enough, and without any what was said last counts: of IPv6, if that was asked for.
+    /// What the answers to all questions about a name mean, and keeps it. As in nginx an error of one kind is one of
+    /// the name, addresses of one kind are enough, and without any what was said last counts: of IPv6, if that was
+    /// asked for.
     fn conclude(&self, key: &Key, asked: Asked) -> Outcome {
         let now = gale_runtime::now();
         let (mut v4, mut v6, mut last, mut error) = (Vec::new(), Vec::new(), Found::Nothing, None);

@@ -1,8 +1,8 @@
 //! Services: what runs beside requests, for as long as a configuration has it.
 //!
-//! A module makes a service from its settings and hands it to [`Builder::add_service`]. Something every ten seconds is a
-//! service of one line, [`Context::every`]. A service is a task of an event loop: it must not block, and whatever takes long
-//! goes to a thread pool.
+//! A module makes a service from its settings and hands it to [`Builder::add_service`]. Something every ten seconds is
+//! a service of one line, [`Context::every`]. A service is a task of an event loop: it must not block, and whatever
+//! takes long goes to a thread pool.
 //!
 //! ```text
 //!   built with the configuration ─► every loop has committed ─► runs ─► returns: it is done
@@ -13,8 +13,8 @@
 //!      └─► ends, or is dropped after five seconds
 //! ```
 //!
-//! Services are matched by name over a reload. No service keeps a process alive: a loop that drains asks its own to end at
-//! once, so that another process can take over what only one may do.
+//! Services are matched by name over a reload. No service keeps a process alive: a loop that drains asks its own to end
+//! at once, so that another process can take over what only one may do.
 //!
 //! [`Builder::add_service`]: crate::configuration::Builder::add_service
 
@@ -46,8 +46,8 @@ pub(crate) use running::Services;
 
 /// A service of this type; the value is its settings, complete and immutable.
 pub trait Service: Send + Sync + Sized + 'static {
-    /// Runs on an event loop until it has no more to do or until [`Context::stopping`]. A panic is logged, and the service is
-    /// started again.
+    /// Runs on an event loop until it has no more to do or until [`Context::stopping`]. A panic is logged, and the
+    /// service is started again.
     fn run(context: Context<Self>) -> impl Future<Output = ()> + 'static;
 
     /// Whether the service that runs with the settings `earlier` goes on with these after a reload, and hears of it by
@@ -76,8 +76,8 @@ impl<S: Service> Context<S> {
         self.running.name()
     }
 
-    /// The settings now. Those that are kept over [`Context::changed`] may be freed where they are dropped: what takes long
-    /// to free belongs on a thread pool then.
+    /// The settings now. Those that are kept over [`Context::changed`] may be freed where they are dropped: what takes
+    /// long to free belongs on a thread pool then.
     ///
     /// # Panics
     /// The service has ended, and a task that it has spawned asks.
@@ -99,8 +99,8 @@ impl<S: Service> Context<S> {
         self.running.worker()
     }
 
-    /// A share of the lock of a service that is [`exclusive`](ServiceSpec::exclusive); none for others. What writes in a
-    /// thread pool keeps one: the service may be dropped before it, and no other process starts while it writes.
+    /// A share of the lock of a service that is [`exclusive`](ServiceSpec::exclusive); none for others. What writes in
+    /// a thread pool keeps one: the service may be dropped before it, and no other process starts while it writes.
     pub fn lock_share(&self) -> Option<LockShare> {
         self.running.lock_share()
     }
@@ -110,7 +110,8 @@ impl<S: Service> Context<S> {
         self.running.log(level, &message);
     }
 
-    /// Ready once for every reload that this service goes on over; reloads that follow each other quickly may count as one.
+    /// Ready once for every reload that this service goes on over; reloads that follow each other quickly may count as
+    /// one.
     pub async fn changed(&self) {
         self.running.changed_since(self.changes_seen.get()).await;
         self.changes_seen.set(self.running.changes());
@@ -163,23 +164,25 @@ enum Instances {
 }
 
 impl ServiceSpec {
-    /// One for every event loop. The name says what runs, for a log and to find the service again over a reload; no other
-    /// service of the configuration may have it: `"cache manager one"`.
+    /// One for every event loop. The name says what runs, for a log and to find the service again over a reload; no
+    /// other service of the configuration may have it: `"cache manager one"`.
     pub fn per_worker(name: impl Into<String>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::OnePerWorker, service: Arc::new(service) }
     }
 
-    /// One for the process, on one of its event loops. While two processes overlap, in an upgrade for example, each has one.
+    /// One for the process, on one of its event loops. While two processes overlap, in an upgrade for example, each has
+    /// one.
     pub fn per_process(name: impl Into<String>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::OnePerProcess, service: Arc::new(service) }
     }
 
-    /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the lock of
-    /// the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens it; another
-    /// process takes over when the lock is released. No other service of the configuration may have the same lock file.
+    /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the
+    /// lock of the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens
+    /// it; another process takes over when the lock is released. No other service of the configuration may have the
+    /// same lock file.
     ///
-    /// The lock is released when the service ends, and at the latest five seconds after it was asked to. A task that it has
-    /// in a thread pool may take longer than that, and must have a [share](Context::lock_share) of the lock.
+    /// The lock is released when the service ends, and at the latest five seconds after it was asked to. A task that it
+    /// has in a thread pool may take longer than that, and must have a [share](Context::lock_share) of the lock.
     pub fn exclusive(name: impl Into<String>, lock_path: impl Into<PathBuf>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::One(lock_path.into()), service: Arc::new(service) }
     }

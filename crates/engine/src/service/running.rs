@@ -1,7 +1,7 @@
 //! The services that run on one event loop: started, told of reloads, asked to end, started again after a panic.
 //!
-//! Each has a task, and state that its task, its context and the loop share. Whoever comes after a service of the same name
-//! waits for its end, so that there are never two.
+//! Each has a task, and state that its task, its context and the loop share. Whoever comes after a service of the same
+//! name waits for its end, so that there are never two.
 
 use std::any::Any;
 use std::cell::{Cell, Ref, RefCell};
@@ -22,8 +22,8 @@ use super::{AnyService, ConfiguredService, Instances, until};
 use crate::configuration::Configuration;
 use crate::worker::Worker;
 
-/// How long a service that is to end may take for it: enough to write a file, and a drain does not wait much longer than
-/// for its connections.
+/// How long a service that is to end may take for it: enough to write a file, and a drain does not wait much longer
+/// than for its connections.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The pause before a service that has panicked is started again; doubled each time.
@@ -43,7 +43,8 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Runs what `configuration` has for this seat: services that go on are told, others end, and those that are new begin.
+    /// Runs what `configuration` has for this seat: services that go on are told, others end, and those that are new
+    /// begin.
     pub fn settle(&mut self, seat: Seat, worker: &Rc<Worker>, configuration: &Arc<Configuration>) {
         if self.is_stopped {
             return;

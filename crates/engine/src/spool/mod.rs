@@ -7,13 +7,14 @@
 //!   readers     each at an offset of its own, in any of the three; who has read all waits for more
 //! ```
 //!
-//! A spool keeps all that it was given, so that it can be read again from its start, until the last who has it goes: its writer,
-//! its readers, or what it has become ([`Spooled`]). Then its memory is free, and its file is closed and removed by a thread of
-//! the pool, unless the file has a name that was kept. A write that is in flight is not waited for.
+//! A spool keeps all that it was given, so that it can be read again from its start, until the last who has it goes:
+//! its writer, its readers, or what it has become ([`Spooled`]). Then its memory is free, and its file is closed and
+//! removed by a thread of the pool, unless the file has a name that was kept. A write that is in flight is not waited
+//! for.
 //!
-//! It belongs to one loop and knows nothing of what it holds. The loop never waits for the file: a pool creates, writes and
-//! closes it, and what is read of it comes from the page cache or by a thread. A disk that fails is told to both ends, with the
-//! reason; what is in memory or was stored before can still be read.
+//! It belongs to one loop and knows nothing of what it holds. The loop never waits for the file: a pool creates, writes
+//! and closes it, and what is read of it comes from the page cache or by a thread. A disk that fails is told to both
+//! ends, with the reason; what is in memory or was stored before can still be read.
 
 mod reader;
 mod state;
@@ -56,8 +57,8 @@ pub struct SpoolOptions {
 pub enum SpoolError {
     /// It would become longer than it may.
     TooLong,
-    /// The loop's memory for buffers is exhausted. A read may be tried again; a spool that could not be written to takes nothing
-    /// more.
+    /// The loop's memory for buffers is exhausted. A read may be tried again; a spool that could not be written to
+    /// takes nothing more.
     NoMemory,
     /// The file could not be created, written or read. A read may be tried again.
     File(FileError),
@@ -112,8 +113,8 @@ impl Spool {
         self.shared.path()
     }
 
-    /// Waits until there is room for a piece: no more than 128 KiB wait to be in the file. Errors: why it takes nothing more; each
-    /// later call says the same.
+    /// Waits until there is room for a piece: no more than 128 KiB wait to be in the file. Errors: why it takes nothing
+    /// more; each later call says the same.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SpoolError>> {
         self.shared.poll_ready(cx)
     }
@@ -123,14 +124,16 @@ impl Spool {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// Takes a piece as it is, for which there must be room: once after [`Spool::poll_ready`] has said so. The memory that it is a
-    /// piece of should not be much larger than the piece; a short one is copied. Errors end the spool; nothing is taken then.
+    /// Takes a piece as it is, for which there must be room: once after [`Spool::poll_ready`] has said so. The memory
+    /// that it is a piece of should not be much larger than the piece; a short one is copied. Errors end the spool;
+    /// nothing is taken then.
     pub fn append(&mut self, piece: Bytes) -> Result<(), SpoolError> {
         self.shared.append(piece)
     }
 
-    /// Takes a copy of these bytes, as [`Spool::append`] takes a piece. Copies are gathered: many short ones take no more memory
-    /// than their bytes. Errors, `NoMemory` among them, end the spool; some of the bytes may have been taken then.
+    /// Takes a copy of these bytes, as [`Spool::append`] takes a piece. Copies are gathered: many short ones take no
+    /// more memory than their bytes. Errors, `NoMemory` among them, end the spool; some of the bytes may have been
+    /// taken then.
     pub fn append_copy(&mut self, bytes: &[u8]) -> Result<(), SpoolError> {
         self.shared.append_copy(bytes)
     }
@@ -150,9 +153,9 @@ impl Spool {
         self.shared.end(Source::Failed(SpoolError::BrokenOff(Arc::new(cause))));
     }
 
-    /// Nothing more comes. Waits until what does not stay in memory is in the file; readers get the end before that. Dropped
-    /// before it is ready, this keeps nobody from reading all of it. Errors: the file could not be written, or the spool has ended
-    /// before.
+    /// Nothing more comes. Waits until what does not stay in memory is in the file; readers get the end before that.
+    /// Dropped before it is ready, this keeps nobody from reading all of it. Errors: the file could not be written, or
+    /// the spool has ended before.
     pub async fn finish(self) -> Result<Spooled, SpoolError> {
         self.shared.end(Source::Whole);
         poll_fn(|cx| self.shared.poll_stored(cx)).await?;
@@ -218,8 +221,8 @@ impl Spooled {
         self.shared.keep_name();
     }
 
-    /// Gives the file, which must have a name, another one on the same file system, to keep. Errors: rename(2)'s and the pool's;
-    /// the file goes with the spool then.
+    /// Gives the file, which must have a name, another one on the same file system, to keep. Errors: rename(2)'s and
+    /// the pool's; the file goes with the spool then.
     pub async fn rename(&self, to: &Path) -> Result<(), FileError> {
         let path = self.path().expect("only a file can be renamed");
         files::rename(&path, to).await?;

@@ -39,11 +39,11 @@ impl SpoolReader {
         SpoolReader::new(&self.shared, range)
     }
 
-    /// Reads on: at most `length` bytes, fewer when the rest is elsewhere; `None` at the end of the spool or of the range. Waits
-    /// for more if there is none yet. When a thread reads, it is what was asked for first that comes.
+    /// Reads on: at most `length` bytes, fewer when the rest is elsewhere; `None` at the end of the spool or of the
+    /// range. Waits for more if there is none yet. When a thread reads, it is what was asked for first that comes.
     ///
-    /// Errors: why there is no more although the range has not ended; `NoMemory`; the file could not be read. Each leaves the
-    /// reader where it is. `length` must not be 0.
+    /// Errors: why there is no more although the range has not ended; `NoMemory`; the file could not be read. Each
+    /// leaves the reader where it is. `length` must not be 0.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Option<Bytes>, SpoolError>> {
         assert!(length > 0, "nothing is asked for");
         loop {

@@ -24,8 +24,8 @@ const COPIED_BELOW: usize = 4 * 1024;
 /// A write begins when so much waits for it, or when no more comes: a thread is woken for each.
 const WRITE_BYTES_MIN: usize = 64 * 1024;
 
-/// How much may wait to be in the file, the write in flight included, before the writer waits. While one half is being written
-/// the other one gathers.
+/// How much may wait to be in the file, the write in flight included, before the writer waits. While one half is being
+/// written the other one gathers.
 const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
 // What is still gathered is not written: it must not fill the queue alone.
@@ -369,8 +369,8 @@ impl Shared {
 
 /// For readers.
 impl Shared {
-    /// Where the bytes from this offset on are, of which so many are wanted; waits for them. Errors: the source has failed before
-    /// them; `NoMemory`.
+    /// Where the bytes from this offset on are, of which so many are wanted; waits for them. Errors: the source has
+    /// failed before them; `NoMemory`.
     pub fn poll_find(&self, cx: &mut Context<'_>, offset: u64, wanted: usize) -> Poll<Result<Found, SpoolError>> {
         let mut state = self.state.borrow_mut();
         if let Some(found) = state.find(offset, wanted)? {
@@ -485,7 +485,8 @@ impl State {
         self.queued.bytes() >= bytes_min
     }
 
-    /// Copies what is to be kept, or, when the file is needed, to be queued. Errors: `OutOfMemory` at the hard limit of leases.
+    /// Copies what is to be kept, or, when the file is needed, to be queued. Errors: `OutOfMemory` at the hard limit of
+    /// leases.
     fn copy(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {

@@ -32,8 +32,8 @@ impl Storing {
 }
 
 impl Storing {
-    /// Where its writer alone has the spool and waits for the end, nobody can read meanwhile. The file is then given to who
-    /// finishes it: shared, it would need a second descriptor to know its size.
+    /// Where its writer alone has the spool and waits for the end, nobody can read meanwhile. The file is then given to
+    /// who finishes it: shared, it would need a second descriptor to know its size.
     fn release_file(&self) {
         if let Some(spool) = self.spool.upgrade()
             && spool.has_writer()

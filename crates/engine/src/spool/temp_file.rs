@@ -31,8 +31,8 @@ pub enum SpoolPlace {
     Unnamed(TempPath),
     /// In a directory for temporary files, with a name that goes with the spool unless it is kept.
     Named(TempPath),
-    /// Beside the file that it is to become, as `NAME.0000012345`: on the same file system, whatever is mounted where. The
-    /// name goes with the spool unless it is kept or changed.
+    /// Beside the file that it is to become, as `NAME.0000012345`: on the same file system, whatever is mounted where.
+    /// The name goes with the spool unless it is kept or changed.
     Beside(PathBuf),
 }
 
@@ -45,8 +45,8 @@ impl SpoolPlace {
         }
     }
 
-    /// The path of the file with this number; ten digits, as nginx writes it. Of a directory with levels the last digits name
-    /// these: with levels 1 and 2, number 12345 is `PATH/5/34/0000012345`.
+    /// The path of the file with this number; ten digits, as nginx writes it. Of a directory with levels the last
+    /// digits name these: with levels 1 and 2, number 12345 is `PATH/5/34/0000012345`.
     fn path(&self, number: u32) -> PathBuf {
         let digits = format!("{number:010}");
         match self {
@@ -80,7 +80,8 @@ pub(super) struct TempFile {
 }
 
 impl TempFile {
-    /// Creates a file. Dropped before it is ready, this leaves none. Errors: open(2)'s, mkdir(2)'s, unlink(2)'s and the pool's.
+    /// Creates a file. Dropped before it is ready, this leaves none. Errors: open(2)'s, mkdir(2)'s, unlink(2)'s and the
+    /// pool's.
     pub async fn create(place: &SpoolPlace, pool: &ThreadPool) -> Result<TempFile, FileError> {
         // 32 bits: the name has ten digits.
         let number = gale_runtime::random_u64() as u32;

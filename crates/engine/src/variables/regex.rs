@@ -17,9 +17,9 @@ use crate::variables::VariableId;
 /// The nine numbered captures `$1` to `$9`, and `$0`.
 pub const CAPTURES_MAX: usize = 10;
 
-/// How many steps a search may take: PCRE2's match limit, written before every pattern. PCRE2's own limit of ten million
-/// would hold a loop for a tenth of a second and more. So many take 2 to 5 ms, and 10 to 13 ms where code could not be
-/// compiled; that is 60 steps for every byte of the longest URI.
+/// How many steps a search may take: PCRE2's match limit, written before every pattern. PCRE2's own limit of ten
+/// million would hold a loop for a tenth of a second and more. So many take 2 to 5 ms, and 10 to 13 ms where code could
+/// not be compiled; that is 60 steps for every byte of the longest URI.
 const STEPS_MAX: &str = "(*LIMIT_MATCH=500000)";
 
 /// PCRE2's number for a search that found the stack of compiled code, 32 KiB, too small.

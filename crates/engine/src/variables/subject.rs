@@ -1,8 +1,8 @@
 //! What variables are about, a request or a session, and how it gets their values.
 //!
 //! A [`Subject`] lends what a protocol knows (its connection, its table of variables, its log) and keeps two things for
-//! the engine: [`Values`], what variables were given or worked out to be, and an [`Evaluation`], what one variable has to
-//! know of those that are being worked out for it. Everything else follows from these.
+//! the engine: [`Values`], what variables were given or worked out to be, and an [`Evaluation`], what one variable has
+//! to know of those that are being worked out for it. Everything else follows from these.
 //!
 //! Evaluation is bounded in depth and in cost: no configuration and no client makes it take long.
 

@@ -103,8 +103,9 @@ impl<S: Subject> Template<S> {
         }
     }
 
-    /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its segments
-    /// is `..` and not the configuration's own: what a client may have had a part in must not lead out of a directory.
+    /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its
+    /// segments is `..` and not the configuration's own: what a client may have had a part in must not lead out of a
+    /// directory.
     #[must_use]
     pub fn append_path(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let start = out.len();

@@ -1,8 +1,8 @@
 //! The zones of a configuration, by name: how one goes on over a reload.
 //!
-//! A zone is a value of any type: a [`Zone`](super::Zone) of counters, or whatever a module shares between its workers. What
-//! goes on is what the configuration has that serves. A zone that was removed and comes back begins anew, even while
-//! requests of before still hold what it was: nobody but the configurations that name a zone keeps it alive.
+//! A zone is a value of any type: a [`Zone`](super::Zone) of counters, or whatever a module shares between its workers.
+//! What goes on is what the configuration has that serves. A zone that was removed and comes back begins anew, even
+//! while requests of before still hold what it was: nobody but the configurations that name a zone keeps it alive.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -34,8 +34,8 @@ struct Named {
 static SERVING: Mutex<Weak<NamedZones>> = Mutex::new(Weak::new());
 
 impl NamedZones {
-    /// The zone of this kind, name, size and type that the configuration which serves has, or the one that `make` makes,
-    /// which is to take `bytes` of memory at most. `key_text` says what its keys are made of, if it has any.
+    /// The zone of this kind, name, size and type that the configuration which serves has, or the one that `make`
+    /// makes, which is to take `bytes` of memory at most. `key_text` says what its keys are made of, if it has any.
     ///
     /// # Errors
     /// See [`ZoneError`].

@@ -39,8 +39,8 @@ const PORT_DEFAULT: u16 = Scheme::Http.default_port();
 /// The port of a server without `listen` when the program does not run as root.
 const PORT_UNPRIVILEGED: u16 = 8000;
 
-/// HTTP clients speak first, so the kernel tells of a connection when its request is there: what would be an accept, a wait
-/// and a receive becomes one step.
+/// HTTP clients speak first, so the kernel tells of a connection when its request is there: what would be an accept, a
+/// wait and a receive becomes one step.
 const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: true };
 
 /// The http block while it is being read.

@@ -9,13 +9,13 @@
 //! | 3 | `sendfile` | it is on, the piece is large enough, and it is known to be in memory |
 //! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
 //!
-//! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left; so
-//! a stream is read ahead of its client. A client that is slow holds one piece and a half at most: 96 KiB, unless
-//! `output_buffers` says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds that and
-//! half a piece.
+//! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left;
+//! so a stream is read ahead of its client. A client that is slow holds one piece and a half at most: 96 KiB, unless
+//! `output_buffers` says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds
+//! that and half a piece.
 //!
-//! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all but
-//! `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
+//! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all
+//! but `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#aio>)
 
 use std::io;
@@ -29,25 +29,25 @@ use crate::configuration::settings::{Aio, CoreSettings};
 use crate::request::Request;
 use crate::request::body::FilePiece;
 
-/// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than two,
-/// and a read into memory that is warm as fast as the page cache itself.
+/// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than
+/// two, and a read into memory that is warm as fast as the page cache itself.
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
-/// Most of a file that one `sendfile` sends with `aio off`, whatever the configuration allows: other connections want their
-/// turn, too. Otherwise it is less while memory is short ([`File::sendfile_length`]).
+/// Most of a file that one `sendfile` sends with `aio off`, whatever the configuration allows: other connections want
+/// their turn, too. Otherwise it is less while memory is short ([`File::sendfile_length`]).
 const SENDFILE_PIECE_MAX: u64 = 1 << 20;
 
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
 pub const READ_PIECE: u64 = 64 * 1024;
 
-/// How much is read at once for a client that waits for the disk rather than the disk for it: it comes to that by doubling from
-/// wait to wait. To have waited once says little: everybody does at the beginning of a response, and a client that is slow when
-/// the disk is much slower for a moment, and would take seconds for what it is given. Larger reads do not make a disk faster,
-/// and take memory.
+/// How much is read at once for a client that waits for the disk rather than the disk for it: it comes to that by
+/// doubling from wait to wait. To have waited once says little: everybody does at the beginning of a response, and a
+/// client that is slow when the disk is much slower for a moment, and would take seconds for what it is given. Larger
+/// reads do not make a disk faster, and take memory.
 const COLD_PIECE_MAX: u64 = 256 * 1024;
 
-/// Near the hard limit of leases less and less is read at once, but not less than this: the response that is under way comes
-/// to its end, slowly, and what it has sent makes room.
+/// Near the hard limit of leases less and less is read at once, but not less than this: the response that is under way
+/// comes to its end, slowly, and what it has sent makes room.
 const LEAST_PIECE: u64 = 4 * 1024;
 
 /// What `output_buffers` may ask for at once.
@@ -90,7 +90,8 @@ pub enum ReadWay {
 }
 
 impl FileOptions {
-    /// What a request's location says; `None`, and a line in the error log, when `aio threads` names a pool that is not there.
+    /// What a request's location says; `None`, and a line in the error log, when `aio threads` names a pool that is not
+    /// there.
     pub fn of(request: &Request, core: &CoreSettings) -> Option<FileOptions> {
         let (way, pool) = match core.aio.get() {
             Aio::Auto | Aio::Threads(None) => (ReadWay::Pool, None),
@@ -148,8 +149,8 @@ pub enum Next {
     Reading,
 }
 
-/// Delivers pieces of files, one after the other, from their beginnings to their ends. Dropped, it gives up a read that is
-/// under way.
+/// Delivers pieces of files, one after the other, from their beginnings to their ends. Dropped, it gives up a read that
+/// is under way.
 #[derive(Default)]
 pub struct Delivery {
     options: FileOptions,
@@ -183,8 +184,8 @@ impl Delivery {
         self.read_piece() / 2
     }
 
-    /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file has become
-    /// shorter than it was; `OutOfMemory` at the hard limit of leases.
+    /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file
+    /// has become shorter than it was; `OutOfMemory` at the hard limit of leases.
     pub fn next(&mut self, piece: &mut FilePiece) -> io::Result<Next> {
         if self.reading.is_some() {
             return Ok(Next::Reading);
@@ -236,8 +237,8 @@ impl Delivery {
         Ok(Next::Reading)
     }
 
-    /// The bytes that are being read; the piece is the one that they are of. `starves` says that there is nothing else to
-    /// send: then the disk is what the client waits for, and if that goes on, more is read at once. Errors: as of
+    /// The bytes that are being read; the piece is the one that they are of. `starves` says that there is nothing else
+    /// to send: then the disk is what the client waits for, and if that goes on, more is read at once. Errors: as of
     /// [`Delivery::next`], and the pool's.
     pub fn poll_read(
         &mut self,
@@ -252,8 +253,8 @@ impl Delivery {
         Poll::Ready(result.and_then(|bytes| piece.advance(bytes.len() as u64).map(|()| bytes)))
     }
 
-    /// Calls `send` with the file, to send so many bytes of the piece by `sendfile`. Errors: those of the file, and what
-    /// `send` says of the socket.
+    /// Calls `send` with the file, to send so many bytes of the piece by `sendfile`. Errors: those of the file, and
+    /// what `send` says of the socket.
     pub fn sendfile(
         &mut self,
         piece: &mut FilePiece,
@@ -310,7 +311,8 @@ impl Delivery {
         self.options.buffer_bytes.clamp(READ_PIECE, BUFFER_BYTES_MAX)
     }
 
-    /// How much is read of something that is not in memory: to a boundary that others who read the same file come to, too.
+    /// How much is read of something that is not in memory: to a boundary that others who read the same file come to,
+    /// too.
     fn cold_length(&self, piece: &FilePiece) -> u64 {
         let is_memory_short = leased_bytes() > leased_bytes_max() / 2;
         let size = if is_memory_short { READ_PIECE } else { self.read_piece().max(self.cold_piece) };
@@ -327,7 +329,8 @@ pub enum FileError {
     OfSocket,
 }
 
-/// Whether `sendfile` failed because of the connection: what a socket that has failed says, the network's reasons included.
+/// Whether `sendfile` failed because of the connection: what a socket that has failed says, the network's reasons
+/// included.
 fn is_of_socket(error: &io::Error) -> bool {
     use io::ErrorKind::*;
     matches!(
@@ -344,8 +347,8 @@ fn is_of_socket(error: &io::Error) -> bool {
     ) || matches!(error.raw_os_error(), Some(libc::EHOSTDOWN | libc::ENETRESET | libc::ENONET | libc::EPROTO))
 }
 
-/// Asks for less where memory for all of it is not to be had. Errors: those of what is asked; `OutOfMemory` when there is not
-/// even room for the least.
+/// Asks for less where memory for all of it is not to be had. Errors: those of what is asked; `OutOfMemory` when there
+/// is not even room for the least.
 fn as_much_as_fits<T>(most: u64, mut ask: impl FnMut(usize) -> io::Result<T>) -> io::Result<T> {
     let mut length = most;
     loop {
@@ -428,7 +431,8 @@ mod tests {
                 let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
                 let mut piece = FilePiece { file, offset: 0, length: 2 << 20 };
                 let mut delivery = Delivery::default();
-                // Whether it waited for the read, and how many KiB the next one brings: to the next boundary of its size.
+                // Whether it waited for the read, and how many KiB the next one brings: to the next boundary of its
+                // size.
                 let waits = [
                     (true, 64),
                     (true, 128),

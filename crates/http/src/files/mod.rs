@@ -74,8 +74,8 @@ pub fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables in it
-/// lead out of what the configuration says.
+/// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables
+/// in it lead out of what the configuration says.
 pub fn directory_of(request: &Request, out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let start = out.len();

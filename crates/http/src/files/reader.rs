@@ -1,4 +1,5 @@
-//! Pieces of files as bytes in memory, for whoever has to see them: filters, TLS, HTTP/2. The ladder without `sendfile`.
+//! Pieces of files as bytes in memory, for whoever has to see them: filters, TLS, HTTP/2. The ladder without
+//! `sendfile`.
 //!
 //! No more than a piece is held for one reader at a time; dropped, it gives up a read that has not begun.
 
@@ -35,7 +36,8 @@ impl FileReader {
         }
     }
 
-    /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being read.
+    /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being
+    /// read.
     pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Bytes>> {
         match self.delivery.next(piece)? {
             Next::Bytes(bytes) => Ok(Some(bytes)),

@@ -112,8 +112,8 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
     }
 }
 
-/// Waits for a handler, unless its client leaves: then it is dropped with what it waits for (a task of a pool that has not
-/// begun is cancelled).
+/// Waits for a handler, unless its client leaves: then it is dropped with what it waits for (a task of a pool that has
+/// not begun is cancelled).
 async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
     let exchange = request.exchange_handle();
     let stays = handler.outlives_client(conf);

@@ -1,5 +1,5 @@
-//! Where a request begins, whichever version of HTTP brought it: its host, the server for that, its path, and what is refused
-//! before any module is asked.
+//! Where a request begins, whichever version of HTTP brought it: its host, the server for that, its path, and what is
+//! refused before any module is asked.
 
 use std::rc::Rc;
 
@@ -28,8 +28,8 @@ pub(crate) enum Refusal {
 /// Prepares a request whose head has come: whole, or to the offence that is wrong with it.
 ///
 /// # Errors
-/// Why no module is asked. The server that the head names is settled in any case, if it has come so far: it has its error
-/// pages and its log.
+/// Why no module is asked. The server that the head names is settled in any case, if it has come so far: it has its
+/// error pages and its log.
 pub(crate) fn prepare(request: &mut Request, offence: Option<Offence>) -> Result<(), Refusal> {
     let configuration = Rc::clone(request.configuration());
     let http = configuration.http();

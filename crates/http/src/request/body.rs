@@ -44,8 +44,8 @@ pub struct FilePiece {
 }
 
 impl FilePiece {
-    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter than
-    /// it was when its length was announced.
+    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter
+    /// than it was when its length was announced.
     pub fn advance(&mut self, count: u64) -> io::Result<()> {
         if count == 0 {
             let message = format!("{} was truncated at {} while it was being sent", self.name(), self.offset);
@@ -71,8 +71,8 @@ pub enum BodyItem {
     File(FilePiece),
     /// What has come so far shall not wait for more.
     Flush,
-    /// The end, with these fields after it where the protocol can carry them. Those of a request are what the client sent:
-    /// they may be passed on as trailers, and are never merged into a head (RFC 9110 §6.5.1).
+    /// The end, with these fields after it where the protocol can carry them. Those of a request are what the client
+    /// sent: they may be passed on as trailers, and are never merged into a head (RFC 9110 §6.5.1).
     Trailers(Vec<(Bytes, Bytes)>),
     /// The output of a subrequest comes here: the filter `postpone` puts it into its place.
     Subrequest(Box<Subrequest>),

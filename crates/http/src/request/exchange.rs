@@ -166,20 +166,20 @@ pub trait Exchange {
     fn end(&self);
     /// The response breaks off here and the client has to see that it is not whole.
     fn abort(&self);
-    /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the exchange
-    /// will have another answer in its place, and nothing more is to be given; else the error comes back.
+    /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the
+    /// exchange will have another answer in its place, and nothing more is to be given; else the error comes back.
     fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
         Err(error)
     }
     /// Sends what is queued. Ready when all of it has left, or the client has.
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
-    /// Sends what is queued. Ready when no more than `low_water` bytes are left of it, so that more may be pushed, or the
-    /// client has left. What may wait for the next item (`postpone_output`) is not sent for that.
+    /// Sends what is queued. Ready when no more than `low_water` bytes are left of it, so that more may be pushed, or
+    /// the client has left. What may wait for the next item (`postpone_output`) is not sent for that.
     fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
     /// How many bytes are queued.
     fn queued_bytes(&self) -> u64;
-    /// The next piece of the request's body, behind the last one its trailers, if it has some; `None` at its end. Asking for the
-    /// first piece sends `100 Continue` when the client waits for it.
+    /// The next piece of the request's body, behind the last one its trailers, if it has some; `None` at its end.
+    /// Asking for the first piece sends `100 Continue` when the client waits for it.
     fn poll_body(
         &self,
         context: &mut Context<'_>,
@@ -194,8 +194,8 @@ pub trait Exchange {
     fn become_tunnel(&self);
     /// Ready when the client has left, without reading anything from it.
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
-    /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own direction
-    /// has gone for [`Exchange::poll_gone`], but still can.
+    /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own
+    /// direction has gone for [`Exchange::poll_gone`], but still can.
     fn is_broken(&self) -> bool;
     /// Whether the whole response has left.
     fn is_complete(&self) -> bool;

@@ -21,8 +21,8 @@ pub trait Filter: Sync {
     /// Looks at the head in `request.response` and at the body, changes them or not, and says what
     /// becomes of them.
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered;
-    /// Adds fields that go out behind the body ([`Request::add_trailer`]). Asked when the body has come to its end, if the
-    /// head said `has_trailers`.
+    /// Adds fields that go out behind the body ([`Request::add_trailer`]). Asked when the body has come to its end, if
+    /// the head said `has_trailers`.
     fn add_trailers(&self, _request: &Request, _conf: &dyn Any) {}
 }
 

@@ -1,8 +1,9 @@
 //! How fast a response may go out: `limit_rate` and `limit_rate_after`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#limit_rate>)
 //!
-//! nginx's reckoning: what has been sent, the head included, may at no time be more than the rate allows for the seconds since
-//! the request began, the current one included. So bodies go out in pieces, with pauses between them. The head never waits.
+//! nginx's reckoning: what has been sent, the head included, may at no time be more than the rate allows for the
+//! seconds since the request began, the current one included. So bodies go out in pieces, with pauses between them. The
+//! head never waits.
 
 use std::time::Duration;
 

@@ -268,8 +268,8 @@ impl Request {
         Rc::get_mut(&mut self.parsed).expect("no subrequest before the head")
     }
 
-    /// A subrequest of this one before its first phase: the same client, head, variables and configuration, another URI.
-    /// (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
+    /// A subrequest of this one before its first phase: the same client, head, variables and configuration, another
+    /// URI. (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
     pub(crate) fn subrequest(&self, target: Target, exchange: Rc<dyn Exchange>) -> Box<Request> {
         let mut request = self.worker().take_request();
         request.begin(Rc::clone(self.configuration()), exchange, self.server);
@@ -553,9 +553,9 @@ impl Request {
         self.limit_rate.set(Some(per_second));
     }
 
-    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on: the
-    /// next request may be on its way, and the reset with which the kernel meets it can cost the client the answer that
-    /// it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
+    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on:
+    /// the next request may be on its way, and the reset with which the kernel meets it can cost the client the answer
+    /// that it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
     pub fn lingering_close(&self) -> LingeringClose {
         let core = &self.scope().core;
         let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
@@ -593,7 +593,8 @@ impl Request {
         self.keep_alive.set(false);
     }
 
-    /// The resolver that is in force for this request, and how long it may take; none when no name servers are configured.
+    /// The resolver that is in force for this request, and how long it may take; none when no name servers are
+    /// configured.
     pub fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
         let core = &self.scope().core;
         let settings = core.resolver.get_opt()?;

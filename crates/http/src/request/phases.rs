@@ -59,8 +59,8 @@ pub enum Flow {
     Next,
     /// The rest of this phase is skipped.
     PhaseDone,
-    /// In the access phase: the client may come in, as far as this module is concerned. With `satisfy any` nobody else is
-    /// asked then.
+    /// In the access phase: the client may come in, as far as this module is concerned. With `satisfy any` nobody else
+    /// is asked then.
     Allow,
     /// The request ends with this status: an error page (or a redirect) is made
     /// from it. 444 closes the connection without an answer, and so does
@@ -68,8 +68,8 @@ pub enum Flow {
     Respond(u16),
     /// The response's head is set in the request; this is its body.
     Answer(Body),
-    /// The connection becomes a tunnel: the response's head is set in the request (101, or 2xx to CONNECT), and this is the
-    /// other end.
+    /// The connection becomes a tunnel: the response's head is set in the request (101, or 2xx to CONNECT), and this is
+    /// the other end.
     Upgrade(Box<dyn Tunnel>),
     /// Start again with another URI, as nginx's internal redirect. `None` for
     /// the arguments keeps those of the request.

@@ -1,8 +1,8 @@
 //! Sends the body of a response: asks it for items as the client takes them.
 //!
 //! In every poll the client's side is asked whether it takes more. If it does, the body is asked for its next item, and
-//! while that is waited for, the client whether it is still there: a client that leaves ends the body, whatever that waits
-//! for. If it does not, the body may read ahead, and the socket tells when the client leaves.
+//! while that is waited for, the client whether it is still there: a client that leaves ends the body, whatever that
+//! waits for. If it does not, the body may read ahead, and the socket tells when the client leaves.
 
 use std::future::poll_fn;
 use std::rc::Rc;

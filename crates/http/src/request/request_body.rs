@@ -138,7 +138,8 @@ fn tell(request: &Request, failure: &SpoolError) -> RequestBodyError {
     }
 }
 
-/// Says in the error log, in nginx's words, why a body could not be read. Whoever reads a body piece by piece calls it, too.
+/// Says in the error log, in nginx's words, why a body could not be read. Whoever reads a body piece by piece calls it,
+/// too.
 pub fn log_error(request: &Request, error: RequestBodyError) {
     let received = request.exchange().received();
     match error {

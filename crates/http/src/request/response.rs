@@ -1,7 +1,7 @@
 //! The head of a response, before a codec writes it.
 //!
-//! What filters reason about most has a place of its own; the rest is a list, whose names are sent as they were spelled.
-//! Texts are kept in place or shared: a usual response allocates nothing.
+//! What filters reason about most has a place of its own; the rest is a list, whose names are sent as they were
+//! spelled. Texts are kept in place or shared: a usual response allocates nothing.
 
 mod field;
 
@@ -89,8 +89,8 @@ impl ResponseHead {
         self.allows_ranges = false;
     }
 
-    /// Takes away what describes a body, since a 304 has none. What identifies the body that the client has stays: the same
-    /// `ETag` and `Last-Modified` that it came with. (RFC 9110 §15.4.5)
+    /// Takes away what describes a body, since a 304 has none. What identifies the body that the client has stays: the
+    /// same `ETag` and `Last-Modified` that it came with. (RFC 9110 §15.4.5)
     pub fn describe_nothing(&mut self) {
         self.content_type.clear();
         self.content_length = None;
@@ -177,8 +177,8 @@ impl ResponseHead {
         self.etag.extend_from_slice(&text[start..]);
     }
 
-    /// Whether `Last-Modified` is sent if it is known: what was asked for has changed then. Of a page in its place (about an
-    /// error, say) that tells nothing, whatever file it is, though `expires modified` counts from there.
+    /// Whether `Last-Modified` is sent if it is known: what was asked for has changed then. Of a page in its place
+    /// (about an error, say) that tells nothing, whatever file it is, though `expires modified` counts from there.
     pub fn tells_last_modified(&self) -> bool {
         self.last_modified.is_some() && matches!(self.status, 200 | 206 | 304)
     }

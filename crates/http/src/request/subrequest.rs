@@ -1,5 +1,5 @@
-//! Subrequests: what a request asks its own server for, to include it in its response, to decide by it, or to copy itself.
-//! (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
+//! Subrequests: what a request asks its own server for, to include it in its response, to decide by it, or to copy
+//! itself. (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
 //!
 //! ```text
 //!   Subrequest::start   in line: a body item. Whoever wraps the body passes it on as it is, down to the filter
@@ -9,12 +9,12 @@
 //!   run_in_background   a task of its own; the client's connection does not wait for it
 //! ```
 //!
-//! A subrequest is a [`Request`] that goes through the phases (but for the access phase) and the filters like any other.
-//! What differs is its end: nothing is sent, head and body are a value that its maker takes. It shares the head, the
-//! variables and the client of its parent, and has notes of its own.
+//! A subrequest is a [`Request`] that goes through the phases (but for the access phase) and the filters like any
+//! other. What differs is its end: nothing is sent, head and body are a value that its maker takes. It shares the head,
+//! the variables and the client of its parent, and has notes of its own.
 //!
-//! Dropping one cancels it. Bounded: by how deep they are nested, by how many are under way for a client's request, and by
-//! how many a worker has in the background. A subrequest holds a bounded part of its body that nobody has asked for.
+//! Dropping one cancels it. Bounded: by how deep they are nested, by how many are under way for a client's request, and
+//! by how many a worker has in the background. A subrequest holds a bounded part of its body that nobody has asked for.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -44,8 +44,8 @@ pub(crate) const NESTED_MAX: u8 = 50;
 /// How many may be under way for one request of a client: nginx's bound.
 const UNDER_WAY_MAX: u32 = 65535 - 1000;
 
-/// While more than so many are under way for one request, none produces a body before its turn has come: pages that include
-/// each other would else unfold all at once.
+/// While more than so many are under way for one request, none produces a body before its turn has come: pages that
+/// include each other would else unfold all at once.
 const AHEAD_MAX: u32 = 256;
 
 /// How many items of a body are taken before its turn.
@@ -83,8 +83,8 @@ impl Target {
         Target { uri: uri.into(), shares_body: true, ..Target::default() }
     }
 
-    /// A path, perhaps with arguments, that stands in a document. `None`, and a line in the error log, if it leads out of
-    /// the document root.
+    /// A path, perhaps with arguments, that stands in a document. `None`, and a line in the error log, if it leads out
+    /// of the document root.
     pub fn parse(request: &Request, text: &[u8]) -> Option<Target> {
         let Some((path, args)) = uri::split_unsafe(text) else {
             request.log(Level::Error, format_args!("unsafe URI \"{}\" was detected", bstr::BStr::new(text)));
@@ -120,8 +120,8 @@ struct Answering {
 }
 
 impl Subrequest {
-    /// Begins one; it goes as far as it can without waiting. `None`, and a line in the error log, when there are too many,
-    /// or too many within each other.
+    /// Begins one; it goes as far as it can without waiting. `None`, and a line in the error log, when there are too
+    /// many, or too many within each other.
     pub fn start(parent: &Request, target: Target) -> Option<Subrequest> {
         let exchange = Side::of(parent);
         let mut request = Lent::new(parent, target, exchange)?;
@@ -156,7 +156,8 @@ impl Subrequest {
         })
     }
 
-    /// Goes on although its turn has not come: through the first items of its body, so that what it includes begins, too.
+    /// Goes on although its turn has not come: through the first items of its body, so that what it includes begins,
+    /// too.
     pub fn poll_ahead(&mut self, context: &mut Context<'_>) {
         if self.poll_answer(context).is_pending() {
             return;
@@ -334,7 +335,8 @@ impl Deref for Answer {
     }
 }
 
-/// Makes a subrequest and waits for the head of its answer. `Err` is the status that the parent ends with when there is none.
+/// Makes a subrequest and waits for the head of its answer. `Err` is the status that the parent ends with when there is
+/// none.
 pub async fn ask(parent: &Request, target: Target) -> Result<Answer, u16> {
     let exchange = Side::of(parent);
     let mut request = Lent::new(parent, target, exchange).ok_or(500_u16)?;
@@ -348,8 +350,8 @@ pub async fn ask(parent: &Request, target: Target) -> Result<Answer, u16> {
     }
 }
 
-/// Makes a subrequest of whose answer nobody wants to know: its body is dropped. It goes on when its parent has ended, and
-/// the connection is not kept waiting. `false`, and a line in the error log, when there are too many.
+/// Makes a subrequest of whose answer nobody wants to know: its body is dropped. It goes on when its parent has ended,
+/// and the connection is not kept waiting. `false`, and a line in the error log, when there are too many.
 pub fn run_in_background(parent: &Request, target: Target) -> bool {
     let exchange = Side::left_behind(parent);
     let Some(mut request) = Lent::new(parent, target, exchange) else { return false };
@@ -444,7 +446,8 @@ impl Drop for Lent {
     }
 }
 
-/// What a subrequest has in place of a way to the client: it knows the client, but neither reads from it nor sends to it.
+/// What a subrequest has in place of a way to the client: it knows the client, but neither reads from it nor sends to
+/// it.
 enum Side {
     /// Beside the client's exchange, which is there longer.
     Of(Rc<dyn Exchange>),

@@ -1,9 +1,9 @@
 //! Bodies that are changed on their way: what compressing and substituting filters have in common.
 //!
-//! A filter that only adds items, or looks at them, is a [`BodyStream`] around [`InMemory`]. One that makes other bytes of
-//! the bytes that pass is a [`Transform`], and [`Transformed`] does the rest: bytes of files come in bounded pieces without
-//! holding the loop, work proceeds in steps that together have a share of the turn, what is made leaves in pieces of
-//! bounded size, flushes and trailers keep their places. Dropped, all of it ends.
+//! A filter that only adds items, or looks at them, is a [`BodyStream`] around [`InMemory`]. One that makes other bytes
+//! of the bytes that pass is a [`Transform`], and [`Transformed`] does the rest: bytes of files come in bounded pieces
+//! without holding the loop, work proceeds in steps that together have a share of the turn, what is made leaves in
+//! pieces of bounded size, flushes and trailers keep their places. Dropped, all of it ends.
 //!
 //! The head is the filter's: see [`ResponseHead::will_change`](crate::request::response::ResponseHead::will_change).
 
@@ -76,9 +76,9 @@ pub trait Transform {
         input.len()
     }
 
-    /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and has
-    /// input or is asked for an end takes or makes something, or works off what was kept back. Errors: what came cannot be
-    /// understood, and the response breaks off.
+    /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and
+    /// has input or is asked for an end takes or makes something, or works off what was kept back. Errors: what came
+    /// cannot be understood, and the response breaks off.
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError>;
 }
 

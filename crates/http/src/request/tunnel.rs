@@ -15,7 +15,8 @@ use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError};
 
-/// The other end of a client's tunnel, which a module gives with [`Flow::Upgrade`](crate::request::phases::Flow::Upgrade).
+/// The other end of a client's tunnel, which a module gives with
+/// [`Flow::Upgrade`](crate::request::phases::Flow::Upgrade).
 pub trait Tunnel {
     /// The next bytes for the client; `None` at the end of that direction.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyError>>;

@@ -3,8 +3,8 @@
 //!   auth_request_set $VARIABLE VALUE;    http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_auth_request_module.html>)
 //!
-//! 2xx lets the request in, 401 (with its challenges) and 403 become its answer, everything else is 500. The question is
-//! a subrequest without a body; of its answer only the head counts.
+//! 2xx lets the request in, 401 (with its challenges) and 403 become its answer, everything else is 500. The question
+//! is a subrequest without a body; of its answer only the head counts.
 
 use gale_protocol::response::ResponseField;
 use std::sync::Arc;

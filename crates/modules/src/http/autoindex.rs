@@ -5,9 +5,9 @@
 //!   autoindex_localtime on|off;                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_autoindex_module.html>)
 //!
-//! The texts are nginx's to the byte. A thread of the pool reads the directory, looks at every file and writes the text; the
-//! loop only sends it. A list has at most `ENTRIES_MAX` entries, whatever the directory holds, and those that are being
-//! sent have a bound together (`LISTS`).
+//! The texts are nginx's to the byte. A thread of the pool reads the directory, looks at every file and writes the
+//! text; the loop only sends it. A list has at most `ENTRIES_MAX` entries, whatever the directory holds, and those that
+//! are being sent have a bound together (`LISTS`).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -92,8 +92,8 @@ pub static MODULE: Module = Module {
 /// A directory with more entries is listed up to so many: some 50 MB of text.
 const ENTRIES_MAX: usize = 200_000;
 
-/// Lists in memory, of all clients together: a few of the longest, or thousands of usual ones. Clients that take nothing
-/// must not fill the memory with them.
+/// Lists in memory, of all clients together: a few of the longest, or thousands of usual ones. Clients that take
+/// nothing must not fill the memory with them.
 static LISTS: Budget = Budget::new(256 << 20);
 
 /// Longest name of a function that `jsonp` takes, as in nginx.

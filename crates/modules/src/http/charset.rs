@@ -7,9 +7,9 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_charset_module.html>)
 //!
 //! Only what `Content-Type` names is changed: responses of a listed type, or of any that names a charset already where
-//! `override_charset` says so. The output of subrequests gets the charset of the client's request. What is compressed is
-//! never converted. A character that the table lacks becomes `&#NUMBER;` where it came as UTF-8, else a question mark, and
-//! so do bytes that are no UTF-8: unlike nginx, what stands behind them is not swallowed.
+//! `override_charset` says so. The output of subrequests gets the charset of the client's request. What is compressed
+//! is never converted. A character that the table lacks becomes `&#NUMBER;` where it came as UTF-8, else a question
+//! mark, and so do bytes that are no UTF-8: unlike nginx, what stands behind them is not swallowed.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -2,8 +2,8 @@
 //!   gunzip on|off;  gunzip_buffers NUMBER SIZE;              http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_gunzip_module.html>)
 //!
-//! A few bytes may become gigabytes: what is made is bounded and leaves before more is made, and the work has its share of
-//! the turn. Only `Content-Encoding: gzip`, with nothing else in it, is understood.
+//! A few bytes may become gigabytes: what is made is bounded and leaves before more is made, and the work has its share
+//! of the turn. Only `Content-Encoding: gzip`, with nothing else in it, is understood.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};

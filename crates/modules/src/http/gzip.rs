@@ -7,10 +7,10 @@
 //!   $gzip_ratio
 //! (<https://nginx.org/en/docs/http/ngx_http_gzip_module.html>)
 //!
-//! Whether the client takes gzip is asked by `gunzip` and `gzip_static`, too. A short body is gathered and compressed at
-//! once, by libdeflate; all others in bounded pieces, by zlib-rs ([`Transformed`]). Either way on the loop, and never for
-//! longer than a piece may take. What a compressor needs (some 300 KiB) is taken with the first byte and kept for the next
-//! response.
+//! Whether the client takes gzip is asked by `gunzip` and `gzip_static`, too. A short body is gathered and compressed
+//! at once, by libdeflate; all others in bounded pieces, by zlib-rs ([`Transformed`]). Either way on the loop, and
+//! never for longer than a piece may take. What a compressor needs (some 300 KiB) is taken with the first byte and kept
+//! for the next response.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -242,9 +242,9 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     *body = Body::Stream(Box::new(Transformed::new(std::mem::take(body), deflate, room_bytes)));
 }
 
-/// How many bytes of a body to gather, for compressing them at once: no more than one piece of work, and all or nothing where
-/// the length is known. What comes from elsewhere does not wait for more than zlib would hold back, too. `room` is what
-/// `gzip_buffers` says.
+/// How many bytes of a body to gather, for compressing them at once: no more than one piece of work, and all or nothing
+/// where the length is known. What comes from elsewhere does not wait for more than zlib would hold back, too. `room`
+/// is what `gzip_buffers` says.
 fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>, room: usize) -> usize {
     let at_once = whole_effort(level).units_at_once().min(room);
     let fits = |length: u64| usize::try_from(length).is_ok_and(|length| length <= at_once);
@@ -276,8 +276,8 @@ pub fn has_vary(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get())
 }
 
-/// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it. A part of its
-/// answer may not: the whole is compressed.
+/// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it. A part of
+/// its answer may not: the whole is compressed.
 pub fn is_accepted(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| is_accepted_by(request, conf))
 }
@@ -298,8 +298,8 @@ fn is_disabled(conf: &Conf, request: &Request) -> bool {
     agent.is_some_and(|agent| expressions.iter().any(|expression| expression.is_match(agent) == Ok(true)))
 }
 
-/// Whether a list of codings has gzip, with a weight above zero. (RFC 9110 §12.5.3, as nginx reads it: `*` is nothing to
-/// it, and the first gzip counts)
+/// Whether a list of codings has gzip, with a weight above zero. (RFC 9110 §12.5.3, as nginx reads it: `*` is nothing
+/// to it, and the first gzip counts)
 fn accepts_gzip(list: &[u8]) -> bool {
     let mut from = 0;
     let rest = loop {
@@ -397,7 +397,8 @@ fn ratio(request: &Request, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// How much memory for what is made: what is made of a short body leaves in one piece, even if it does not become shorter.
+/// How much memory for what is made: what is made of a short body leaves in one piece, even if it does not become
+/// shorter.
 fn room_for(length: Option<u64>) -> usize {
     let known = length.and_then(|length| usize::try_from(length).ok());
     let room = |length: usize| length.saturating_add(length / 1024 + FRAME_BYTES);
@@ -538,8 +539,8 @@ fn stream_effort(level: u32) -> Effort {
     Effort { usual_nanos, worst_nanos }
 }
 
-/// zlib-rs takes less time than zlib and compresses more, but for level 1, which is quicker still and compresses much less:
-/// who asks for nginx's lowest level gets the next one.
+/// zlib-rs takes less time than zlib and compresses more, but for level 1, which is quicker still and compresses much
+/// less: who asks for nginx's lowest level gets the next one.
 fn zlib_level(level: u32) -> u32 {
     level.max(2)
 }

@@ -7,8 +7,8 @@
 //!                                                 http, server, location, if in location
 //! (<https://nginx.org/en/docs/http/ngx_http_headers_module.html>)
 //!
-//! Without `always`, and `expires` always, for the usual statuses alone. Trailers need HTTP/1.1 and chunks; they are worked
-//! out when the body has ended.
+//! Without `always`, and `expires` always, for the usual statuses alone. Trailers need HTTP/1.1 and chunks; they are
+//! worked out when the body has ended.
 
 use gale_protocol::response::ResponseField;
 use std::any::Any;
@@ -222,8 +222,8 @@ fn add_fields(request: &mut Request, conf: &Conf) {
 fn add_field(request: &mut Request, name: &FieldName, value: &[u8]) {
     let response = &mut request.response;
     if name.known() == Some(ResponseField::LastModified) {
-        // The field is the file's own: it is replaced, and what depends on it follows. Where that is not told, it is a field
-        // like any other.
+        // The field is the file's own: it is replaced, and what depends on it follows. Where that is not told, it is a
+        // field like any other.
         response.last_modified = http_date::parse(value);
         if response.tells_last_modified() {
             return;

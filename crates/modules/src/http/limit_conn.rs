@@ -1,12 +1,13 @@
-//! limit_conn: how many requests a key may have under way at once. See [`shared::limit_conn`](crate::shared::limit_conn).
+//! limit_conn: how many requests a key may have under way at once. See
+//! [`shared::limit_conn`](crate::shared::limit_conn).
 //!   limit_conn_zone KEY zone=NAME:SIZE;                          http
 //!   limit_conn ZONE NUMBER;                                      http, server, location
 //!   limit_conn_status CODE;  limit_conn_log_level LEVEL;  limit_conn_dry_run on | off;
 //!   $limit_conn_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
 //!
-//! A request is judged once, also over internal redirects and by its subrequests. A copy that `mirror` makes does not hold
-//! the places of its request: the request is over before its copies are.
+//! A request is judged once, also over internal redirects and by its subrequests. A copy that `mirror` makes does not
+//! hold the places of its request: the request is over before its copies are.
 
 use std::any::Any;
 

@@ -5,8 +5,8 @@
 //!   $limit_req_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_req_module.html>)
 //!
-//! Rates and what exceeds them are counted in thousandths of a request, times in milliseconds, as nginx does, so that the
-//! same requests are delayed for the same time. A request is judged once, also over internal redirects.
+//! Rates and what exceeds them are counted in thousandths of a request, times in milliseconds, as nginx does, so that
+//! the same requests are delayed for the same time. A request is judged once, also over internal redirects.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -7,9 +7,9 @@
 //! response of status 200 is judged; every other one means that the condition
 //! does not apply. Nothing is read and nothing is compared but the head.
 //!
-//! The head of a 304 goes on as it was, so that the filters behind this one make of its `ETag`, `Last-Modified` and `Vary` what
-//! they make of the whole answer's: a cache looks for what it has by these. What describes the body is taken away when the
-//! head is sent.
+//! The head of a 304 goes on as it was, so that the filters behind this one make of its `ETag`, `Last-Modified` and
+//! `Vary` what they make of the whole answer's: a cache looks for what it has by these. What describes the body is
+//! taken away when the head is sent.
 
 use gale_base::http_date;
 use gale_engine::module::Module;

@@ -85,8 +85,8 @@ fn choose(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     })
 }
 
-/// One of the regular files in the directory, each as likely as the others; blocks. (Reservoir sampling: the n-th file takes
-/// the place of the one chosen so far with a probability of 1/n.)
+/// One of the regular files in the directory, each as likely as the others; blocks. (Reservoir sampling: the n-th file
+/// takes the place of the one chosen so far with a probability of 1/n.)
 fn one_of(path: &Path, mut seed: u64) -> io::Result<Option<OsString>> {
     let mut chosen = None;
     let mut count = 0_u64;

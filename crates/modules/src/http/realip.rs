@@ -5,8 +5,8 @@
 //!   $realip_remote_addr, $realip_remote_port
 //! (<https://nginx.org/en/docs/http/ngx_http_realip_module.html>)
 //!
-//! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known. What
-//! is no address, or comes from somebody who is not trusted, changes nothing.
+//! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known.
+//! What is no address, or comes from somebody who is not trusted, changes nothing.
 
 use std::net::SocketAddr;
 
@@ -121,8 +121,8 @@ struct Chain<'c> {
 }
 
 impl Chain<'_> {
-    /// The client's address, from lists of addresses of which the last one is nearest to us; none when nobody is trusted
-    /// or nothing is said.
+    /// The client's address, from lists of addresses of which the last one is nearest to us; none when nobody is
+    /// trusted or nothing is said.
     fn client(&self, nearest: &SocketAddress, values: &[&[u8]]) -> Option<SocketAddr> {
         if !trusts(self.trusted, nearest) {
             return None;

@@ -2,8 +2,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#var_realpath_root>)
 //!
 //! The kernel usually knows the answer without a look at the disk. Where it does not, a thread of the pool finds it out
-//! before the request goes on behind its location's rewrites; what is asked for earlier, and is not known without waiting,
-//! has no value. Nothing is done in a configuration that does not mention the variable.
+//! before the request goes on behind its location's rewrites; what is asked for earlier, and is not known without
+//! waiting, has no value. Nothing is done in a configuration that does not mention the variable.
 
 use std::ffi::OsString;
 use std::io;

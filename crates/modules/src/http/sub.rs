@@ -6,8 +6,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_sub_module.html>)
 //!
 //! Case does not count in what is searched for, letters outside of ASCII aside. Of several strings the one that begins
-//! first is replaced, of those that begin at the same place the one that the configuration has first, even if it takes more
-//! data to know. With `sub_filter_once` each is replaced once.
+//! first is replaced, of those that begin at the same place the one that the configuration has first, even if it takes
+//! more data to know. With `sub_filter_once` each is replaced once.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -157,8 +157,8 @@ fn substitute(request: &mut Request, conf: &Conf, body: &mut Body) {
 
 /// Several strings to search for at once, in lower case.
 ///
-/// As Horspool's search, with a window as wide as the shortest string: the window's last byte tells how far the next place
-/// is at which a string may begin, or, if that is here, which strings to look at.
+/// As Horspool's search, with a window as wide as the shortest string: the window's last byte tells how far the next
+/// place is at which a string may begin, or, if that is here, which strings to look at.
 struct Search {
     strings: Vec<Box<[u8]>>,
     /// How long the shortest one is.

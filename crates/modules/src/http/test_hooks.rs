@@ -459,7 +459,8 @@ impl BodyStream for Echo {
     }
 }
 
-/// Every text is a part of the one that the configuration has. With the argument `intercept` the status is responded with.
+/// Every text is a part of the one that the configuration has. With the argument `intercept` the status is responded
+/// with.
 fn answer_with(request: &mut Request, head: &HeadHook) -> Flow {
     let response = &mut request.response;
     response.status = head.status;

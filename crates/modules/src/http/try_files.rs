@@ -165,8 +165,8 @@ impl Candidate {
     }
 }
 
-/// What the kernel says of a path counts as "not there", and is logged if it is anything else. That nobody has asked the
-/// kernel (a pool is full) says nothing of the path.
+/// What the kernel says of a path counts as "not there", and is logged if it is anything else. That nobody has asked
+/// the kernel (a pool is full) says nothing of the path.
 fn refusal(request: &Request, path: &[u8], error: &io::Error) -> Option<Flow> {
     let number = error.raw_os_error();
     if !matches!(number, Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG)) {

@@ -1,9 +1,10 @@
 //! The end of worker processes that the kernel holds.
 //!
-//! A process is gone when the kernel says so. That it cannot do while one of its threads waits for a file system that has
-//! taken a request and never answers: not even SIGKILL ends that, and until then the process keeps its link and everything
-//! else that would tell of its death. So once a second the master looks whether its worker processes are alive, and who was
-//! found dead, has said its last word, or was killed, and is still there after a while, is counted as gone, with an alert.
+//! A process is gone when the kernel says so. That it cannot do while one of its threads waits for a file system that
+//! has taken a request and never answers: not even SIGKILL ends that, and until then the process keeps its link and
+//! everything else that would tell of its death. So once a second the master looks whether its worker processes are
+//! alive, and who was found dead, has said its last word, or was killed, and is still there after a while, is counted
+//! as gone, with an alert.
 //!
 //! ```text
 //!   alive ── last word, killed ──► ending, 3 s ──┐
@@ -23,8 +24,8 @@ use crate::program::Program;
 
 /// How often it is looked whether worker processes are alive. One look reads a file of procfs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Longest time that the end of a process takes, when nothing in the kernel holds it: dropping what it has, and freeing its
-/// memory.
+/// Longest time that the end of a process takes, when nothing in the kernel holds it: dropping what it has, and freeing
+/// its memory.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 /// The same from when it was found dead. Nobody serves then, and a successor that comes too early does no harm.
 const DEAD_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! The links of the master: reads what the worker processes and the helper of a reload have sent, and finds lost ones.
 //!
-//! Everything that has arrived is taken before any of it is handled: to handle a message may end the process that it came
-//! from.
+//! Everything that has arrived is taken before any of it is handled: to handle a message may end the process that it
+//! came from.
 
 use gale_base::log_level::Level;
 use std::collections::VecDeque;
@@ -83,7 +83,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// A process that has gone is SIGCHLD's business, one that has not is `replace_lost`'s. One that talks nonsense is ended.
+    /// A process that has gone is SIGCHLD's business, one that has not is `replace_lost`'s. One that talks nonsense is
+    /// ended.
     fn handle_lost(&mut self, pid: Pid, error: &io::Error) {
         if matches!(
             error.kind(),

@@ -1,7 +1,7 @@
 //! Log files of the master: opened again on USR1, for itself and, because they may not do that, for worker processes.
 //!
-//! The new file takes the descriptor number of the old one, so whoever writes to it need not know. What cannot be opened
-//! stays as it was.
+//! The new file takes the descriptor number of the old one, so whoever writes to it need not know. What cannot be
+//! opened stays as it was.
 
 use gale_base::log_level::Level;
 use std::sync::Arc;

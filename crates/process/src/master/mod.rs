@@ -1,7 +1,7 @@
 //! The master: supervises one worker process, takes signals, and can start everything again from memory.
 //!
-//! One thread that only polls (and the one that writes its log). Each round of it takes what has arrived, here, and every
-//! concept has a file of its own:
+//! One thread that only polls (and the one that writes its log). Each round of it takes what has arrived, here, and
+//! every concept has a file of its own:
 //!
 //! ```text
 //!               ┌ signals.rs   what each signal asks for, a new binary included
@@ -15,8 +15,8 @@
 //!   stop.rs      worker processes leave, and the master ends
 //! ```
 //!
-//! It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid file, log files on USR1)
-//! is local and small.
+//! It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid file, log files on
+//! USR1) is local and small.
 
 mod ending;
 mod links;

@@ -6,8 +6,8 @@
 //!                  └───────────────────────┴──► the old configuration serves on
 //! ```
 //!
-//! One at a time: a signal that comes meanwhile is remembered. Whatever fails before the bundle is acknowledged leaves the
-//! old configuration as it was.
+//! One at a time: a signal that comes meanwhile is remembered. Whatever fails before the bundle is acknowledged leaves
+//! the old configuration as it was.
 
 use gale_base::log_level::Level;
 use std::time::{Duration, Instant};
@@ -154,8 +154,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// The worker may not raise its own limit, we may. If not even we, it says so itself. A lower one it sets when it commits:
-    /// until then the present configuration holds.
+    /// The worker may not raise its own limit, we may. If not even we, it says so itself. A lower one it sets when it
+    /// commits: until then the present configuration holds.
     fn raise_descriptor_limit(&self, pid: Pid, bundle: &Bundle) {
         if let Some(limit) = bundle.settings.rlimit_nofile
             && system::descriptors_max_of(pid).is_some_and(|max| limit > max)
@@ -178,7 +178,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its place.
+    /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its
+    /// place.
     fn handle_prepared_late(&mut self, pid: Pid) {
         if self.stop.is_some() || self.worker_mut(pid).is_some_and(|worker| worker.phase == WorkerPhase::Leaving) {
             // What it has been told to end may still be on its way to it.
@@ -191,9 +192,9 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// From here on this is the configuration, whatever happens to the worker. Our copies of removed sockets are closed with
-    /// the previous bundle; the worker has its own, accepts what they have queued, and is the last to close them. The other
-    /// way round, what is queued between its last look and our closing would be reset.
+    /// From here on this is the configuration, whatever happens to the worker. Our copies of removed sockets are closed
+    /// with the previous bundle; the worker has its own, accepts what they have queued, and is the last to close them.
+    /// The other way round, what is queued between its last look and our closing would be reset.
     ///
     /// A removed Unix socket can be connected to as long as its file is there, so that goes first.
     pub(super) fn acknowledge(&mut self, bundle: Box<Bundle>) {

@@ -1,7 +1,7 @@
 //! Signals to the master: what is logged of each, and what it asks for. <https://nginx.org/en/docs/control.html>
 //!
-//! A signal is answered where its concept lives (`stop.rs`, `reload.rs`, `logs.rs`, `workers.rs`); only the start of a new
-//! binary is here, because nothing else begins one.
+//! A signal is answered where its concept lives (`stop.rs`, `reload.rs`, `logs.rs`, `workers.rs`); only the start of a
+//! new binary is here, because nothing else begins one.
 
 use super::Master;
 use crate::program::Program;
@@ -11,8 +11,8 @@ use gale_base::log_level::Level;
 
 impl<P: Program> Master<P> {
     pub(super) fn handle_signal(&mut self, arrived: &Arrived) {
-        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a stop,
-        // which has closed the sockets.
+        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a
+        // stop, which has closed the sockets.
         let ignored = arrived.signal == Signal::ChangeBinary && (self.upgrade_is_running() || self.stop.is_some());
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",

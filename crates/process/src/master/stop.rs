@@ -24,8 +24,8 @@ pub(super) enum Stop {
     Fast { kill_at: Option<Instant> },
 }
 
-/// The worker process that is the last to accept, and our copies of what it accepts from, whose files are removed. They are
-/// kept until it accepts no more: closing is not enough when a process that the kernel holds has them as well.
+/// The worker process that is the last to accept, and our copies of what it accepts from, whose files are removed. They
+/// are kept until it accepts no more: closing is not enough when a process that the kernel holds has them as well.
 pub(super) struct LastAccepting {
     worker: Pid,
     listeners: Vec<ListenerHandle>,

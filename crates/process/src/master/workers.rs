@@ -248,8 +248,8 @@ impl<P: Program> Master<P> {
         self.respawn.at = Some(Instant::now() + pause);
     }
 
-    /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the old
-    /// one drains, as in a reload that needs a new process.
+    /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the
+    /// old one drains, as in a reload that needs a new process.
     pub(super) fn replace_lost(&mut self, pid: Pid, now: Instant) {
         // SIGCHLD may have been taken by somebody else, or be on its way.
         let is_gone = match rustix::process::waitpid(Some(pid), WaitOptions::NOHANG) {

@@ -142,8 +142,8 @@ impl<P: Program> Control<P> {
         self.check_accepting();
     }
 
-    /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting. The
-    /// master is told, each time that it asks: it may have copies.
+    /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting.
+    /// The master is told, each time that it asks: it may have copies.
     pub(super) fn check_accepting(&mut self) {
         let accepts = |each: &Loop<_>| match each.phase {
             LoopPhase::Draining { stopped_accepting, .. } => !stopped_accepting,

@@ -1,7 +1,7 @@
 //! Log files of the worker process: opened again when the loops have written what they had gathered for the old ones.
 //!
-//! The master sends the files opened, because this process may not be allowed to; without a master, or on a signal of its
-//! own, it opens what it may.
+//! The master sends the files opened, because this process may not be allowed to; without a master, or on a signal of
+//! its own, it opens what it may.
 
 use gale_base::log_level::Level;
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! The worker process: one control thread (this folder) and an event loop per worker.
 //!
 //! The control thread only polls: signals, the link, events of the loops. It waits for no loop; whoever is stuck delays
-//! neither a fast stop nor the others. With `master_process off` the same control does what little a master does. Each round
-//! takes what has arrived, here, and every concept has a file of its own:
+//! neither a fast stop nor the others. With `master_process off` the same control does what little a master does. Each
+//! round takes what has arrived, here, and every concept has a file of its own:
 //!
 //! ```text
 //!   start.rs          becomes the worker (limits, user, directory) and builds the first configuration
@@ -171,8 +171,8 @@ impl<P: Program> Control<P> {
         if let Origin::Single(_) = self.origin {
             self.leave_single();
         }
-        // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take. What a loop has told the
-        // kernel to watch stays open even so: that is the master's.
+        // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take. What a loop has
+        // told the kernel to watch stays open even so: that is the master's.
         self.detach_all();
         self.tell_master(&Message::Ending);
         // Not a return from main: a stuck thread must not be waited for, nor run against destructors of statics.

@@ -5,8 +5,8 @@
 //!                 │ refused                │ refused      │ "prepared"      │ "committed"
 //! ```
 //!
-//! One at a time, and each step is bounded: a build that takes too long is given up, a loop that is stuck is left behind.
-//! Until "prepared" the old configuration serves on as if nothing had been; from there on there is no way back.
+//! One at a time, and each step is bounded: a build that takes too long is given up, a loop that is stuck is left
+//! behind. Until "prepared" the old configuration serves on as if nothing had been; from there on there is no way back.
 
 use gale_base::log_level::Level;
 use std::collections::BTreeSet;

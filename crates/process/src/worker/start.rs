@@ -1,7 +1,8 @@
-//! How a worker process begins: takes its bundle, becomes the worker (limits, user, directory), builds, then runs the control.
+//! How a worker process begins: takes its bundle, becomes the worker (limits, user, directory), builds, then runs the
+//! control.
 //!
-//! What cannot be done is refused with the reason, over the link, and ends the process. The user changes before the first
-//! thread is started.
+//! What cannot be done is refused with the reason, over the link, and ends the process. The user changes before the
+//! first thread is started.
 
 use gale_base::log_level::Level;
 use std::process::ExitCode;
@@ -147,9 +148,9 @@ pub(super) fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
     reserve_descriptors();
 }
 
-/// Has the kernel make its table of descriptors as large as it may become. It doubles it when it is full, and once threads
-/// share it whoever asked for a descriptor (an accept, an open on an event loop) waits for all processors meanwhile, some
-/// 20 ms (`synchronize_rcu` in `expand_files`).
+/// Has the kernel make its table of descriptors as large as it may become. It doubles it when it is full, and once
+/// threads share it whoever asked for a descriptor (an accept, an open on an event loop) waits for all processors
+/// meanwhile, some 20 ms (`synchronize_rcu` in `expand_files`).
 fn reserve_descriptors() {
     let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(DESCRIPTORS_RESERVED_MAX);
     let last = i32::try_from(limit).map_or(0, |limit| limit - 1);

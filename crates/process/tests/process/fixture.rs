@@ -1,5 +1,5 @@
-//! A server under test: its directory, its process, its log, and what the service manager hears. Every wait has a deadline
-//! and is a wait on a descriptor.
+//! A server under test: its directory, its process, its log, and what the service manager hears. Every wait has a
+//! deadline and is a wait on a descriptor.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -40,8 +40,8 @@ pub struct Decoded {
 
 /// The trailer fields of one body, in their order and as they were spelled.
 ///
-/// They came behind the data, when the head had long been acted on: they are never merged into it, and those that frame,
-/// route or authenticate a message mean nothing here (RFC 9110 §6.5.1).
+/// They came behind the data, when the head had long been acted on: they are never merged into it, and those that
+/// frame, route or authenticate a message mean nothing here (RFC 9110 §6.5.1).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Trailers {
     /// The text that the fields are parts of: at most [`ChunkLimits::trailers_max`] bytes.

@@ -245,8 +245,8 @@ impl HeadParser {
         }
     }
 
-    /// The field line that begins here, if it is whole and written as nearly all are: looked at once from front to back.
-    /// Everything else is for the thorough way.
+    /// The field line that begins here, if it is whole and written as nearly all are: looked at once from front to
+    /// back. Everything else is for the thorough way.
     fn find_usual_field(&self, input: &[u8], limits: &Limits) -> Option<(UsualField, usize)> {
         let (limit, _) = self.deadline(limits);
         let seen = &input[..input.len().min(limit)];
@@ -281,8 +281,8 @@ struct UsualField {
     value: Range32,
 }
 
-/// The request line at the beginning of the input, if it is whole and written as nearly all are, and where the next line
-/// begins: `GET /path?query HTTP/1.1`. Looked at once from front to back; everything else is for the thorough way.
+/// The request line at the beginning of the input, if it is whole and written as nearly all are, and where the next
+/// line begins: `GET /path?query HTTP/1.1`. Looked at once from front to back; everything else is for the thorough way.
 fn parse_usual_request_line(input: &[u8], head: &mut RequestHead) -> Option<usize> {
     let (method, method_end) = match input {
         [b'G', b'E', b'T', b' ', ..] => (Method::Get, 3),

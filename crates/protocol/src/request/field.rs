@@ -52,8 +52,8 @@ known_fields! {
     XRequestedWith "X-Requested-With",
 }
 
-/// A second line with one of these names is an offence (as in nginx): the two might be read differently by two programs.
-/// A second Host is judged apart, since that offence has its own name.
+/// A second line with one of these names is an offence (as in nginx): the two might be read differently by two
+/// programs. A second Host is judged apart, since that offence has its own name.
 const UNIQUE: KnownHeaders = KnownHeaders::of(&[
     KnownHeader::Authorization,
     KnownHeader::ContentLength,

@@ -1,7 +1,7 @@
 //! The head of a request as every version of HTTP has it: method, target, host, fields.
 //!
-//! All of it are offsets into a text: what HTTP/1 has received, or what a decoder of fields has written. The codecs fill
-//! it; nothing above them need know which one did.
+//! All of it are offsets into a text: what HTTP/1 has received, or what a decoder of fields has written. The codecs
+//! fill it; nothing above them need know which one did.
 
 mod field;
 mod method;
@@ -163,7 +163,8 @@ impl RequestHead {
         self.version_range.of(input)
     }
 
-    /// Takes the first line for the request line if there was no proper one, as far as it came: so that logs can show it.
+    /// Takes the first line for the request line if there was no proper one, as far as it came: so that logs can show
+    /// it.
     pub fn keep_first_line(&mut self, input: &[u8]) {
         let is_line_end = |byte: &&u8| matches!(byte, b'\r' | b'\n');
         if self.line.is_empty() {

@@ -15,15 +15,15 @@ use crate::output::{Output, SLICES_MAX};
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
 pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
-/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as there
-/// is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason).
+/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as
+/// there is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason).
 pub(crate) const SEND_MAX: usize = QUANTUM_BYTES;
 
 /// Bytes that are spliced, as many as count as one operation.
 const SPLICED_PER_OPERATION: usize = 64 * 1024;
 
-/// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536 turns
-/// one that was not used since looks used, and yields a turn early.
+/// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536
+/// turns one that was not used since looks used, and yields a turn early.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Share {
     turn: u16,
@@ -62,8 +62,8 @@ impl Share {
     }
 }
 
-/// Receives at most `max` bytes at the end of `into`; 0 is the end of the stream. Less than `max` has drained the socket.
-/// Errors: the connection's; ENOMEM at the hard limit of leases.
+/// Receives at most `max` bytes at the end of `into`; 0 is the end of the stream. Less than `max` has drained the
+/// socket. Errors: the connection's; ENOMEM at the hard limit of leases.
 pub(super) fn receive(socket: BorrowedFd<'_>, into: &mut Buffer, max: usize) -> Result<usize, Errno> {
     let spare = into.spare(max).map_err(|_| Errno::NOMEM)?;
     let received = net::recv(socket, spare, RecvFlags::empty()).map(|(received, _)| received);

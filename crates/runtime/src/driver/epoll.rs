@@ -1,17 +1,19 @@
 //! The epoll driver: try first, wait after EAGAIN; one edge-triggered registration per connection, for its life.
 //!
-//! A connection is registered when it has to wait for the first time, so one that never waits costs no `epoll_ctl`. What
-//! the kernel has announced is remembered as `readable`, `writable` and `hung_up` until a call finds the contrary. A recv
-//! that returns less than it was asked for has drained the socket (epoll(7)), so no second one is made to see EAGAIN:
-//! whatever arrives later is a new edge. After a hang-up `readable` stays, because the end of the stream is still to be
-//! read and no edge will announce it. (Urgent data, and descriptors passed over a Unix socket, can make a recv return
-//! early. No protocol here has either; a peer that sends them waits for itself until it sends more or leaves.)
+//! A connection is registered when it has to wait for the first time, so one that never waits costs no `epoll_ctl`.
+//! What the kernel has announced is remembered as `readable`, `writable` and `hung_up` until a call finds the contrary.
+//! A recv that returns less than it was asked for has drained the socket (epoll(7)), so no second one is made to see
+//! EAGAIN: whatever arrives later is a new edge. After a hang-up `readable` stays, because the end of the stream is
+//! still to be read and no edge will announce it. (Urgent data, and descriptors passed over a Unix socket, can make a
+//! recv return early. No protocol here has either; a peer that sends them waits for itself until it sends more or
+//! leaves.)
 //!
-//! Listening sockets are level-triggered: after each batch the kernel tells whether there is more, without a last accept
-//! that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins.
-//! Where loops share a socket, the kernel tells one of them of each connection; one that stops listening while connections
-//! wait therefore has the others look for themselves. (Loops of another process that has the same socket are not reached:
-//! they are told with the next connection. So whoever stops listening for good accepts what waits then.)
+//! Listening sockets are level-triggered: after each batch the kernel tells whether there is more, without a last
+//! accept that fails. An event that nobody waits for unregisters the socket until it is polled again, so a pause never
+//! spins. Where loops share a socket, the kernel tells one of them of each connection; one that stops listening while
+//! connections wait therefore has the others look for themselves. (Loops of another process that has the same socket
+//! are not reached: they are told with the next connection. So whoever stops listening for good accepts what waits
+//! then.)
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -119,7 +121,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Runs `operation` if `waiting` says that it may succeed, until it succeeds or would block; then has the task woken.
+    /// Runs `operation` if `waiting` says that it may succeed, until it succeeds or would block; then has the task
+    /// woken.
     ///
     /// `operation` is called with the table borrowed: it makes system calls and runs nobody's code.
     fn attempt<T>(
@@ -271,7 +274,8 @@ impl StreamDriver for Epoll {
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Direction::Read, |connection| {
             let received = receive(connection.socket.as_fd(), into, max)?;
-            // It may have drained the socket; after a hang-up the end is still to be read, and no edge will announce it.
+            // It may have drained the socket; after a hang-up the end is still to be read, and no edge will announce
+            // it.
             connection.readable = received == max || received == 0 || connection.hung_up;
             Ok(received)
         })

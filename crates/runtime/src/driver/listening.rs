@@ -1,9 +1,9 @@
-//! Listening sockets as all drivers have them: what is accepted in a turn, who waits for it, and passing on what this loop
-//! was told of and does not take.
+//! Listening sockets as all drivers have them: what is accepted in a turn, who waits for it, and passing on what this
+//! loop was told of and does not take.
 //!
-//! How the kernel is asked to tell of connections is the driver's matter (`R`). Whatever it is, an event that nobody waits
-//! for must not be told again and again, and on a socket that loops share it is told to the others. A listener that its loop
-//! alone accepts from also takes what waits on sockets of the same address whose loops are held up.
+//! How the kernel is asked to tell of connections is the driver's matter (`R`). Whatever it is, an event that nobody
+//! waits for must not be told again and again, and on a socket that loops share it is told to the others. A listener
+//! that its loop alone accepts from also takes what waits on sockets of the same address whose loops are held up.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,8 +21,8 @@ use crate::stall::watchdog::has_connection;
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
 
-/// Connections accepted per turn from a socket that no other loop waits for, even if the batch is smaller. Nobody else could
-/// take them earlier, and each saves a wait; their first answers come within a few hundred microseconds.
+/// Connections accepted per turn from a socket that no other loop waits for, even if the batch is smaller. Nobody else
+/// could take them earlier, and each saves a wait; their first answers come within a few hundred microseconds.
 const UNSHARED_BATCH: u32 = 8;
 
 /// Events for which no accept beyond the batch is tried, at most, after such tries have found nothing.
@@ -127,8 +127,8 @@ impl<R> Listening<R> {
         self.acceptor.take()
     }
 
-    /// Notes that the kernel has told of connections, and returns who waits for that. If nobody does, the driver sees to it
-    /// that it is not told again. (Who was woken by an earlier event may not have had his turn yet.)
+    /// Notes that the kernel has told of connections, and returns who waits for that. If nobody does, the driver sees
+    /// to it that it is not told again. (Who was woken by an earlier event may not have had his turn yet.)
     pub fn handle_event(&mut self) -> Option<Waker> {
         let acceptor = self.acceptor.take();
         self.readable |= acceptor.is_some();

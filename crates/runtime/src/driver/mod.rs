@@ -31,8 +31,8 @@ pub(crate) mod listening;
 pub(crate) mod shortage;
 pub(crate) mod simulated;
 
-/// How an io_uring is set up. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`; other
-/// values are for tests and measurements.
+/// How an io_uring is set up. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`;
+/// other values are for tests and measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingOptions {
     /// Operations queued before a call of their own submits them.
@@ -41,16 +41,16 @@ pub struct RingOptions {
     pub completions: u32,
     /// Buffers for what arrives while nobody reads; a power of two, or 0 for none: then connections wait by polls.
     pub buffers: u16,
-    /// The bytes of each buffer. Holds nearly every request head; who wants more at once waits by a poll and receives into
-    /// memory of its own.
+    /// The bytes of each buffer. Holds nearly every request head; who wants more at once waits by a poll and receives
+    /// into memory of its own.
     pub buffer_bytes: u32,
     /// One receive serves all requests of a connection that is kept alive, instead of one each.
     pub multishot: bool,
     /// A receive that has got nothing for this long, at most twice as long, gives way to a poll, which costs the kernel
     /// less memory. `None` = never.
     pub idle_after: Option<Duration>,
-    /// Uses nothing that came with kernels after this one (major, minor). By default everything; in debug builds what the
-    /// environment variable `GALE_TEST_KERNEL_MAX` says ("6.0").
+    /// Uses nothing that came with kernels after this one (major, minor). By default everything; in debug builds what
+    /// the environment variable `GALE_TEST_KERNEL_MAX` says ("6.0").
     pub kernel_max: Option<(u16, u16)>,
     /// Pretends that the kernel refuses with this error number.
     pub refusal: Option<i32>,
@@ -208,8 +208,8 @@ pub(crate) trait StreamDriver {
     /// Closes a socket.
     fn close(&self, key: Key);
 
-    /// Ready when closed sockets have nothing left that this driver, and not the kernel, still has to send for them. One
-    /// waits for that at a time.
+    /// Ready when closed sockets have nothing left that this driver, and not the kernel, still has to send for them.
+    /// One waits for that at a time.
     fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
         let _ = cx;
         Poll::Ready(())
@@ -236,9 +236,9 @@ pub(crate) trait StreamDriver {
     /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
-    /// Sends the first of `out` and removes it, or takes it over to be sent, if that takes no waiting, and returns how many bytes
-    /// that were. 0 says nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent. `is_last` says that
-    /// the socket is closed right after this: then the end goes with the data, in one packet.
+    /// Sends the first of `out` and removes it, or takes it over to be sent, if that takes no waiting, and returns how
+    /// many bytes that were. 0 says nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent.
+    /// `is_last` says that the socket is closed right after this: then the end goes with the data, in one packet.
     fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize>;
 
     /// As `try_send`, of a few bytes that nobody owns: they are sent or copied.
@@ -339,8 +339,8 @@ pub(crate) trait ListenerDriver {
     /// Has the kernel tell this loop of what waits on sockets that it shares with others.
     fn rearm_shared_listeners(&self);
 
-    /// Accepts what waits now on a socket of another loop, which is held up, as if it had come to the listener that this
-    /// loop alone accepts from at the same address; if there is one, and it is waited for.
+    /// Accepts what waits now on a socket of another loop, which is held up, as if it had come to the listener that
+    /// this loop alone accepts from at the same address; if there is one, and it is waited for.
     fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
         let _ = (address, socket);
     }

@@ -1,12 +1,12 @@
 //! The simulated driver: sockets of a simulated world (`crate::simulation`) in place of the kernel's.
 //!
-//! It behaves in every way that its two siblings may: an operation is tried when its socket is ready, as with epoll, or is
-//! in flight and completes later, as with io_uring, with bytes received ahead of the reader and an [`Output`] on loan.
-//! Chance decides for each operation which it is, and whether it is short, says EAGAIN for once, or wakes for nothing. In
-//! no case is a byte lost, doubled or moved.
+//! It behaves in every way that its two siblings may: an operation is tried when its socket is ready, as with epoll, or
+//! is in flight and completes later, as with io_uring, with bytes received ahead of the reader and an [`Output`] on
+//! loan. Chance decides for each operation which it is, and whether it is short, says EAGAIN for once, or wakes for
+//! nothing. In no case is a byte lost, doubled or moved.
 //!
-//! It makes no system call but for descriptors that serve as names. Instead of waiting for ever it panics, because nobody
-//! outside could end the wait: a task hangs.
+//! It makes no system call but for descriptors that serve as names. Instead of waiting for ever it panics, because
+//! nobody outside could end the wait: a task hangs.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -73,8 +73,9 @@ pub struct LoopOptions {
     pub worker: usize,
     /// Events taken at once (`epoll_events`; nginx has 512).
     pub events_max: usize,
-    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = a quarter of the memory that the machine has
-    /// and the process's cgroups allow, at least 64 MiB, until [`crate::share_leases`] says how many loops share that.
+    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = a quarter of the memory that the machine
+    /// has and the process's cgroups allow, at least 64 MiB, until [`crate::share_leases`] says how many loops share
+    /// that.
     pub leased_bytes_max: Option<usize>,
     /// The sizes of an io_uring.
     pub ring: RingOptions,
@@ -201,8 +202,8 @@ impl EventLoop {
         self.driver_reason.as_ref()
     }
 
-    /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the loop.
-    /// A panic in `main` is not caught. Panics when the kernel refuses to wait for events.
+    /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the
+    /// loop. A panic in `main` is not caught. Panics when the kernel refuses to wait for events.
     pub fn run<F: Future>(&mut self, main: F) -> F::Output {
         let environment = Rc::clone(&self.environment);
         let _entered = environment.enter();
@@ -255,8 +256,8 @@ impl EventLoop {
         }
     }
 
-    /// Whether the tasks of this turn have had their time, or by estimate will have had it when the kernel is called. What
-    /// is left of them goes first in the next turn, behind a look for events.
+    /// Whether the tasks of this turn have had their time, or by estimate will have had it when the kernel is called.
+    /// What is left of them goes first in the next turn, behind a look for events.
     fn is_turn_over(&self, polls: usize) -> bool {
         let Environment { clock, budget, .. } = &*self.environment;
         let is_late = || clock.read() - clock.now().as_nanos() >= TURN_NANOS + BULK_NANOS;

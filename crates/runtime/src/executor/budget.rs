@@ -1,21 +1,21 @@
 //! The budget of a turn: who wants little goes before who wants much, and all that want much have a bounded share.
 //!
 //! A head, a small answer or a few bytes for a tunnel is done at once. A large send, a body that keeps arriving, or a
-//! piece of compression is *bulk*: its task waits in one line, first come, first served, and the line moves when nothing
-//! else can run. A task then has one quantum before the next one's turn; when the share of the turn is spent, the loop
-//! looks for events. So a thousand connections that take all they can get delay a quiet one by the rest of a turn, and
-//! not by a thousand bounded sends.
+//! piece of compression is *bulk*: its task waits in one line, first come, first served, and the line moves when
+//! nothing else can run. A task then has one quantum before the next one's turn; when the share of the turn is spent,
+//! the loop looks for events. So a thousand connections that take all they can get delay a quiet one by the rest of a
+//! turn, and not by a thousand bounded sends.
 //!
 //! ```text
 //!   turn:  | events, calls, timers | tasks that want little … | quantum | quantum | wait (0 s while anybody is in line)
 //!                                    TURN_NANOS at most         BULK_NANOS at most
 //! ```
 //!
-//! The kernel may know of more events than a turn brought (a ring brings some twenty completions at once): then the line
-//! stands still, but for no more than [`STARVED_TURNS`] turns.
+//! The kernel may know of more events than a turn brought (a ring brings some twenty completions at once): then the
+//! line stands still, but for no more than [`STARVED_TURNS`] turns.
 //!
-//! What work takes is estimated before it is done, and for bulk measured by the clock. In virtual time nothing takes any
-//! time: the estimates stand in its place, and the order is the same every time.
+//! What work takes is estimated before it is done, and for bulk measured by the clock. In virtual time nothing takes
+//! any time: the estimates stand in its place, and the order is the same every time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -45,7 +45,8 @@ const COPY_NANOS_PER_KIB: u64 = 250;
 /// As many bytes as one task sends or receives at once: about a quantum.
 pub(crate) const QUANTUM_BYTES: usize = 512 * 1024;
 
-/// How long a piece of a computation should take: it is a turn's bulk by itself, and long enough to be worth its beginning.
+/// How long a piece of a computation should take: it is a turn's bulk by itself, and long enough to be worth its
+/// beginning.
 const PIECE_NANOS: u64 = BULK_NANOS;
 
 /// How long one may take at worst: a stall is far, even on a machine that is busy.
@@ -84,8 +85,8 @@ pub fn charge_units(effort: Effort, units: usize) {
     Environment::with(|environment| environment.budget.charge(effort.nanos(units)));
 }
 
-/// Ready when the running task may copy so many bytes now (read them from the page cache, send them); until then it waits
-/// in line for its share of a turn. Streams ask by themselves: this is for what comes before a send.
+/// Ready when the running task may copy so many bytes now (read them from the page cache, send them); until then it
+/// waits in line for its share of a turn. Streams ask by themselves: this is for what comes before a send.
 pub fn poll_copy(context: &mut Context<'_>, bytes: usize) -> Poll<()> {
     Environment::with(|environment| environment.poll_copy(context, bytes.min(QUANTUM_BYTES)))
 }

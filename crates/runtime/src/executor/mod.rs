@@ -55,14 +55,14 @@ impl TaskId {
 
 /// Starts `future` as a task of its own on the current loop.
 ///
-/// A panic in it ends only this task: it is reported (see [`crate::set_panic_reporter`]) and counted. Panics when called
-/// outside of a loop.
+/// A panic in it ends only this task: it is reported (see [`crate::set_panic_reporter`]) and counted. Panics when
+/// called outside of a loop.
 pub fn spawn(future: impl Future<Output = ()> + 'static) -> TaskId {
     Environment::with(|environment| environment.executor.spawn(Box::pin(future)))
 }
 
-/// Ends a task of the current loop: its future is dropped now, or when its present poll returns. Nothing happens if it has
-/// ended already, if it belongs to another loop, or outside of a loop.
+/// Ends a task of the current loop: its future is dropped now, or when its present poll returns. Nothing happens if it
+/// has ended already, if it belongs to another loop, or outside of a loop.
 pub fn abort(task: TaskId) {
     let _ = Environment::try_with(|environment| environment.executor.abort(task));
 }
@@ -96,8 +96,8 @@ impl<F: Future<Output = ()>> Job for F {
     }
 }
 
-/// Ready once, when the turn is at its end: before the loop waits, after everything else that could run has run or has had
-/// its share. It makes no turn by itself. Polled again after that, it waits for the end of the next turn.
+/// Ready once, when the turn is at its end: before the loop waits, after everything else that could run has run or has
+/// had its share. It makes no turn by itself. Polled again after that, it waits for the end of the next turn.
 #[derive(Default, Debug)]
 pub struct TurnEnd {
     /// The turn that is being waited for the end of.

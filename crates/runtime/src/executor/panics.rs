@@ -43,7 +43,8 @@ thread_local! {
     static LAST_PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Names the function that is told of every panic caught; without one, or when it panics itself, they go to standard error.
+/// Names the function that is told of every panic caught; without one, or when it panics itself, they go to standard
+/// error.
 pub fn set_panic_reporter(reporter: impl Fn(&Panic) + Send + Sync + 'static) {
     let displaced = REPORTER.write().replace(Arc::new(reporter));
     drop(displaced);

@@ -73,13 +73,13 @@ pub struct FileCounters {
     pub probe_hits: u64,
     /// Looks that did not.
     pub probe_misses: u64,
-    /// Pieces that went to a pool without a look, because their device had much to do or the look would have written the file's
-    /// time of access.
+    /// Pieces that went to a pool without a look, because their device had much to do or the look would have written
+    /// the file's time of access.
     pub unlooked: u64,
     /// How many of these were in memory after all.
     pub pool_hits: u64,
-    /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor. While none is timed
-    /// a turn of the loop over 100 ms with calls in it counts as one.
+    /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor. While none is
+    /// timed a turn of the loop over 100 ms with calls in it counts as one.
     pub long_calls: u64,
     /// How many of these have waited, as far as can be told, although they should not have.
     pub mispredictions: u64,

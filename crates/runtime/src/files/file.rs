@@ -19,14 +19,15 @@ use crate::pool::{Device, default_pool, on_a_pool_thread};
 use crate::simulation::FileFaults;
 use crate::time::{Moment, now_anywhere, wall_anywhere};
 
-/// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is asked
-/// whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
+/// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is
+/// asked whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
 const UNLINKED_MATTERS_BYTES: u64 = 1 << 20;
 
 /// Until a smaller file was open for so long hardly anybody has had the time to unlink it, and little is lost.
 const UNLINKED_SOON: Duration = Duration::from_millis(10);
 
-/// Files from this size on are worth telling the kernel that they will be read from one end to the other; nginx's number.
+/// Files from this size on are worth telling the kernel that they will be read from one end to the other; nginx's
+/// number.
 const SEQUENTIAL_MIN_BYTES: u64 = 128 * 1024;
 
 /// An open file: descriptor and what was known when it was opened. Clones are the same file.
@@ -114,7 +115,8 @@ impl File {
         &self.shared.metadata
     }
 
-    /// Looks at it again. For files that wait for others this may block; see [`File::waits_for_others`]. Errors: fstat(2)'s.
+    /// Looks at it again. For files that wait for others this may block; see [`File::waits_for_others`]. Errors:
+    /// fstat(2)'s.
     pub fn look_again(&self) -> io::Result<FileMetadata> {
         match self.shared.access {
             Access::Simulated(_) => Ok(self.shared.metadata),
@@ -127,8 +129,8 @@ impl File {
         self.shared.is_written.store(true, Ordering::Relaxed);
     }
 
-    /// The same file as it is now, with a descriptor of its own, where the caller may block. Errors: fstat(2)'s, and fcntl(2)'s if
-    /// others have it, too.
+    /// The same file as it is now, with a descriptor of its own, where the caller may block. Errors: fstat(2)'s, and
+    /// fcntl(2)'s if others have it, too.
     pub(super) fn renewed(mut self) -> io::Result<File> {
         let descriptor = match Arc::get_mut(&mut self.shared).and_then(|shared| shared.descriptor.take()) {
             Some(descriptor) => descriptor,
@@ -137,8 +139,8 @@ impl File {
         file_system(|file_system| file_system.adopt(descriptor))
     }
 
-    /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell. `None`
-    /// without procfs.
+    /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell.
+    /// `None` without procfs.
     pub fn path(&self) -> Option<PathBuf> {
         std::fs::read_link(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())).ok()
     }
@@ -169,8 +171,8 @@ impl File {
         }
     }
 
-    /// How much of what was read is the file's own, where that may block. A file that is cut off while it is read may give
-    /// zeros for what it has lost: the kernel clears pages that somebody is still copying from.
+    /// How much of what was read is the file's own, where that may block. A file that is cut off while it is read may
+    /// give zeros for what it has lost: the kernel clears pages that somebody is still copying from.
     pub(crate) fn still_there(&self, offset: u64, count: usize) -> usize {
         if self.shared.access != Access::Local {
             return count;
@@ -197,8 +199,8 @@ impl File {
         }
     }
 
-    /// Tells the kernel, once, that the file will be read from one end to the other (`read_ahead`): it reads ahead twice as
-    /// far then. Small files are not worth the call.
+    /// Tells the kernel, once, that the file will be read from one end to the other (`read_ahead`): it reads ahead
+    /// twice as far then. Small files are not worth the call.
     pub fn advise_sequential(&self) {
         let is_worth_it = self.metadata().size > SEQUENTIAL_MIN_BYTES && self.shared.access == Access::Local;
         if is_worth_it && !self.shared.was_advised.swap(true, Ordering::Relaxed) {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use gale_base::os_error::OsErrorText;
 
-/// Something that could not be done with a file. It is shown in nginx's words: `pwrite() "/tmp/1" failed (28: No space left on
-/// device)`. Clones are for several who have to be told.
+/// Something that could not be done with a file. It is shown in nginx's words: `pwrite() "/tmp/1" failed (28: No space
+/// left on device)`. Clones are for several who have to be told.
 #[derive(Clone, Debug)]
 pub struct FileError {
     call: &'static str,

@@ -1,8 +1,8 @@
 //! A file that is read while it is written: its readers, at offsets of their own, wait for what is to come.
 //!
-//! What was just written is read from the page cache on the loop. The file is this process's own, so that its times of access
-//! are of no concern, and it changes all the time, so that reads of it are not shared. What is not in memory any more is read by
-//! a thread. Handles and readers may go to other loops.
+//! What was just written is read from the page cache on the loop. The file is this process's own, so that its times of
+//! access are of no concern, and it changes all the time, so that reads of it are not shared. What is not in memory any
+//! more is read by a thread. Handles and readers may go to other loops.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -25,7 +25,8 @@ pub enum GrowingEnd {
     Complete,
     /// Its source broke off: there is no more of it anywhere.
     Failed,
-    /// It is not written on, but its source may have the rest: for this error, or because nobody wants it stored any more.
+    /// It is not written on, but its source may have the rest: for this error, or because nobody wants it stored any
+    /// more.
     NoLongerStored(Option<FileError>),
 }
 
@@ -98,8 +99,9 @@ impl GrowingReader {
         self.offset
     }
 
-    /// Reads on: at most `length` bytes of what is written, fewer when the rest is not in memory. Waits for more if there is
-    /// none. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases; each leaves the reader where it is.
+    /// Reads on: at most `length` bytes of what is written, fewer when the rest is not in memory. Waits for more if
+    /// there is none. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases; each leaves the reader
+    /// where it is.
     ///
     /// `length` must not be 0. When a thread reads, it is what was asked for first that comes.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Grown, FileError>> {

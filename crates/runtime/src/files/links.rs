@@ -1,9 +1,9 @@
 //! Files whose paths may not pass symbolic links, or only such as belong to whom their targets belong to.
 //!
-//! No name is trusted twice: what was looked at is what is opened, also when somebody exchanges names meanwhile. Where no
-//! link may be passed the kernel sees to that itself (`RESOLVE_NO_SYMLINKS`). Where owners decide, the path is walked along
-//! in a pool, part by part: a link is held open by a descriptor of its own, its text is read from there, and the owner of
-//! what that leads to is the owner of what was opened.
+//! No name is trusted twice: what was looked at is what is opened, also when somebody exchanges names meanwhile. Where
+//! no link may be passed the kernel sees to that itself (`RESOLVE_NO_SYMLINKS`). Where owners decide, the path is
+//! walked along in a pool, part by part: a link is held open by a descriptor of its own, its text is read from there,
+//! and the owner of what that leads to is the owner of what was opened.
 
 use std::ffi::OsStr;
 use std::io;
@@ -57,8 +57,8 @@ fn try_open_without_links(path: &Path, flags: OFlags, check: LinkCheck) -> Optio
     }
 }
 
-/// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, ELOOP for a link that is refused,
-/// and the pool's.
+/// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, ELOOP for a link that is
+/// refused, and the pool's.
 pub async fn open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> io::Result<File> {
     if let Some(opened) = try_open_checked(path, flags, check) {
         return opened;

@@ -10,15 +10,14 @@
 //! | last close of a file that was unlinked or written | pool | |
 //! | write, change of a name or directory | pool | |
 //!
-//! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in memory
-//! (`residency.rs`) goes to the pool without a look; so do the reads that write the file's time of access: with
-//! `relatime` the first after a change, and one a day (`files/access_time.rs`). What a pool reads is
-//! read once for all who want it (`reads.rs`).
+//! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in
+//! memory (`residency.rs`) goes to the pool without a look; so do the reads that write the file's time of access: with
+//! `relatime` the first after a change, and one a day (`files/access_time.rs`). What a pool reads is read once for all
+//! who want it (`reads.rs`).
 //!
-//! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular file
-//! that is leased out.) Where `openat2` is missing (old kernels,
-//! seccomp) the pool does it all. What goes to a pool says which device it will wait for, so that one that hangs does not
-//! take the pool from the others.
+//! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular
+//! file that is leased out.) Where `openat2` is missing (old kernels, seccomp) the pool does it all. What goes to a
+//! pool says which device it will wait for, so that one that hangs does not take the pool from the others.
 //!
 //! A file is written by its [`Writer`], and read meanwhile as a [`GrowingFile`].
 

@@ -34,8 +34,8 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// The last component must not be a symbolic link (`O_NOFOLLOW`).
     pub no_follow: bool,
-    /// Reads leave the file's time of access alone (`O_NOATIME`), where the kernel permits that: for files of our own. Not
-    /// where links are checked.
+    /// Reads leave the file's time of access alone (`O_NOATIME`), where the kernel permits that: for files of our own.
+    /// Not where links are checked.
     pub no_access_time: bool,
 }
 
@@ -120,7 +120,8 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
     }
 }
 
-/// The path without symbolic links that a path leads to, if the kernel can tell from memory; `None` = not without waiting.
+/// The path without symbolic links that a path leads to, if the kernel can tell from memory; `None` = not without
+/// waiting.
 pub fn try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
     file_system(|file_system| file_system.try_real_path(path))
 }
@@ -150,7 +151,8 @@ pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
 
 pub(super) fn kernel_open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
     let descriptor = kernel_open(path, flags)?;
-    // Not with the open itself: that fails for somebody else's file, and has created it all the same where owners are changed.
+    // Not with the open itself: that fails for somebody else's file, and has created it all the same where owners are
+    // changed.
     let kept = flags.kernel() & (OFlags::NONBLOCK | OFlags::APPEND) | OFlags::NOATIME;
     let no_access_time = flags.no_access_time && rustix::fs::fcntl_setfl(&descriptor, kept).is_ok();
     File::inspect_blocking(descriptor, no_access_time)
@@ -259,8 +261,8 @@ fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> 
     }
 }
 
-/// Finds out whether `openat2` with `RESOLVE_CACHED` works here: not in kernels before 5.12, nor where seccomp forbids it.
-/// The root directory is always in the cache. To be called before the first open.
+/// Finds out whether `openat2` with `RESOLVE_CACHED` works here: not in kernels before 5.12, nor where seccomp forbids
+/// it. The root directory is always in the cache. To be called before the first open.
 pub(crate) fn probe() {
     let result = rustix::fs::openat2(CWD, c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED);
     // Other errors are the moment's: a mount under way, no free descriptor.

@@ -19,8 +19,9 @@ use crate::simulation::World;
 const DIRECT_ALIGNMENT_MIN: usize = 4096;
 
 impl File {
-    /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the file. In
-    /// the pool `default` if nothing is in memory. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases.
+    /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the
+    /// file. In the pool `default` if nothing is in memory. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard
+    /// limit of leases.
     pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
             Look::Found(bytes) => Ok(bytes),
@@ -36,8 +37,8 @@ impl File {
         }
     }
 
-    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when the
-    /// look might wait.
+    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when
+    /// the look might wait.
     pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
         match self.look(offset, length)? {
             Look::Found(bytes) => Ok(Some(bytes)),
@@ -64,7 +65,8 @@ impl File {
             };
             return match result {
                 Err(Errno::INTR) => continue,
-                // File systems in memory do not know the flag and need not wait. Others that do not know it may (overlayfs).
+                // File systems in memory do not know the flag and need not wait. Others that do not know it may
+                // (overlayfs).
                 Err(Errno::OPNOTSUPP) if mounts::lies_in_memory(self.metadata().device) => {
                     self.shared.lies_in_memory.store(true, Ordering::Relaxed);
                     continue;
@@ -92,8 +94,8 @@ impl File {
         Ok(lease.freeze())
     }
 
-    /// Reads past the page cache, where the caller may block; through it where the file system has no other way. Returns the
-    /// memory and where the piece is in it.
+    /// Reads past the page cache, where the caller may block; through it where the file system has no other way.
+    /// Returns the memory and where the piece is in it.
     pub(crate) fn read_direct(
         &self,
         offset: u64,
@@ -133,13 +135,14 @@ impl File {
         Ok((blocks.memory, piece))
     }
 
-    /// The descriptor of [`File::direct`] if that has been asked for, without blocking; within, none if there cannot be one.
+    /// The descriptor of [`File::direct`] if that has been asked for, without blocking; within, none if there cannot be
+    /// one.
     pub(crate) fn opened_directly(&self) -> Option<Option<BorrowedFd<'_>>> {
         self.shared.direct.get().map(|direct| direct.as_ref().map(AsFd::as_fd))
     }
 
-    /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. None where the file
-    /// system has no such thing, which is remembered, or if it could not be opened just now. May block.
+    /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. None where
+    /// the file system has no such thing, which is remembered, or if it could not be opened just now. May block.
     pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
         if matches!(self.shared.access, Access::Simulated(_)) {
             return None;

@@ -1,14 +1,16 @@
-//! Reads of pieces that are not in memory, each done once for all who want it at the same time ([`super::single_flight`]).
+//! Reads of pieces that are not in memory, each done once for all who want it at the same time
+//! ([`super::single_flight`]).
 //!
 //! ```text
 //!   look ──► in memory after all: done             only for pieces of which nothing is known, few at a time
 //!    └─────► read by the pool (or an io_uring)     stands in its device's line; counts as in flight there
 //! ```
 //!
-//! All who want a piece get the same memory, each charged with it. What is the same piece: device, inode, size and times of
-//! change as the file was opened with (a file that was replaced has another content), offset and length, and the pool, so that
-//! nobody waits in a pool that is not his. Files on file systems that wait for others are only the same as themselves, because
-//! many of those number their files as they like. Who comes later finds the piece in the page cache.
+//! All who want a piece get the same memory, each charged with it. What is the same piece: device, inode, size and
+//! times of change as the file was opened with (a file that was replaced has another content), offset and length, and
+//! the pool, so that nobody waits in a pool that is not his. Files on file systems that wait for others are only the
+//! same as themselves, because many of those number their files as they like. Who comes later finds the piece in the
+//! page cache.
 //!
 //! What a pool has no room for is an error: nothing is done on the loop instead.
 
@@ -114,8 +116,8 @@ pub struct PieceRead {
 }
 
 impl PieceRead {
-    /// Takes part in the read of this piece: one that is in flight, or a new one. Errors: `OutOfMemory` at the hard limit of
-    /// leases.
+    /// Takes part in the read of this piece: one that is in flight, or a new one. Errors: `OutOfMemory` at the hard
+    /// limit of leases.
     pub(super) fn begin(
         page_cache: &Arc<PageCache>,
         file: &File,

@@ -4,11 +4,12 @@
 //!   push ──► queue (bounded) ──► one write in flight, of all that waits then ──► written: readers may follow (growing.rs)
 //! ```
 //!
-//! A thread that has written gives its place in the pool's line to the next write of this file, so that a fast writer does not
-//! keep it from the others. Pieces come back to the loop when they are written: where memory was taken it is used again.
+//! A thread that has written gives its place in the pool's line to the next write of this file, so that a fast writer
+//! does not keep it from the others. Pieces come back to the loop when they are written: where memory was taken it is
+//! used again.
 //!
-//! What was accepted is written whether anybody waits for it or not, as long as the writer is there; futures that wait may be
-//! dropped at any time. The loop never touches the file, and the pool closes it.
+//! What was accepted is written whether anybody waits for it or not, as long as the writer is there; futures that wait
+//! may be dropped at any time. The loop never touches the file, and the pool closes it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -35,16 +36,17 @@ const QUEUED_BYTES_MAX: usize = 256 * 1024;
 /// How many pieces may wait, however small they are. One call writes them all; the kernel takes up to 1024.
 const QUEUED_PIECES_MAX: usize = 256;
 
-/// Writes a file from its beginning. Dropped before [`Writer::finish`], it gives up what has not been written, and readers are
-/// told that the file has failed.
+/// Writes a file from its beginning. Dropped before [`Writer::finish`], it gives up what has not been written, and
+/// readers are told that the file has failed.
 pub struct Writer {
     growing: Arc<Growing>,
     queued_bytes_max: usize,
 }
 
 impl Writer {
-    /// Opens a file to be written from its beginning, in the pool `default`; the flags say whether it is created or emptied, and
-    /// must say `read` if it is to be read. Reads through it leave its time of access alone. Errors: open(2)'s and the pool's.
+    /// Opens a file to be written from its beginning, in the pool `default`; the flags say whether it is created or
+    /// emptied, and must say `read` if it is to be read. Reads through it leave its time of access alone. Errors:
+    /// open(2)'s and the pool's.
     pub async fn open(path: &Path, flags: OpenFlags) -> Result<Writer, FileError> {
         let flags = OpenFlags { write: true, no_access_time: true, ..flags };
         let path: Arc<Path> = path.into();
@@ -98,7 +100,8 @@ impl Writer {
         self.growing.poll(cx, |state| state.has_room(bytes_max))
     }
 
-    /// Takes a piece, for which there must be room: once after [`Writer::poll_ready`] has said so. After a failure it is dropped.
+    /// Takes a piece, for which there must be room: once after [`Writer::poll_ready`] has said so. After a failure it
+    /// is dropped.
     pub fn push(&mut self, piece: Bytes) {
         let mut state = self.growing.state.lock();
         let spent = mem::take(&mut state.spent);
@@ -124,8 +127,8 @@ impl Writer {
         poll_fn(|cx| self.growing.poll(cx, State::is_settled)).await
     }
 
-    /// Writes what waits; then the file is complete. Returns it to be read; what it knows of itself includes what was written.
-    /// Dropped before it is ready, this gives the file up. Errors: a write has failed; fstat(2)'s.
+    /// Writes what waits; then the file is complete. Returns it to be read; what it knows of itself includes what was
+    /// written. Dropped before it is ready, this gives the file up. Errors: a write has failed; fstat(2)'s.
     pub async fn finish(mut self) -> Result<File, FileError> {
         self.flush().await?;
         self.growing.end(GrowingEnd::Complete);
@@ -208,7 +211,8 @@ impl Growing {
         Growth { written: state.written, end: state.end.clone() }
     }
 
-    /// Calls `f` with the readers that wait, if the file has grown no further than this and has not ended; else says how far.
+    /// Calls `f` with the readers that wait, if the file has grown no further than this and has not ended; else says
+    /// how far.
     pub fn wait_beyond<T>(&self, offset: u64, f: impl FnOnce(&mut Waiters) -> T) -> Result<T, Growth> {
         let mut state = self.state.lock();
         if state.written > offset || state.end.is_some() {
@@ -269,7 +273,8 @@ impl Growing {
         }
     }
 
-    /// Writes pieces to their end, also when the kernel takes only a part. Returns how much is written, and why not more.
+    /// Writes pieces to their end, also when the kernel takes only a part. Returns how much is written, and why not
+    /// more.
     fn write_all(&self, pieces: &[Bytes], offset: u64) -> (u64, io::Result<()>) {
         let mut slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
         let (mut rest, mut written) = (&mut slices[..], 0);
@@ -287,8 +292,8 @@ impl Growing {
     }
 }
 
-/// A write in flight or in the pool's line; there is one at most. Dropped before it is done, it leaves the file as one that
-/// nobody writes to.
+/// A write in flight or in the pool's line; there is one at most. Dropped before it is done, it leaves the file as one
+/// that nobody writes to.
 struct Write {
     growing: Arc<Growing>,
     stage: Stage,
@@ -313,7 +318,8 @@ impl Write {
         }
     }
 
-    /// Has the next batch written by whatever thread comes to it. Where the pool has no room for that, it is this one's work.
+    /// Has the next batch written by whatever thread comes to it. Where the pool has no room for that, it is this one's
+    /// work.
     fn hand_on(self) -> Result<(), Write> {
         let growing = Arc::clone(&self.growing);
         let next = Arc::new(Mutex::new(Some(self)));

@@ -1,7 +1,8 @@
 //! Streams: connected TCP and Unix sockets.
 //!
-//! All methods take `&self`: a stream belongs to one loop, and one task may read while another writes. Dropping a future
-//! of any method loses no data: what was received is in the caller's buffer, what was sent has left the caller's queue.
+//! All methods take `&self`: a stream belongs to one loop, and one task may read while another writes. Dropping a
+//! future of any method loses no data: what was received is in the caller's buffer, what was sent has left the caller's
+//! queue.
 
 use std::cell::Cell;
 use std::fmt;
@@ -86,8 +87,8 @@ impl Stream {
     /// Takes the stream from its loop, for another one ([`Detached::attach`]). A receive that nobody waits
     /// for any more may have got something: that comes along. With io_uring it costs a system call to be sure of that.
     ///
-    /// Errors, with which the connection is closed: a send is under way, so that nobody could tell how much of it will have
-    /// left; or the kernel's.
+    /// Errors, with which the connection is closed: a send is under way, so that nobody could tell how much of it will
+    /// have left; or the kernel's.
     pub fn detach(self) -> io::Result<Detached> {
         let Released { socket, received, error } = self.environment.driver.release(self.key)?;
         let ahead = self.ahead.take().map(|ahead| *ahead).unwrap_or(Ahead { bytes: Buffer::new(), error: None });
@@ -131,8 +132,8 @@ impl Stream {
         self.environment.driver.poll_writable(self.key, cx)
     }
 
-    /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory only
-    /// while there are bytes, not while this waits.
+    /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory
+    /// only while there are bytes, not while this waits.
     ///
     /// Errors: the connection's; `OutOfMemory` at the hard limit of leases.
     #[inline]
@@ -193,11 +194,12 @@ impl Stream {
         polled
     }
 
-    /// Sends the first of `out` if that takes no waiting, removes it from there and returns how many bytes that were. 0 says
-    /// nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be sent. As with what is written to
-    /// a socket's buffer, that bytes count as sent does not mean that they have left: they do in this turn, or when the peer takes them, also if the stream is dropped. But who ends its side by
-    /// [`Stream::shutdown_write`] uses `poll_send` before. `is_last` promises that the stream is dropped or shut down right
-    /// after this, if all was sent: then the end leaves in the same packet. Errors: the connection's.
+    /// Sends the first of `out` if that takes no waiting, removes it from there and returns how many bytes that were. 0
+    /// says nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be sent. As with what
+    /// is written to a socket's buffer, that bytes count as sent does not mean that they have left: they do in this
+    /// turn, or when the peer takes them, also if the stream is dropped. But who ends its side by
+    /// [`Stream::shutdown_write`] uses `poll_send` before. `is_last` promises that the stream is dropped or shut down
+    /// right after this, if all was sent: then the end leaves in the same packet. Errors: the connection's.
     #[inline]
     pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
         let sent = self.environment.driver.try_send(self.key, out, is_last)?;
@@ -205,19 +207,19 @@ impl Stream {
         Ok(sent)
     }
 
-    /// As [`Stream::try_send`], for a short answer, which then needs no memory of its own: what is not sent at once is copied.
-    /// What is left goes by [`Stream::poll_send`].
+    /// As [`Stream::try_send`], for a short answer, which then needs no memory of its own: what is not sent at once is
+    /// copied. What is left goes by [`Stream::poll_send`].
     #[inline]
     pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         self.environment.budget.charge_copy(bytes.len());
         self.environment.driver.try_send_copy(self.key, bytes, is_last)
     }
 
-    /// Sends at most `length` bytes of `file` (half a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is the end of
-    /// the file.
+    /// Sends at most `length` bytes of `file` (half a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is
+    /// the end of the file.
     ///
-    /// Reads what is not in memory from the disk and *blocks* meanwhile: for pieces known to be resident only. The process
-    /// must ignore SIGPIPE, as Rust programs do. Errors: the connection's and the file's.
+    /// Reads what is not in memory from the disk and *blocks* meanwhile: for pieces known to be resident only. The
+    /// process must ignore SIGPIPE, as Rust programs do. Errors: the connection's and the file's.
     pub fn poll_sendfile(
         &self,
         cx: &mut Context<'_>,
@@ -266,8 +268,9 @@ impl Stream {
         self.environment.driver.poll_peer_closed(self.key, cx).map(drop)
     }
 
-    /// Whether the connection is broken: reset, or closed in both directions. A peer that has only ended its own data may
-    /// still read; over TCP one that has closed its socket looks the same until something is sent to it. A system call.
+    /// Whether the connection is broken: reset, or closed in both directions. A peer that has only ended its own data
+    /// may still read; over TCP one that has closed its socket looks the same until something is sent to it. A system
+    /// call.
     pub fn is_broken(&self) -> bool {
         self.environment.driver.is_broken(self.key)
     }
@@ -326,8 +329,8 @@ impl Stream {
         self.environment.driver.set_linger_reset(self.key)
     }
 
-    /// Whether the kernel has data that nobody has received yet: whoever closes now resets the connection. A system call; false
-    /// where nothing can be known.
+    /// Whether the kernel has data that nobody has received yet: whoever closes now resets the connection. A system
+    /// call; false where nothing can be known.
     pub fn has_unread(&self) -> bool {
         self.kernel_socket().is_some_and(|socket| options::unread(socket).is_ok_and(|bytes| bytes > 0))
     }

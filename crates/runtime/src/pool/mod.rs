@@ -1,12 +1,13 @@
 //! Thread pools: where everything goes that would block a loop.
 //!
-//! A pool belongs to the process and may be used from any loop. Threads start when work comes and no thread is idle, and
-//! end when they have been idle for a while. The number of tasks that wait is bounded; more are refused, never delayed at
-//! the door. A task may name the *device* that it will wait for: one that is slow or hangs keeps neither all threads nor
-//! the whole queue from the others (`queue.rs`). A panic ends its task only.
+//! A pool belongs to the process and may be used from any loop. Threads start when work comes and no thread is idle,
+//! and end when they have been idle for a while. The number of tasks that wait is bounded; more are refused, never
+//! delayed at the door. A task may name the *device* that it will wait for: one that is slow or hangs keeps neither all
+//! threads nor the whole queue from the others (`queue.rs`). A panic ends its task only.
 //!
-//! A task whose result nobody wants any more never begins (`task.rs`). It stops counting as one that waits at once, and is
-//! dropped when a thread comes to it. Nothing here blocks the caller, except [`ThreadPool::stop`] and [`stop_pools`].
+//! A task whose result nobody wants any more never begins (`task.rs`). It stops counting as one that waits at once, and
+//! is dropped when a thread comes to it. Nothing here blocks the caller, except [`ThreadPool::stop`] and
+//! [`stop_pools`].
 
 mod queue;
 mod registry;
@@ -34,33 +35,33 @@ pub use registry::{default_pool, named_pool, pools, stop_pools};
 pub(crate) use simulated::{SimulatedPools, SimulatedThread};
 pub use task::PoolTask;
 
-/// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every ten
-/// seconds costs nothing that can be measured; and what a burst has started (26 KiB for each thread, of user and kernel) is
-/// not kept much longer than the burst lasts.
+/// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every
+/// ten seconds costs nothing that can be measured; and what a burst has started (26 KiB for each thread, of user and
+/// kernel) is not kept much longer than the burst lasts.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// Tasks that were given up and wait to be dropped, beyond the bound of the queue. They are gone when a thread comes to
-/// them; where every thread hangs, further ones keep their place in the queue instead, so that clients that come and leave
-/// cannot fill the memory.
+/// them; where every thread hangs, further ones keep their place in the queue instead, so that clients that come and
+/// leave cannot fill the memory.
 const ABANDONED_MAX: usize = 4096;
 
-/// A pool of threads. Clones are the same pool. When the last one is dropped, what waits is still done, and then the threads
-/// end; nobody waits for that.
+/// A pool of threads. Clones are the same pool. When the last one is dropped, what waits is still done, and then the
+/// threads end; nobody waits for that.
 #[derive(Clone)]
 pub struct ThreadPool {
     handle: Arc<Handle>,
 }
 
-/// What a task will wait for: within a pool, tasks that name the same device come one after the other, and no device keeps
-/// the pool from the others. It is a number that is compared and nothing else.
+/// What a task will wait for: within a pool, tasks that name the same device come one after the other, and no device
+/// keeps the pool from the others. It is a number that is compared and nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Device {
     number: u64,
     line: Line,
 }
 
-/// The lines in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the device
-/// hangs they all do: so the reserve for other devices is counted for all of them together.
+/// The lines in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the
+/// device hangs they all do: so the reserve for other devices is counted for all of them together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Line {
     Own,
@@ -74,7 +75,8 @@ impl Line {
 }
 
 impl Device {
-    /// None in particular: computing, or a library that tells nothing. All such tasks together are treated as one device.
+    /// None in particular: computing, or a library that tells nothing. All such tasks together are treated as one
+    /// device.
     pub const NONE: Device = Device::number(0);
 
     /// The device that a file lies on: `st_dev` of stat(2), [`crate::FileMetadata::device`].
@@ -92,7 +94,8 @@ impl Device {
         Device { line: Line::Accesses, ..self }
     }
 
-    /// The line of writes and of changes of names: they wait when the device has too much to write, and reads then do not.
+    /// The line of writes and of changes of names: they wait when the device has too much to write, and reads then do
+    /// not.
     pub const fn writes(self) -> Device {
         Device { line: Line::Writes, ..self }
     }
@@ -189,8 +192,8 @@ pub struct PoolStatus {
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads` threads (at least 1) in which at most `queue_max` tasks wait. With 0 no task ever waits:
-    /// as many run as there are threads. Starts no thread yet.
+    /// A pool of at most `threads` threads (at least 1) in which at most `queue_max` tasks wait. With 0 no task ever
+    /// waits: as many run as there are threads. Starts no thread yet.
     pub fn new(name: &str, threads: usize, queue_max: usize) -> Self {
         Self::with_tuning(name, threads, queue_max, Tuning::default())
     }
@@ -212,8 +215,8 @@ impl ThreadPool {
         Arc::as_ptr(&self.handle) as usize
     }
 
-    /// Has `task` executed by a thread of the pool. It is queued now, not when the result is first waited for. Dropping the
-    /// result cancels a task that has not begun; one that has is executed to its end.
+    /// Has `task` executed by a thread of the pool. It is queued now, not when the result is first waited for. Dropping
+    /// the result cancels a task that has not begun; one that has is executed to its end.
     pub fn run<T, F>(&self, task: F) -> PoolTask<T>
     where
         T: Send + 'static,
@@ -244,9 +247,9 @@ impl ThreadPool {
         })
     }
 
-    /// Has `value` dropped by a thread of the pool: a file whose closing may wait, a large structure. This is never refused
-    /// and takes no place in the queue, so the caller must have a bound for it (that of open files, for example). Where
-    /// there are no threads at all it is dropped here.
+    /// Has `value` dropped by a thread of the pool: a file whose closing may wait, a large structure. This is never
+    /// refused and takes no place in the queue, so the caller must have a bound for it (that of open files, for
+    /// example). Where there are no threads at all it is dropped here.
     pub fn dispose(&self, device: Device, value: impl Send + 'static) {
         self.in_this_world(|shared| shared.dispose(device, value));
     }

@@ -2,9 +2,9 @@
 //!
 //! A data structure only: it knows no threads, no locks and no clock, and takes the pool's word for what runs.
 //!
-//! One device may hold all threads and the whole queue as long as nobody else wants them. While others wait it gets no more
-//! than half of each (rounded up). What it already holds cannot be taken from it, least of all when it hangs; so the half
-//! that belongs to the others, if it is taken, is lent by a *reserve* of the same size:
+//! One device may hold all threads and the whole queue as long as nobody else wants them. While others wait it gets no
+//! more than half of each (rounded up). What it already holds cannot be taken from it, least of all when it hangs; so
+//! the half that belongs to the others, if it is taken, is lent by a *reserve* of the same size:
 //!
 //! ```text
 //!   threads=4     A alone          B comes            A answers again
@@ -12,12 +12,12 @@
 //!   reserve       . .              B B                . .
 //! ```
 //!
-//! A device's tasks may stand in several lines (`Device::lines`), which are devices of their own here, but for the reserve:
-//! those of one device hang together, and what they have taken of the others' half is lent for all of them.
+//! A device's tasks may stand in several lines (`Device::lines`), which are devices of their own here, but for the
+//! reserve: those of one device hang together, and what they have taken of the others' half is lent for all of them.
 //!
 //! Invariants: at most `threads` tasks run, and with the reserve half as many more; the devices other than the largest
-//! always find half of the threads and of the queue; a thread never rests while a task waits that may run. With a single
-//! thread there is no half to lend, and no reserve: tasks run strictly one after the other.
+//! always find half of the threads and of the queue; a thread never rests while a task waits that may run. With a
+//! single thread there is no half to lend, and no reserve: tasks run strictly one after the other.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -57,8 +57,8 @@ pub(super) struct FairQueue<J> {
     waiting: usize,
     running: usize,
     busy: usize,
-    /// The device that has more than its share of the threads, with all its lines. There cannot be two, except after the pool
-    /// was made smaller: then the other one is found when this one has no more than its share.
+    /// The device that has more than its share of the threads, with all its lines. There cannot be two, except after
+    /// the pool was made smaller: then the other one is found when this one has no more than its share.
     over_share: Option<Device>,
     /// The same for threads and queue together.
     over_half: Option<Device>,
@@ -216,7 +216,8 @@ impl<J> FairQueue<J> {
         if !self.has_startable() {
             return None;
         }
-        // At most three lines can have their share of the threads, and the device that lends has four; they are passed over.
+        // At most three lines can have their share of the threads, and the device that lends has four; they are passed
+        // over.
         let lends = self.busy >= self.threads_max;
         let device = (0..self.turns.len()).find_map(|_| {
             let device = self.turns.pop_front()?;

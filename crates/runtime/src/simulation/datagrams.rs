@@ -1,7 +1,7 @@
 //! Datagrams of a simulated world: sockets by address, and what is on its way between them.
 //!
-//! As in any network one arrives whole, or not at all, or twice, or behind one that was sent later: each takes its own time.
-//! Where nobody listens, a sender who is connected is told (ECONNREFUSED), once.
+//! As in any network one arrives whole, or not at all, or twice, or behind one that was sent later: each takes its own
+//! time. Where nobody listens, a sender who is connected is told (ECONNREFUSED), once.
 //!
 //! Bound: a socket holds some datagrams; what comes on top is lost.
 

@@ -1,4 +1,5 @@
-//! What decides in a simulated world: its clock, its chance, what is going to happen, and the record of what has happened.
+//! What decides in a simulated world: its clock, its chance, what is going to happen, and the record of what has
+//! happened.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

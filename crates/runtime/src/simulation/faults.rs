@@ -21,8 +21,8 @@ pub struct Faults {
     pub late_events: u16,
     /// How late at most.
     pub late_max: Duration,
-    /// Receives and sends are handed to the kernel and complete later, as with io_uring, instead of being tried when the
-    /// socket is ready, as with epoll.
+    /// Receives and sends are handed to the kernel and complete later, as with io_uring, instead of being tried when
+    /// the socket is ready, as with epoll.
     pub completions: u16,
     /// The network breaks a connection at some moment: both ends are reset.
     pub cuts: u16,
@@ -98,8 +98,8 @@ impl Faults {
         ring_direct_sends: 0,
     };
 
-    /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others that
-    /// do not hide it. Connections are not broken, no datagram is lost or doubled, pools refuse nothing, disks
+    /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others
+    /// that do not hide it. Connections are not broken, no datagram is lost or doubled, pools refuse nothing, disks
     /// have room and rings memory: whoever wants that sets it.
     pub fn swarm(random: &Random) -> Faults {
         let chance = || *random.pick(&[0, 0, 20, 200, 600]);

@@ -2,8 +2,8 @@
 //!
 //! A path that was not added does not exist. Each file is backed by a descriptor of its own, so that whatever takes a
 //! descriptor (`sendfile`) works; nothing of the machine's file systems is seen. Files that come from elsewhere
-//! ([`File::from_std`]), or are opened to be written (temporary files of the tested program), are real: they are read when chance
-//! says so, and their writes are short or fail by chance.
+//! ([`File::from_std`]), or are opened to be written (temporary files of the tested program), are real: they are read
+//! when chance says so, and their writes are short or fail by chance.
 
 use std::collections::BTreeMap;
 use std::io;

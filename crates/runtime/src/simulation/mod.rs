@@ -5,11 +5,11 @@
 //! goes wrong ([`Faults`]). The same seed gives the same run to the last byte, which [`Simulation::trace_hash`] proves.
 //!
 //! It refuses to touch the machine: no socket, no thread, no file of the system. (The descriptors that it hands out are
-//! names: empty files in memory, so that whatever owns a socket owns one here, too.) Nothing outside of the loop's thread
-//! may wake the loop, or the run is no longer determined.
+//! names: empty files in memory, so that whatever owns a socket owns one here, too.) Nothing outside of the loop's
+//! thread may wake the loop, or the run is no longer determined.
 //!
-//! Client ends are ordinary [`Stream`](crate::Stream)s on the same loop, connected by [`Stream::connect`](crate::Stream::connect);
-//! [`Peer`] plays a script on one.
+//! Client ends are ordinary [`Stream`](crate::Stream)s on the same loop, connected by
+//! [`Stream::connect`](crate::Stream::connect); [`Peer`] plays a script on one.
 
 mod datagrams;
 mod fate;
@@ -107,18 +107,20 @@ impl Simulation {
         self.world.fate.faults()
     }
 
-    /// A listening socket for [`Listener::from_fd`](crate::Listener::from_fd). Errors: EADDRINUSE, and none for a descriptor.
+    /// A listening socket for [`Listener::from_fd`](crate::Listener::from_fd). Errors: EADDRINUSE, and none for a
+    /// descriptor.
     pub fn listen(&self, address: &SocketAddress) -> io::Result<OwnedFd> {
         self.world.listen(address, BACKLOG)
     }
 
-    /// Closes a listening socket under all who have it, as its last owner would: who waits to be accepted is reset (and counts
-    /// as cut), who comes later is refused.
+    /// Closes a listening socket under all who have it, as its last owner would: who waits to be accepted is reset (and
+    /// counts as cut), who comes later is refused.
     pub fn stop_listening(&self, address: &SocketAddress) {
         self.world.network.borrow_mut().stop_listening(&self.world.fate, address);
     }
 
-    /// Puts a file where [`files::open`](crate::files::open) finds it, and directories above it. Errors: no memory for it.
+    /// Puts a file where [`files::open`](crate::files::open) finds it, and directories above it. Errors: no memory for
+    /// it.
     pub fn add_file(&self, path: impl AsRef<Path>, content: &[u8]) -> io::Result<()> {
         self.add_broken_file(path, content, FileFaults::default())
     }
@@ -128,7 +130,8 @@ impl Simulation {
         self.world.files.borrow_mut().add(path.as_ref(), content, faults)
     }
 
-    /// Whether the network has broken, or aborted before it was accepted, the connection of the client with this address.
+    /// Whether the network has broken, or aborted before it was accepted, the connection of the client with this
+    /// address.
     pub fn was_cut(&self, client: &SocketAddress) -> bool {
         self.world.network.borrow().was_cut(client)
     }
@@ -251,7 +254,8 @@ impl World {
         Some(result)
     }
 
-    /// Writes to a file that was opened for real: all of it, the beginning of the first piece, or nothing for want of room.
+    /// Writes to a file that was opened for real: all of it, the beginning of the first piece, or nothing for want of
+    /// room.
     pub fn write_to(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
         let result = match pieces.first() {
             _ if self.fate.strikes(|faults| faults.disk_full) => Err(Errno::NOSPC),

@@ -1,9 +1,9 @@
 //! The network of a simulated world: listeners, connections, and the way of bytes between their ends.
 //!
-//! A connection is two ends. What one end sends is cut into pieces that arrive at the other one later, in order and within
-//! its window; reading makes room, of which the sender hears later, too. As with TCP on Linux: closing an end that has
-//! unread bytes resets the connection and may take back what has not arrived, and so does whatever arrives at a closed end;
-//! what had arrived before a reset can still be read, then comes ECONNRESET, once.
+//! A connection is two ends. What one end sends is cut into pieces that arrive at the other one later, in order and
+//! within its window; reading makes room, of which the sender hears later, too. As with TCP on Linux: closing an end
+//! that has unread bytes resets the connection and may take back what has not arrived, and so does whatever arrives at
+//! a closed end; what had arrived before a reset can still be read, then comes ECONNRESET, once.
 //!
 //! Bounds: a direction holds its window at most, a listener its backlog.
 

@@ -1,7 +1,7 @@
 //! Scripted peers: what one end of a connection sends and how it reads, and what came of it.
 //!
-//! A peer reads and sends at the same time, as its script says, until the connection has ended for it. It is as patient as
-//! the script: what hangs on it hangs until somebody else gives up.
+//! A peer reads and sends at the same time, as its script says, until the connection has ended for it. It is as patient
+//! as the script: what hangs on it hangs until somebody else gives up.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -70,8 +70,8 @@ pub struct Peer {
 /// How a connection ended for a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerEnd {
-    /// The other end has closed it or ended its data. (Of a reset, which is told once, it may be that a send in flight hears
-    /// and nobody else.)
+    /// The other end has closed it or ended its data. (Of a reset, which is told once, it may be that a send in flight
+    /// hears and nobody else.)
     Closed,
     /// The other end or the network has reset it.
     Reset,
@@ -88,8 +88,8 @@ pub struct Transcript {
     pub received: Vec<u8>,
     /// When the last of it was; the beginning if nothing was.
     pub last_received: Moment,
-    /// How much of all that the script sends was offered to the connection. The last piece may have left in part, and nobody
-    /// can tell how much of it.
+    /// How much of all that the script sends was offered to the connection. The last piece may have left in part, and
+    /// nobody can tell how much of it.
     pub offered: usize,
     /// How it ended.
     pub end: PeerEnd,

@@ -1,4 +1,5 @@
-//! What the tests share, for the driver that the program names in `DRIVER`: a loop in virtual time, a directory of one's own, pairs of connected sockets.
+//! What the tests share, for the driver that the program names in `DRIVER`: a loop in virtual time, a directory of
+//! one's own, pairs of connected sockets.
 #![allow(dead_code, unused_imports)]
 
 use std::fs::FileTimes;
@@ -13,8 +14,8 @@ use gale_runtime::*;
 /// The kernels that brought something that the ring uses, each without what came later. "6.17" is what was used last.
 const KERNELS: &[&str] = &["5.13", "5.15", "5.17", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15", "6.17"];
 
-/// Runs this test program once more for each of the older kernels, with a ring as it would be there, as far as the names of
-/// tests contain one of these words.
+/// Runs this test program once more for each of the older kernels, with a ring as it would be there, as far as the
+/// names of tests contain one of these words.
 pub fn run_as_on_older_kernels(words: &[&str]) {
     const KERNEL_MAX: &str = "GALE_TEST_KERNEL_MAX";
     if std::env::var_os(KERNEL_MAX).is_some() {

@@ -245,8 +245,8 @@ impl Http1 {
             ignore_invalid_headers: *core.ignore_invalid_headers.get(),
             underscores_in_headers: *core.underscores_in_headers.get(),
         };
-        // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker that
-        // ends is for the first byte.
+        // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker
+        // that ends is for the first byte.
         let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker.is_draining();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
@@ -294,7 +294,8 @@ impl Http1 {
     }
 }
 
-/// The part of a head that has come and will not be whole. It belongs to the server that it names, if it has come so far.
+/// The part of a head that has come and will not be whole. It belongs to the server that it names, if it has come so
+/// far.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
     let mut request = pending.take()?;
     request.set_head(std::mem::take(input));

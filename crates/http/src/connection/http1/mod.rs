@@ -232,8 +232,8 @@ impl Http1 {
         generation
     }
 
-    /// Serves the connection to its end. (A block, because the future of an `async fn` holds its arguments and what they
-    /// have become.)
+    /// Serves the connection to its end. (A block, because the future of an `async fn` holds its arguments and what
+    /// they have become.)
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]
     pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
         async move {
@@ -281,8 +281,8 @@ impl Http1 {
         self.info.requests.get().is_multiple_of(PIPELINED_MAX)
     }
 
-    /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they have
-    /// become.
+    /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they
+    /// have become.
     fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
         self.worker.common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
@@ -299,8 +299,8 @@ impl Http1 {
         }
     }
 
-    /// A pool has no room to read a file, and nothing of the response has left: then that is the answer. (nginx closes the
-    /// connection.)
+    /// A pool has no room to read a file, and nothing of the response has left: then that is the answer. (nginx closes
+    /// the connection.)
     fn refuse(&self, request: &mut Request) -> Option<Step> {
         let error = self.state.borrow_mut().transfer().sender.take_refused()?;
         request.log(Level::Error, format_args!("{error}"));
@@ -308,9 +308,9 @@ impl Http1 {
         Some(advance::fail(request, 503))
     }
 
-    /// Does what has to be done before it can be decided what comes after the response: answers anew if nothing of it has left,
-    /// as often as `error_page` names files that cannot be read either (its redirects are bounded); reads what is left of the
-    /// request's body.
+    /// Does what has to be done before it can be decided what comes after the response: answers anew if nothing of it
+    /// has left, as often as `error_page` names files that cannot be read either (its redirects are bounded); reads
+    /// what is left of the request's body.
     async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> AfterExchange {
         while let Some(step) = self.refuse(request) {
             if !respond::finish_and_send(request, step).await {
@@ -346,8 +346,8 @@ impl Http1 {
         })
     }
 
-    /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its own,
-    /// so that the connection's future has no room for what is only passed through.
+    /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its
+    /// own, so that the connection's future has no room for what is only passed through.
     fn answer_at_once<'r>(self: &Rc<Self>, request: &'r mut Request) -> Option<LocalBoxFuture<'r, bool>> {
         let rest: LocalBoxFuture<'r, bool> = match self.begin(request) {
             Step::Close => Box::pin(std::future::ready(false)),

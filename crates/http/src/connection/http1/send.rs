@@ -35,8 +35,9 @@ const OUTPUT_BYTES: usize = 64 * 1024;
 /// Answers are held until they have so many bytes together.
 const HELD_BYTES: usize = 16 * 1024;
 
-/// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent: otherwise each
-/// acknowledgement that comes meanwhile sends off what there is. On loopback that costs a tenth; below, less than the two calls.
+/// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent: otherwise
+/// each acknowledgement that comes meanwhile sends off what there is. On loopback that costs a tenth; below, less than
+/// the two calls.
 const CORKED_FROM: u64 = 128 * 1024;
 
 /// The response side of a connection.
@@ -51,7 +52,8 @@ pub(super) struct Sender {
     queue: VecDeque<BodyItem>,
     /// How the pieces of files are delivered.
     delivery: Delivery,
-    /// So much of the piece at the head of the queue goes by `sendfile` when the output is empty, as was found in this poll.
+    /// So much of the piece at the head of the queue goes by `sendfile` when the output is empty, as was found in this
+    /// poll.
     sendfile_bytes: u64,
     is_corked: bool,
     /// What is queued must not wait for more.
@@ -142,8 +144,8 @@ impl Sender {
         self.failure.take()
     }
 
-    /// The response cannot be completed: notes the error, to be asked for by [`Sender::take_refused`]; or gives it back when it is
-    /// not such a one.
+    /// The response cannot be completed: notes the error, to be asked for by [`Sender::take_refused`]; or gives it back
+    /// when it is not such a one.
     pub(super) fn refuse(&mut self, error: BodyError) -> Result<(), BodyError> {
         if self.has_left || !matches!(error, BodyError::Overloaded(_)) {
             return Err(error);
@@ -314,8 +316,8 @@ impl Sender {
         self.send_whole(scratch, stream);
     }
 
-    /// Sends a whole response, before which nothing is queued, without memory of the connection's unless the socket takes
-    /// less.
+    /// Sends a whole response, before which nothing is queued, without memory of the connection's unless the socket
+    /// takes less.
     fn send_whole(&mut self, response: &[u8], stream: &Transport) {
         match stream.try_send_copy(response, self.closes_at_once) {
             Ok(sent) => {
@@ -589,7 +591,8 @@ impl Sender {
                 let more_follows = match self.queue.is_empty() {
                     // Closing follows, and sends the end in the same packet.
                     true => self.is_ended && self.closes_at_once,
-                    // The head leaves with the file that follows at once; `tcp_nopush`: it waits for one that is being read.
+                    // The head leaves with the file that follows at once; `tcp_nopush`: it waits for one that is being
+                    // read.
                     false => {
                         let options = self.delivery.options();
                         self.sendfile_bytes > 0 || (options.sendfile && options.nopush)
@@ -633,8 +636,8 @@ impl Sender {
         }
     }
 
-    /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending it
-    /// would, and the client's time does not run meanwhile.
+    /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending
+    /// it would, and the client's time does not run meanwhile.
     fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
         let is_sent_first = self.output.len_bytes() as u64 > self.delivery.low_water();
         match self.queue.front() {
@@ -645,16 +648,16 @@ impl Sender {
         }
     }
 
-    /// Whether what is queued is the end of a response, and nobody has to know when that has left: before we end our side it
-    /// has to be certain.
+    /// Whether what is queued is the end of a response, and nobody has to know when that has left: before we end our
+    /// side it has to be certain.
     fn may_be_out_of_sight(&self) -> bool {
         self.is_ended && self.queue.is_empty() && (self.keep_alive || self.closes_at_once)
     }
 
     /// `send_timeout` runs while the client takes nothing.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        // An interim response has no timeout of its own: none is known before the head, and who waits for the client's body
-        // or for the handler has one. What was held has that of the last response.
+        // An interim response has no timeout of its own: none is known before the head, and who waits for the client's
+        // body or for the handler has one. What was held has that of the last response.
         if !self.is_started && self.held_bytes == 0 {
             return Poll::Pending;
         }
@@ -668,8 +671,8 @@ impl Sender {
         Poll::Ready(Err(Gone::SendTimedOut))
     }
 
-    /// The client is not at fault for a slow disk. But when it takes longer than `send_timeout`, one that has closed its side
-    /// is not waited for any more: the disk may never answer. Before, it may be one that only sends no more.
+    /// The client is not at fault for a slow disk. But when it takes longer than `send_timeout`, one that has closed
+    /// its side is not waited for any more: the disk may never answer. Before, it may be one that only sends no more.
     fn poll_gone_meanwhile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_started {
             return Poll::Pending;

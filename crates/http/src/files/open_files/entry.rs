@@ -11,12 +11,12 @@ use rustix::process::{Resource, getrlimit};
 use super::table::Keyed;
 use gale_engine::budget::{Budget, BudgetShare};
 
-/// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from here on
-/// what a copy costs more than `sendfile` outweighs the call that it saves.
+/// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from
+/// here on what a copy costs more than `sendfile` outweighs the call that it saves.
 pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 
-/// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a machine
-/// that serves them has.
+/// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a
+/// machine that serves them has.
 pub(super) static BODIES: Budget = Budget::new(BODIES_MAX);
 
 pub(super) const BODIES_MAX: usize = 32 << 20;
@@ -158,8 +158,8 @@ impl Body {
         Ok(read_whole(file, metadata, size)?.map(|bytes| Body(room.hold(bytes))))
     }
 
-    /// Whether the file has this content, and stays as it is while it is read. May block. Takes no room: a few threads look at
-    /// one file each.
+    /// Whether the file has this content, and stays as it is while it is read. May block. Takes no room: a few threads
+    /// look at one file each.
     pub fn is_content_of(&self, file: &File, metadata: &FileMetadata) -> io::Result<bool> {
         let is_as_long = metadata.size == self.0.len() as u64;
         Ok(is_as_long && read_whole(file, metadata, self.0.len())?.is_some_and(|bytes| bytes == *self.0))

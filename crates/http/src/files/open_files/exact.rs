@@ -1,13 +1,13 @@
-//! What is kept where no cache is configured: of files that are asked for often the bodies, if they are small, and else the
-//! descriptors, exactly as they are on disk.
+//! What is kept where no cache is configured: of files that are asked for often the bodies, if they are small, and else
+//! the descriptors, exactly as they are on disk.
 //!
-//! An entry is used only while the kernel has told of no change to anything on its path, and the kernel is asked whether it
-//! has told everything at each use. For a body in memory that is one short call (how much is unread of what it tells) instead
-//! of open, fstat, read and close. A descriptor is looked at as well before anything is sent from it, so it saves opening and
-//! closing; and since it keeps a file system busy, and a deleted file's blocks, few are held, of no very large files, and those
-//! for a second at most after the file has changed and for [`BELIEVED`] after the last request. What cannot be watched is not
-//! kept. (Changes of which the kernel does not tell, writes through a mapping that stays, show in a body after [`BELIEVED`] at
-//! the latest, and in what is sent from a descriptor at once.)
+//! An entry is used only while the kernel has told of no change to anything on its path, and the kernel is asked
+//! whether it has told everything at each use. For a body in memory that is one short call (how much is unread of what
+//! it tells) instead of open, fstat, read and close. A descriptor is looked at as well before anything is sent from it,
+//! so it saves opening and closing; and since it keeps a file system busy, and a deleted file's blocks, few are held,
+//! of no very large files, and those for a second at most after the file has changed and for [`BELIEVED`] after the
+//! last request. What cannot be watched is not kept. (Changes of which the kernel does not tell, writes through a
+//! mapping that stays, show in a body after [`BELIEVED`] at the latest, and in what is sent from a descriptor at once.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,8 +23,8 @@ use super::{Contents, Opened, as_path, note_work};
 /// Most files that are kept. Each takes some kernel memory for its watch, beside the body.
 const ENTRIES_MAX: usize = 2048;
 
-/// Largest file whose descriptor is held: of sending more, opening is a hundredth, and streams that have descriptors of their
-/// own do not mix up what the kernel knows about each one's reading ahead.
+/// Largest file whose descriptor is held: of sending more, opening is a hundredth, and streams that have descriptors of
+/// their own do not mix up what the kernel knows about each one's reading ahead.
 const HELD_SIZE_MAX: u64 = 16 << 20;
 
 /// A file that is asked for so often within a few seconds is worth a dozen system calls in the pool.

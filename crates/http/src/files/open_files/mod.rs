@@ -10,10 +10,10 @@
 //! | `off` | nothing | |
 //!
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
-//! after. A file that `max=N` keeps is looked at again at each request that sends from its descriptor, so an old head does
-//! not meet a newer body; but where that look may wait for others (NFS, FUSE and their kind) it believes what it knows for
-//! `valid`, as nginx does, and there it may. Modules ask with a path and get the same whatever is set; nothing here waits on
-//! the loop.
+//! after. A file that `max=N` keeps is looked at again at each request that sends from its descriptor, so an old head
+//! does not meet a newer body; but where that look may wait for others (NFS, FUSE and their kind) it believes what it
+//! knows for `valid`, as nginx does, and there it may. Modules ask with a path and get the same whatever is set;
+//! nothing here waits on the loop.
 //!
 //! Where `disable_symlinks` checks the way to a file, nothing is kept: every request goes it anew.
 
@@ -136,7 +136,8 @@ pub fn try_stat_directory(request: &Request, path: &[u8]) -> Option<io::Result<F
     }
 }
 
-/// Looks at what a path leads to. Errors: stat(2)'s, those of open(2) where a cache is configured, and those of the pool.
+/// Looks at what a path leads to. Errors: stat(2)'s, those of open(2) where a cache is configured, and those of the
+/// pool.
 pub async fn stat(request: &Request, path: &[u8]) -> io::Result<FileMetadata> {
     if let Some(check) = link_check(request, path) {
         return files::stat_checked(as_path(path), check).await;
@@ -225,7 +226,8 @@ fn look<'r>(request: &'r Request, path: &'r [u8], wanted: Wanted) -> Looked<'r> 
     }
 }
 
-/// Takes out of all caches what nobody asks for, and closes it; for the thread of the watches. False when they are empty.
+/// Takes out of all caches what nobody asks for, and closes it; for the thread of the watches. False when they are
+/// empty.
 fn keep_house() -> bool {
     let clock = clock_gettime(ClockId::Monotonic);
     let now = milliseconds(clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64);

@@ -1,9 +1,9 @@
 //! `open_file_cache max=N`: what one directive keeps, for all workers.
 //!
-//! As nginx: an entry is believed for `open_file_cache_valid`, then the path is opened again, and if the same file is found
-//! there, unchanged, the entry goes on. It goes when nobody has asked for `inactive`, and the least recently used makes room
-//! at `max`. A descriptor is kept from `open_file_cache_min_uses` on; directories and, with `open_file_cache_errors`, errors
-//! at once.
+//! As nginx: an entry is believed for `open_file_cache_valid`, then the path is opened again, and if the same file is
+//! found there, unchanged, the entry goes on. It goes when nobody has asked for `inactive`, and the least recently used
+//! makes room at `max`. A descriptor is kept from `open_file_cache_min_uses` on; directories and, with
+//! `open_file_cache_errors`, errors at once.
 //!
 //! Beyond nginx: an entry that is in use is watched, so a change shows at once and not after `valid` (with
 //! `open_file_cache_events on` one that is watched is believed until then); the body of a small file is kept with its
@@ -30,8 +30,8 @@ const ATTENDED_USES: u32 = 3;
 /// Largest `max` that makes a difference.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// Without a watch, a body is believed only if its file had been left alone for so long when it was read: a change within
-/// one tick of the file system's clock leaves the same time.
+/// Without a watch, a body is believed only if its file had been left alone for so long when it was read: a change
+/// within one tick of the file system's clock leaves the same time.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// What one `open_file_cache` keeps.

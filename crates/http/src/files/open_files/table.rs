@@ -4,12 +4,12 @@
 //!   hash ─► chunk (made when something comes there) ─► bucket: 8 tags │ 8 entries
 //! ```
 //!
-//! Who looks an entry up touches memory that others only read, and a slot of its own thread (`arc-swap`): no worker waits
-//! for another one, and none writes what all read. Whatever changes the table takes the one lock for as long as a few dozen
-//! entries are looked at, and frees nothing under it.
+//! Who looks an entry up touches memory that others only read, and a slot of its own thread (`arc-swap`): no worker
+//! waits for another one, and none writes what all read. Whatever changes the table takes the one lock for as long as a
+//! few dozen entries are looked at, and frees nothing under it.
 //!
-//! At the bound the least recently used of some that stand together gives way; that is the very least recently used one in
-//! a small table and a fair guess in a large one.
+//! At the bound the least recently used of some that stand together gives way; that is the very least recently used one
+//! in a small table and a fair guess in a large one.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

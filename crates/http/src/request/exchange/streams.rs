@@ -1,6 +1,6 @@
-//! Several exchanges on one connection, as a version of HTTP with streams has them, and what that proves of the interface:
-//! their bodies interleave, they share a window that is charged when a frame is built, one that waits for a disk holds
-//! nothing of it, and one that is reset ends alone.
+//! Several exchanges on one connection, as a version of HTTP with streams has them, and what that proves of the
+//! interface: their bodies interleave, they share a window that is charged when a frame is built, one that waits for a
+//! disk holds nothing of it, and one that is reset ends alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

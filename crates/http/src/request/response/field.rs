@@ -1,7 +1,7 @@
 //! The fields of a response's head: a list in order, with the names as they were spelled.
 //!
-//! Texts are in place when they are short, and may be a part of somebody else's bytes: what an upstream sent is passed on
-//! without a copy. Known fields are found by number ([`ResponseField`]), others by name.
+//! Texts are in place when they are short, and may be a part of somebody else's bytes: what an upstream sent is passed
+//! on without a copy. Known fields are found by number ([`ResponseField`]), others by name.
 
 use std::fmt;
 use std::ops::Deref;

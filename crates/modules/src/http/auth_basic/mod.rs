@@ -3,10 +3,10 @@
 //!   auth_basic_user_file FILE;                                   http, server, location, limit_except
 //! (<https://nginx.org/en/docs/http/ngx_http_auth_basic_module.html>)
 //!
-//! The file is opened for every request, so that changes to it count at once. It is read, and the password hashed, in a pool
-//! of its own: a slow hash holds up neither an event loop nor the pools that read files. Who has just shown the right
-//! password need not wait for that again (`recent`): the worker remembers a digest of it, of the user and of the file as
-//! it was.
+//! The file is opened for every request, so that changes to it count at once. It is read, and the password hashed, in a
+//! pool of its own: a slow hash holds up neither an event loop nor the pools that read files. Who has just shown the
+//! right password need not wait for that again (`recent`): the worker remembers a digest of it, of the user and of the
+//! file as it was.
 
 mod credentials;
 mod des_crypt;
@@ -113,8 +113,8 @@ fn applies(conf: &Conf) -> bool {
     conf.user_file.is_set() && conf.realm.get().as_constant() != Some(OFF)
 }
 
-/// The pool that reads password files and hashes: half of the cores, so that whoever tries passwords cannot take them all
-/// from the event loops. More than so many that wait are not worth waiting for.
+/// The pool that reads password files and hashes: half of the cores, so that whoever tries passwords cannot take them
+/// all from the event loops. More than so many that wait are not worth waiting for.
 fn hashing_pool() -> &'static ThreadPool {
     const QUEUE_MAX: usize = 1024;
     static POOL: OnceLock<ThreadPool> = OnceLock::new();

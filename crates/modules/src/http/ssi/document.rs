@@ -1,8 +1,8 @@
 //! A document with commands, as a body: text goes through, commands are carried out.
 //! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html#commands>)
 //!
-//! It works as far as it is asked: what it includes leaves as an item of its own, and it is the filter `postpone` that asks
-//! for more while that is under way. Only `wait` and `set` of `include` make the document itself wait.
+//! It works as far as it is asked: what it includes leaves as an item of its own, and it is the filter `postpone` that
+//! asks for more while that is under way. Only `wait` and `set` of `include` make the document itself wait.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -8,9 +8,9 @@
 //!   $date_local, $date_gmt                  the time in the format of the document
 //! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html>)
 //!
-//! How commands are written is `gale_protocol::ssi`, what they do `document.rs`, what the documents of a request have in
-//! common `page.rs`. `ssi_min_file_chunk` is accepted and without effect: what had to be read to be parsed is sent from
-//! memory.
+//! How commands are written is `gale_protocol::ssi`, what they do `document.rs`, what the documents of a request have
+//! in common `page.rs`. `ssi_min_file_chunk` is accepted and without effect: what had to be read to be parsed is sent
+//! from memory.
 
 mod document;
 mod page;

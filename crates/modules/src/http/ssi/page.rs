@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use gale_http::variables::regex::Captures;
 use gale_runtime::Bytes;
 
-/// How many documents a request may include, one after another: nginx's bound for those under way at a time, which there
-/// are all. It ends pages that include themselves several times.
+/// How many documents a request may include, one after another: nginx's bound for those under way at a time, which
+/// there are all. It ends pages that include themselves several times.
 const INCLUDES_MAX: u32 = 65535 - 1000;
 
 /// How many bytes the blocks and the variables of a request may have.

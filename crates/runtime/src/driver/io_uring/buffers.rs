@@ -1,4 +1,5 @@
-//! The provided buffers: memory that the kernel chooses from when data arrives, so that a connection that waits needs none.
+//! The provided buffers: memory that the kernel chooses from when data arrives, so that a connection that waits needs
+//! none.
 //!
 //! A buffer never outlives the handling of its completion: the bytes are copied to a lease and the buffer goes back at
 //! once, or slow clients would starve the others.
@@ -84,8 +85,8 @@ impl Buffers {
     }
 
     fn publish(&self) {
-        // SAFETY: the pointer is to the first entry, initialised with zeros; the tail is a `u16` within it, aligned, and
-        // shared with the kernel, so it is written atomically.
+        // SAFETY: the pointer is to the first entry, initialised with zeros; the tail is a `u16` within it, aligned,
+        // and shared with the kernel, so it is written atomically.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(self.entries.as_ptr()).cast_mut()) };
         tail.store(self.tail, Ordering::Release);
     }

@@ -40,12 +40,12 @@ const POLL_FIRST: u16 = 1;
 /// `IORING_RECV_MULTISHOT`.
 const MULTISHOT: u16 = 2;
 
-/// Unread bytes at which a multishot receive is ended: a request and the beginning of the next are usual, more is a body or
-/// a client that does not wait for answers.
+/// Unread bytes at which a multishot receive is ended: a request and the beginning of the next are usual, more is a
+/// body or a client that does not wait for answers.
 const UNREAD_MAX: usize = 4096;
 
-/// What a multishot receive gets before it has to be armed again, where the kernel can count it: this bounds what is unread
-/// until the kernel hears of the end. (Where it cannot, it may use up the buffers once.) Some hundred requests.
+/// What a multishot receive gets before it has to be armed again, where the kernel can count it: this bounds what is
+/// unread until the kernel hears of the end. (Where it cannot, it may use up the buffers once.) Some hundred requests.
 const MULTISHOT_BYTES: u32 = 16 * 1024;
 
 pub(super) struct Connection {
@@ -225,7 +225,8 @@ impl Connection {
             };
             self.in_flight.add(op);
             // SAFETY: the slot owns the descriptor now, and a close can only come after this is submitted: entries are
-            // made when the turn ends, right before the call. The memory of a send stays in the slot until it completes.
+            // made when the turn ends, right before the call. The memory of a send stays in the slot until it
+            // completes.
             unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
         }
     }
@@ -457,8 +458,8 @@ impl Sending {
         self.ticket == OWNED
     }
 
-    /// The entry that sends `output`, to its end if the driver owns it. What it points to stays: the bytes within leases and shared memory, slices and
-    /// header in this box, all of it until the completion.
+    /// The entry that sends `output`, to its end if the driver owns it. What it points to stays: the bytes within
+    /// leases and shared memory, slices and header in this box, all of it until the completion.
     pub fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
         let all = if self.is_owned() && self.output.chunk_count() == 1 { libc::MSG_WAITALL } else { 0 };
         self.entry_with(descriptor, libc::MSG_NOSIGNAL | all)

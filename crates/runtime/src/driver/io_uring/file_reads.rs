@@ -11,8 +11,8 @@ use super::ring::{Completion, Queues, Ring};
 use crate::driver::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 use crate::executor::slots::{Key, Slots};
 
-/// Reads in flight per loop: more than a disk does at once. Nothing can break one off, so they are bounded here and not by
-/// who waits for them.
+/// Reads in flight per loop: more than a disk does at once. Nothing can break one off, so they are bounded here and not
+/// by who waits for them.
 const IN_FLIGHT_MAX: usize = 256;
 
 pub(super) struct FileReads {
@@ -50,8 +50,8 @@ impl FileReads {
             let into = &mut read.memory[read.into.clone()];
             // Pieces are far below 4 GiB.
             let entry = opcode::Read::new(descriptor, into.as_mut_ptr(), into.len() as u32).offset(read.offset);
-            // SAFETY: descriptor and memory belong to the slot, which stays until the completion; the memory is a box, so it
-            // does not move with the slot.
+            // SAFETY: descriptor and memory belong to the slot, which stays until the completion; the memory is a box,
+            // so it does not move with the slot.
             unsafe { ring.push(&entry.build().user_data(user_data(KIND_FILE_READ, key))) };
         }
     }

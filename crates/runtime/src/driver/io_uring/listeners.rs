@@ -77,8 +77,8 @@ impl Listeners {
         if acceptor.is_none() {
             listener.pass_on();
         } else if !std::mem::replace(&mut listener.registration.is_wanted, true) {
-            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if then
-            // nobody waits for them here, the others are told.
+            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if
+            // then nobody waits for them here, the others are told.
             self.requests.borrow_mut().push(Request::Arm(key));
         }
         drop(listeners);

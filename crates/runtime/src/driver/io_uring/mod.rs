@@ -1,20 +1,22 @@
 //! The io_uring driver: what would wait is queued during the turn and submitted by the call that waits.
 //!
 //! A fresh connection is served like with epoll: receive and send at once, because the data is usually there and a
-//! request per connection gains nothing from a queue. From the first receive on that had to wait the connection uses the
-//! ring: a receive is armed with provided buffers, and what it gets is copied to a lease when it completes, so a waiting
-//! connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept alive one
-//! multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the completion. What
-//! is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no data before somebody
-//! wants it: a slow consumer stops the sender. A short answer that is there at once is posted: it leaves with the call that
-//! ends the turn, and nobody waits for it (`posts.rs`). Sockets are closed with that call, too. A multishot receive whose data nobody reads is ended. (`connection.rs`)
+//! request per connection gains nothing from a queue. From the first receive on that had to wait the connection uses
+//! the ring: a receive is armed with provided buffers, and what it gets is copied to a lease when it completes, so a
+//! waiting connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept
+//! alive one multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the
+//! completion. What is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no
+//! data before somebody wants it: a slow consumer stops the sender. A short answer that is there at once is posted: it
+//! leaves with the call that ends the turn, and nobody waits for it (`posts.rs`). Sockets are closed with that call,
+//! too. A multishot receive whose data nobody reads is ended. (`connection.rs`)
 //!
-//! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll of
-//! the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so nothing is
-//! ever submitted for a descriptor that has been closed or given to another. User data is operation + generation + slot.
-//! The slot of a closed connection stays until its last operation has completed: it holds the memory of a send, repeats a
-//! cancellation that found nothing, and is what the end of a loop waits for. That no completion reaches the next owner of a
-//! slot does not depend on this: the generation sees to it. A completion whose slot has gone is stale and finds nothing.
+//! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll
+//! of the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so
+//! nothing is ever submitted for a descriptor that has been closed or given to another. User data is operation +
+//! generation + slot. The slot of a closed connection stays until its last operation has completed: it holds the memory
+//! of a send, repeats a cancellation that found nothing, and is what the end of a loop waits for. That no completion
+//! reaches the next owner of a slot does not depend on this: the generation sees to it. A completion whose slot has
+//! gone is stale and finds nothing.
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
 //! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no
@@ -75,8 +77,8 @@ use crate::net::splice::splice;
 use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::{Output, SLICES_MAX};
 
-/// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should not
-/// hold up what is queued behind.
+/// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should
+/// not hold up what is queued behind.
 const QUEUED_SEND_MAX: usize = 32 * 1024;
 
 /// How many unused [`Sending`]s are kept.
@@ -568,8 +570,8 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is cancelled
-    /// and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
+    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is
+    /// cancelled and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
     fn settle(&self, key: Key) -> io::Result<()> {
         for _ in 0..CANCEL_CALLS_MAX {
             let mut completions = Vec::new();
@@ -632,7 +634,8 @@ impl<K: Kernel> IoUring<K> {
         false
     }
 
-    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the caller.
+    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the
+    /// caller.
     fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key)?;

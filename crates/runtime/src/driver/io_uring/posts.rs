@@ -1,12 +1,12 @@
 //! Posted sends: short answers that leave with the call that ends the turn, and of which nobody waits for the end.
 //!
-//! A post is to its sender what a write into the socket's buffer is: done. A few bytes are copied here, chunks are taken over
-//! as they are; when the turn ends they become sends with `MSG_DONTWAIT`, which the kernel carries out while it takes them,
-//! and which say nothing when all is sent. So there is nothing to wake and nothing to remember of a connection: the memory
-//! serves the next turn, and the chunks go when the call has returned.
-//! What a full socket did not take is told by a completion of the same call; its rest becomes a usual send, which the
-//! driver owns (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post
-//! sent directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left; whoever
+//! A post is to its sender what a write into the socket's buffer is: done. A few bytes are copied here, chunks are
+//! taken over as they are; when the turn ends they become sends with `MSG_DONTWAIT`, which the kernel carries out while
+//! it takes them, and which say nothing when all is sent. So there is nothing to wake and nothing to remember of a
+//! connection: the memory serves the next turn, and the chunks go when the call has returned. What a full socket did
+//! not take is told by a completion of the same call; its rest becomes a usual send, which the driver owns
+//! (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post sent
+//! directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left; whoever
 //! ends a loop may wait for that (`all_sent`), or it is lost.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
@@ -43,7 +43,8 @@ const CHUNKS_MAX: usize = 32 * 1024;
 /// How long a peer may take nothing of what was posted for it before its connection was closed.
 const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many closed connections may wait for room for what was posted: each holds a descriptor that no stream answers for.
+/// How many closed connections may wait for room for what was posted: each holds a descriptor that no stream answers
+/// for.
 const CLOSED_MAX: usize = 128;
 
 /// Calls until every failed post is known: each brings a full queue, and the kernel has as many completions at most as
@@ -88,8 +89,8 @@ impl Posts {
         self.bytes.len() + self.chunk_bytes + bytes <= POSTED_MAX
     }
 
-    /// Posts a copy of `bytes`, behind the connection's post if that is the last one, and a copy. False when that is not so, or
-    /// there is no room in this turn. `may_be_posted` = the connection may have a post.
+    /// Posts a copy of `bytes`, behind the connection's post if that is the last one, and a copy. False when that is
+    /// not so, or there is no room in this turn. `may_be_posted` = the connection may have a post.
     pub fn post_copy(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_be_posted: bool) -> bool {
         if !self.has_room(bytes.len()) {
             return false;
@@ -121,7 +122,8 @@ impl Posts {
         })
     }
 
-    /// Gives up the memory that the kernel may still look at after all: when the self-test finds that it works otherwise.
+    /// Gives up the memory that the kernel may still look at after all: when the self-test finds that it works
+    /// otherwise.
     pub fn leak(&mut self) {
         std::mem::forget(std::mem::take(self));
     }
@@ -140,9 +142,9 @@ impl Posts {
                 What::Chunks(sending) => sending.entry_with(post.descriptor, FLAGS),
             };
             let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_POST, post.key));
-            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the post back. The bytes, and what
-            // the entry says of chunks, stay where they are until `clear`, and the kernel looks at them while it takes the
-            // entry, not later.
+            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the post back. The bytes,
+            // and what the entry says of chunks, stay where they are until `clear`, and the kernel looks at them while
+            // it takes the entry, not later.
             unsafe { ring.push(&entry) };
         }
     }
@@ -229,8 +231,8 @@ impl<K: Kernel> IoUring<K> {
 
     /// Sends a post that was taken back; the ring sends what the socket does not take.
     ///
-    /// After an error that is everything: the socket may be whole (ENOBUFS, ENOMEM), and what came next would be taken for
-    /// what is missing. If it is broken, the ring's send fails, which breaks the connection off.
+    /// After an error that is everything: the socket may be whole (ENOBUFS, ENOMEM), and what came next would be taken
+    /// for what is missing. If it is broken, the ring's send fails, which breaks the connection off.
     fn send_taken(&self, key: Key, connection: &mut Connection, taken: Taken<'_>, is_last: bool) {
         match taken {
             Taken::Copy(bytes) => {
@@ -304,8 +306,8 @@ impl<K: Kernel> IoUring<K> {
         if self.staying.get() == 0 { self.all_sent_waiter.borrow_mut().take() } else { None }
     }
 
-    /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be known
-    /// before anything is posted again.
+    /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be
+    /// known before anything is posted again.
     pub(super) fn take_failed_posts(
         &self,
         ring: &mut Ring<impl Queues>,
@@ -352,8 +354,9 @@ impl<K: Kernel> IoUring<K> {
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
             Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
-            // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for the
-            // receive in flight, and some kernels forget an end that came right behind data (liburing's issue 1549).
+            // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for
+            // the receive in flight, and some kernels forget an end that came right behind data (liburing's issue
+            // 1549).
             Err(_) => {
                 self.break_off(connection, Errno::from_raw_os_error(-result));
                 let wakers = connection.take_all_wakers();
@@ -370,8 +373,8 @@ impl<K: Kernel> IoUring<K> {
 }
 
 impl IoUring<Linux> {
-    /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one that
-    /// fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
+    /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one
+    /// that fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
     pub(super) fn test_posts(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {
         for in_chunks in [false, true] {
             if self.may_post.get() {

@@ -129,8 +129,8 @@ impl<Q: Queues> Ring<Q> {
     ///
     /// # Safety
     ///
-    /// The descriptor and the memory that `entry` names must be what is meant until it is submitted, and memory that the
-    /// kernel reads or writes later must stay in place until its completion.
+    /// The descriptor and the memory that `entry` names must be what is meant until it is submitted, and memory that
+    /// the kernel reads or writes later must stay in place until its completion.
     pub unsafe fn push(&mut self, entry: &squeue::Entry) {
         self.counters.operations += 1;
         // SAFETY: the caller's promise.
@@ -228,9 +228,9 @@ impl<Q: Queues> Ring<Q> {
         }
     }
 
-    /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before 6.0).
-    /// Gives `handle` what completes meanwhile. True says nothing of reads of files: one that a disk is at is neither found
-    /// nor waited for, and over when `handle` has had its completion, which may come later.
+    /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before
+    /// 6.0). Gives `handle` what completes meanwhile. True says nothing of reads of files: one that a disk is at is
+    /// neither found nor waited for, and over when `handle` has had its completion, which may come later.
     pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
         if self.queues.cancel_all().is_err() {
             return false;

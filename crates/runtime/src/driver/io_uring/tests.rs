@@ -1,7 +1,8 @@
 //! What a slot holds on to after its connection was closed, and for how long: what nobody outside can see.
 //!
-//! That no completion reaches the next owner of a slot is the generation's doing. The slot stays for the memory that the
-//! kernel reads, for cancellations that have to be made again, and so that the end of a loop knows what to wait for.
+//! That no completion reaches the next owner of a slot is the generation's doing. The slot stays for the memory that
+//! the kernel reads, for cancellations that have to be made again, and so that the end of a loop knows what to wait
+//! for.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;

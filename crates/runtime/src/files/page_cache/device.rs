@@ -1,4 +1,5 @@
-//! How a device behaves that files lie on, and what may be done with them on a loop: one state for each device, one question.
+//! How a device behaves that files lie on, and what may be done with them on a loop: one state for each device, one
+//! question.
 //!
 //! | condition | when | `sendfile`, which waits for what is not in memory | a look, which the kernel refuses |
 //! |---|---|---|---|
@@ -8,11 +9,11 @@
 //! | congested | four reads are in flight | what was seen a tick ago | what was seen ten seconds ago |
 //! | backing off | a call on a loop has waited | no | what was seen ten seconds ago |
 //!
-//! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of those
-//! beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead as well. Even
-//! a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever submits that sleeps
-//! while the device's queue is full. A device on which a call has waited is given time, and each time that was not enough twice
-//! as much.
+//! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of
+//! those beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead
+//! as well. Even a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever
+//! submits that sleeps while the device's queue is full. A device on which a call has waited is given time, and each
+//! time that was not enough twice as much.
 //!
 //! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
 //! which makes both more careful.
@@ -23,20 +24,20 @@ use std::time::Duration;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::time::Moment;
 
-/// From so many reads in flight on a device is congested. A queue that is worth its name has room for dozens; those of loop
-/// devices and of some flash memory have not.
+/// From so many reads in flight on a device is congested. A queue that is worth its name has room for dozens; those of
+/// loop devices and of some flash memory have not.
 const CONGESTED_FROM: u32 = 4;
 
-/// How long after a read memory is taken to be short, and after it was first asked about a device is new. A shortage lasts, and
-/// to be careful for longer costs little: what is asked for again and again is known anyway.
+/// How long after a read memory is taken to be short, and after it was first asked about a device is new. A shortage
+/// lasts, and to be careful for longer costs little: what is asked for again and again is known anyway.
 const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 
 /// How long a device is given on which a call has waited, at first and at most.
 const BACK_OFF_MIN: Duration = Duration::from_secs(2);
 const BACK_OFF_MAX: Duration = Duration::from_secs(32);
 
-/// For so many ticks, about a second, it is believed that a part is still in memory: it has been used a moment ago, and the
-/// kernel evicts first what was used longest ago.
+/// For so many ticks, about a second, it is believed that a part is still in memory: it has been used a moment ago, and
+/// the kernel evicts first what was used longest ago.
 const BELIEVED_TICKS: u16 = 4;
 
 /// The same while memory is short.

@@ -1,9 +1,9 @@
-//! The page cache, as far as it is known: what of files is in memory, how their devices behave, and what may therefore be done on
-//! a loop.
+//! The page cache, as far as it is known: what of files is in memory, how their devices behave, and what may therefore
+//! be done on a loop.
 //!
-//! Nobody can ask the kernel for the truth: `mincore` and `cachestat` say nothing true to who does not own a file, and what is
-//! there now may have gone before the next call. So there are observations ([`residency`]), each believed for a time that
-//! depends on the device's [`Condition`], and one question, [`Condition::permits`].
+//! Nobody can ask the kernel for the truth: `mincore` and `cachestat` say nothing true to who does not own a file, and
+//! what is there now may have gone before the next call. So there are observations ([`residency`]), each believed for a
+//! time that depends on the device's [`Condition`], and one question, [`Condition::permits`].
 
 mod calls;
 mod device;
@@ -37,8 +37,8 @@ pub(crate) use self::residency::FileHash;
 /// device's own line. A look takes a few microseconds, and is as bad as a read only on a device that hangs.
 const LOOKS_MAX: u32 = 2;
 
-/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck: the threads that
-/// the pool lends to others then are for other devices, and this one's other lines have to find some, too.
+/// The same of looks that write a time of access. As many as there are wait for the journal when that is stuck: the
+/// threads that the pool lends to others then are for other devices, and this one's other lines have to find some, too.
 const ACCESS_LOOKS_MAX: u32 = 4;
 
 /// As many as [`LoopCalls`] has bits.
@@ -219,15 +219,15 @@ impl File {
         condition.permits(Call::Look, |_| false) == Permission::Yes || parts(offset, length).all(is_permitted)
     }
 
-    /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there lately, or a
-    /// look finds it now. False, too, where a look might wait, and for a while after calls that should not have waited did.
-    /// Errors: pread(2)'s.
+    /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there lately,
+    /// or a look finds it now. False, too, where a look might wait, and for a while after calls that should not have
+    /// waited did. Errors: pread(2)'s.
     pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
         Ok(self.sendable(offset, length, length)? == length)
     }
 
-    /// How many bytes of a piece one `sendfile` may take now, from its beginning on: less while memory is short, 0 unless all of
-    /// them seem to be in memory as [`File::is_resident`] says. Errors: pread(2)'s.
+    /// How many bytes of a piece one `sendfile` may take now, from its beginning on: less while memory is short, 0
+    /// unless all of them seem to be in memory as [`File::is_resident`] says. Errors: pread(2)'s.
     pub fn sendfile_length(&self, offset: u64, length: u64) -> io::Result<u64> {
         self.sendable(offset, length, 0)
     }
@@ -250,7 +250,8 @@ impl File {
                     Permission::Yes => continue,
                     Permission::No => return Ok(0),
                     Permission::AskForAll => self.probe_whole(part.begin, part.end)?,
-                    // What is asked is whether the part has been read at all: reading ahead brings in twice as much at once.
+                    // What is asked is whether the part has been read at all: reading ahead brings in twice as much at
+                    // once.
                     Permission::AskForEnds => self.probe(part.begin)? && self.probe(part.end - 1)?,
                 };
                 count_event(if is_there { Event::Hit } else { Event::Miss });
@@ -320,9 +321,9 @@ impl File {
         file_system(|file_system| f(file_system.page_cache()))
     }
 
-    /// Begins to read a piece that is not in memory in a pool, or takes part in such a read that is under way; not beyond
-    /// the end of the piece, fewer bytes at the end of the file, none behind it. Errors: `OutOfMemory` at the hard limit of
-    /// leases.
+    /// Begins to read a piece that is not in memory in a pool, or takes part in such a read that is under way; not
+    /// beyond the end of the piece, fewer bytes at the end of the file, none behind it. Errors: `OutOfMemory` at the
+    /// hard limit of leases.
     pub fn begin_read(&self, pool: &ThreadPool, offset: u64, length: usize, how: ReadHow) -> io::Result<PieceRead> {
         // No look is of use there.
         let how = ReadHow { unlooked: how.unlooked && !self.waits_for_others() && how.direct.is_none(), ..how };

@@ -1,9 +1,9 @@
-//! Which parts of files were found in memory lately: a table of fixed size, for all files and all loops. The only memory of
-//! that fact.
+//! Which parts of files were found in memory lately: a table of fixed size, for all files and all loops. The only
+//! memory of that fact.
 //!
 //! Kept by device and inode, not by open file, so that a request that opens its file anew knows what the last one has
-//! found. It is a memory of observations and may be wrong: what was seen can have been evicted since. So an entry is worth
-//! something for a while only; how long depends on what a wrong guess would cost ([`super::device::Condition`]).
+//! found. It is a memory of observations and may be wrong: what was seen can have been evicted since. So an entry is
+//! worth something for a while only; how long depends on what a wrong guess would cost ([`super::device::Condition`]).
 //!
 //! ```text
 //!   line, 64 bytes: four parts that follow each other in a file, two slots for each
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Pages that are seen within one tick gather in one slot. Those of a later tick replace them if they are all of them;
-//! otherwise they begin the other slot, since whoever sends a file rarely stops where a part ends, and what was seen of the
-//! part before is believed on for a while. What has to make room is what was seen longest ago: what streams past
+//! otherwise they begin the other slot, since whoever sends a file rarely stops where a part ends, and what was seen of
+//! the part before is believed on for a while. What has to make room is what was seen longest ago: what streams past
 //! displaces other such things, and not what is in constant use.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
@@ -27,7 +27,8 @@ pub(crate) const GRANULE: u64 = 16 * PAGE;
 /// What the kernel has in memory or not: a page, or several.
 const PAGE: u64 = 4096;
 
-/// Half a MiB of address space, of which only the pages that are used take memory; enough for 4 GiB that are in constant use.
+/// Half a MiB of address space, of which only the pages that are used take memory; enough for 4 GiB that are in
+/// constant use.
 const SLOTS: usize = 1 << 16;
 
 /// A line of the processor's cache, so that a piece of 256 KiB costs one miss.
@@ -112,8 +113,8 @@ impl Residency {
         assert!(count.is_power_of_two() && (LINE_SLOTS..=SLOTS).contains(&count));
         let count = count / LINE_SLOTS;
         let layout = Layout::array::<Line>(count).expect("a small table");
-        // SAFETY: the layout is not of size zero and that of `count` lines of atomics, for which zeros are valid. Zeroed memory
-        // that comes from the system is not touched; `collect` would touch all of it.
+        // SAFETY: the layout is not of size zero and that of `count` lines of atomics, for which zeros are valid.
+        // Zeroed memory that comes from the system is not touched; `collect` would touch all of it.
         let lines = unsafe {
             let memory = alloc_zeroed(layout).cast::<Line>();
             if memory.is_null() {
