@@ -29,7 +29,7 @@ pub use hosts::HostAddresses;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
 pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;
-pub use zones::{ZoneRef, ZoneSize};
+pub use zones::{ZONE_BYTES_MIN, ZoneRef, ZoneSize};
 
 use crate::log::ErrorLog;
 use crate::module::Order;

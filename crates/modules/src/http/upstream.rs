@@ -10,3 +10,7 @@ use crate::shared::upstream;
 /// See the file's head.
 pub static MODULE: Module =
     Module { name: "http_upstream", directives: &upstream::directives::<Request>(Contexts::HTTP), ..Module::EMPTY };
+
+/// `sticky`
+pub static STICKY: Module =
+    Module { name: "http_upstream_sticky", directives: &[upstream::sticky_directive::<Request>()], ..Module::EMPTY };
