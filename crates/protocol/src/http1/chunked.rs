@@ -7,7 +7,7 @@
 use std::mem;
 use std::ops::Range;
 
-use super::head::is_token_byte;
+use super::field_line::is_token_byte;
 use crate::{Offence, Range32};
 
 /// Bounds on what surrounds the data of one body.

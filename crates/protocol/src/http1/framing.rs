@@ -67,7 +67,7 @@ fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
     let mut chunked_before = false;
     let mut fault = CodingFault::NotImplemented;
     for coding in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-        if coding.is_empty() || !coding.iter().all(|&byte| super::head::is_token_byte(byte)) {
+        if coding.is_empty() || !coding.iter().all(|&byte| super::field_line::is_token_byte(byte)) {
             return Err(CodingFault::Malformed);
         }
         let is_chunked = coding.eq_ignore_ascii_case(b"chunked");

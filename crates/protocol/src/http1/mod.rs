@@ -5,6 +5,7 @@
 
 mod chunked;
 mod connection;
+mod field_line;
 mod framing;
 mod head;
 pub mod response;
