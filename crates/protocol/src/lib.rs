@@ -15,7 +15,9 @@ mod range;
 pub mod request;
 pub mod response;
 pub mod ssi;
+mod upstream_fault;
 pub mod uri;
 
 pub use offence::Offence;
 pub use range::Range32;
+pub use upstream_fault::{ReceivedLine, ResponseFault};

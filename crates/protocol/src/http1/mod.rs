@@ -9,9 +9,11 @@ mod field_line;
 mod framing;
 mod head;
 pub mod response;
+mod response_head;
 mod scan;
 
 pub use crate::offence::{Description, Offence};
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, Trailers};
 pub use connection::{ConnectionOptions, connection_options, names_option, wants_keep_alive};
 pub use head::{HeadParser, Limits, Status};
+pub use response_head::{IgnoredLine, KeepAlive, ReceivedField, ResponseFraming, ResponseHeadParser, ResponseParts};
