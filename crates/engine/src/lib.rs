@@ -14,6 +14,7 @@
 //! variables      variables, texts that have some, regular expressions
 //! server_name    names of hosts with wildcards
 //! resolver       names to addresses, while requests run
+//! upstream       groups of servers, which of them a request goes to, idle connections
 //! spool          bytes that are written and read at once, in memory and in a file
 //! service        what runs beside requests: something every ten seconds
 //! zone           state that all workers share under a name
@@ -39,6 +40,7 @@ pub mod server_name;
 pub mod service;
 pub mod spool;
 pub mod transport;
+pub mod upstream;
 pub mod variables;
 pub mod worker;
 pub mod zone;

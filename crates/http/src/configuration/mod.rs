@@ -21,6 +21,7 @@ use gale_protocol::request::Method;
 
 use crate::configuration::location::Locations;
 use crate::configuration::settings::CoreSettings;
+use crate::request::Request;
 use crate::request::filters::Filter;
 use crate::request::phases::{Handler, PHASES};
 use crate::variables::VariableTable;
@@ -31,6 +32,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::protocol::{Protocol, ProtocolWorker};
 use gale_engine::server_name::ServerNames;
+use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
 use gale_engine::worker::Worker;
 use gale_process::ListenerHandle;
 
@@ -44,6 +46,8 @@ pub struct HttpConfiguration {
     pub addresses: Vec<Address>,
     /// Every variable that the file mentions or a module stores.
     pub variables: VariableTable,
+    /// The groups of servers that requests may be passed to.
+    pub upstreams: UpstreamTable<Request>,
     /// Counts the configurations of this process; the first one is 1.
     pub generation: u64,
 }
@@ -65,6 +69,11 @@ impl HttpConfiguration {
     /// The settings that a handler is called with, for a request in this scope.
     pub fn conf(&self, bound: &BoundHandler, scope: ScopeId) -> &dyn Any {
         self.scope(bound.kept_from.unwrap_or(scope)).conf(bound.module)
+    }
+
+    /// The group that a directive refers to.
+    pub fn upstream(&self, id: UpstreamId) -> &Arc<Upstream<Request>> {
+        self.upstreams.get(id)
     }
 
     /// The server with this index.
