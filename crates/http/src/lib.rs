@@ -8,6 +8,7 @@
 //! worker         http's part of an event loop
 //! connection     the versions of HTTP, each the codec's way to a request and back
 //! request        a request, its phases, and what is answered
+//! upstream       passing requests on to other servers
 //! variables      variables of requests
 //! files          open files, and how they are sent
 //! ```
@@ -20,6 +21,7 @@ pub mod request;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
+pub mod upstream;
 pub mod variables;
 pub mod worker;
 

@@ -13,6 +13,6 @@ pub use acceptor::{
 };
 pub use counters::{OwnCounters, Totals, totals};
 pub use info::{ConnectionInfo, address_text};
-pub use limit::{IdleConnections, WorkerConnections};
+pub use limit::{CountedConnection, IdleConnections, WorkerConnections};
 pub use reuse::Search;
 pub use table::{Connection, ConnectionTable};

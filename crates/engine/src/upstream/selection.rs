@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::balance::Choice;
 use super::peer::{Peer, Standing};
 use super::peers::{PeerSet, View};
+use super::pool::Pool;
 
 /// One request's choice among the peers of a group. See [`Upstream::select`](super::Upstream::select).
 pub struct Selection {
@@ -186,6 +187,11 @@ impl Chosen {
     /// The address as `$upstream_addr` has it: `127.0.0.1:8080`, `unix:/run/app`.
     pub fn name(&self) -> &str {
         &self.peer().name
+    }
+
+    /// The group's idle connections; `None` where none are kept.
+    pub fn connections(&self) -> Option<&Pool> {
+        self.view.common.pool.as_ref()
     }
 
     /// It has failed in a way that counts towards `max_fails`. True if that has put the peer down: nginx warns `upstream

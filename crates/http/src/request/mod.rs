@@ -62,6 +62,16 @@ struct Client {
     text: Box<str>,
 }
 
+/// Another server that a request is passed to, as messages show it.
+pub(crate) struct PassedTo {
+    /// `http://`
+    pub scheme: &'static str,
+    /// Its address, or the name of its group.
+    pub peer: Rc<str>,
+    /// What is asked of it.
+    pub uri: Bytes,
+}
+
 /// A request and the head of its response.
 pub struct Request {
     /// The server that answers.
@@ -115,6 +125,8 @@ pub struct Request {
     pub(crate) body_was_refused: bool,
     /// What the access phase will answer unless somebody in it is satisfied.
     pub(crate) refusal: Option<u16>,
+    /// Where it is being passed to, or was last.
+    pub(crate) passed_to: Option<PassedTo>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
@@ -192,6 +204,7 @@ impl Request {
             tunnel: None,
             body_was_refused: false,
             refusal: None,
+            passed_to: None,
             exchange: None,
             keep_alive: Cell::new(false),
             nesting: 0,
@@ -245,6 +258,7 @@ impl Request {
         self.tunnel = None;
         self.body_was_refused = false;
         self.refusal = None;
+        self.passed_to = None;
         self.exchange = None;
         self.nesting = 0;
         self.is_in_background = false;
@@ -652,6 +666,11 @@ impl fmt::Display for Context<'_> {
         }
         if !request.is_main() {
             write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
+        }
+        if let Some(PassedTo { scheme, peer, uri }) = &request.passed_to {
+            // A path of a socket ends with a colon.
+            let separator = if peer.starts_with("unix:") { ":" } else { "" };
+            write!(formatter, ", upstream: \"{scheme}{peer}{separator}{}\"", bstr::BStr::new(uri))?;
         }
         if let Some(host) = request.header(KnownHeader::Host) {
             write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;
