@@ -25,10 +25,8 @@ pub mod connections;
 pub mod hostname;
 pub mod listen;
 pub mod log;
-pub mod module;
 pub mod nginx_names;
 pub mod notes;
-pub mod protocol;
 pub mod resolver;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
@@ -42,3 +40,5 @@ pub mod transport;
 pub mod variables;
 pub mod worker;
 pub mod zone;
+
+pub use configuration::{module, protocol};

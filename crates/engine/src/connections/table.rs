@@ -8,9 +8,8 @@ use std::time::Duration;
 use gale_runtime::{Moment, TaskId};
 use slab::Slab;
 
-use super::limit::IdleConnections;
-use super::reuse::{Hand, Places, Search};
-use crate::worker::Worker;
+use super::reuse::{Hand, Places};
+use crate::worker::{IdleConnections, Search, Worker};
 
 /// Between two looks at the idle connections of a worker that ends.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);

@@ -19,7 +19,7 @@ use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
 use crate::request::exchange::Exchange;
 use gale_base::log_level::Level;
-use gale_engine::connections::OwnCounters;
+use gale_engine::worker::OwnCounters;
 
 /// What reading a head led to.
 pub(super) enum Arrival {
