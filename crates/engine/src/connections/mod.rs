@@ -2,6 +2,7 @@
 //! first.
 
 mod acceptor;
+mod background;
 mod info;
 mod reuse;
 mod table;
@@ -9,5 +10,6 @@ mod table;
 pub use acceptor::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
 };
+pub use background::BackgroundTasks;
 pub use info::{ConnectionInfo, address_text};
 pub use table::{Connection, ConnectionTable};
