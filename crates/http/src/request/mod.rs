@@ -8,9 +8,11 @@ pub(crate) mod advance;
 pub(crate) mod begin;
 pub mod body;
 pub mod browser;
+pub mod configuration;
 pub(crate) mod departure;
 pub mod error_page;
 pub mod exchange;
+pub mod files;
 pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
@@ -21,10 +23,11 @@ pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
 pub mod server_field;
-mod subject;
 pub mod subrequest;
 pub mod transform;
 pub mod tunnel;
+pub mod variables;
+pub mod worker;
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
@@ -35,17 +38,17 @@ use std::time::Duration;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
-use crate::configuration::settings::{KeepaliveDisable, LingeringClose};
-use crate::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::browser::Browser;
+use crate::request::configuration::settings::{KeepaliveDisable, LingeringClose};
+use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
 use crate::request::tunnel::Tunnel;
-use crate::variables::template::any_is_true;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::variables::template::any_is_true;
+use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
@@ -148,13 +151,13 @@ pub struct Request {
     shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     limit_rate: Cell<Option<u64>>,
-    evaluation: Evaluation,
+    pub(crate) evaluation: Evaluation,
 }
 
 /// What a request shares with its subrequests.
 #[derive(Default)]
 pub(crate) struct Shared {
-    values: Values,
+    pub(crate) values: Values,
     notes: RefCell<Notes>,
     /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::connections::CountedConnection;
+use gale_engine::worker::CountedConnection;
 use gale_engine::upstream::{Chosen, ConnectionAge, PoolKey, Selection, Timing};
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
@@ -60,7 +60,7 @@ pub(super) struct Connection {
     pub age: ConnectionAge,
     /// It was used before.
     is_reused: bool,
-    pub counted: CountedConnection,
+    _counted: CountedConnection,
 }
 
 /// A server that answers: the head is there.
@@ -295,7 +295,7 @@ async fn connect(
         }
     };
     records.last().connect_time = Some(gale_runtime::now().since(records.last().started));
-    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused, counted })
+    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused, _counted: counted })
 }
 
 fn not_connected(request: &Request, failed: &gale_runtime::ConnectError) -> Failure {

@@ -12,7 +12,7 @@ use gale_runtime::{ConnectOptions, SocketAddress};
 
 use crate::request::Request;
 use crate::request::response::FieldName;
-use crate::variables::template::{SizeTemplate, Template};
+use crate::request::variables::template::{SizeTemplate, Template};
 use gale_base::log_level::Level;
 
 /// See the file's head. The names are those of the directives without the prefix of their module.
