@@ -127,6 +127,21 @@ impl Writer {
         poll_fn(|cx| self.growing.poll(cx, State::is_settled)).await
     }
 
+    /// Writes what waits, empties the file, and writes it from its beginning again. Nobody may be reading the file. Pages
+    /// of it that a socket still sends (`sendfile`) keep their content: they leave the file. Errors: a write has failed;
+    /// ftruncate(2)'s and the pool's.
+    pub async fn restart(&mut self) -> Result<(), FileError> {
+        self.flush().await?;
+        let (pool, line, file) = (&self.growing.pool, self.growing.line, self.growing.file.clone());
+        let emptied = pool.run_for(line, move || rustix::fs::ftruncate(&file, 0)).await;
+        emptied
+            .map_err(io::Error::from)
+            .and_then(|result| result.map_err(io::Error::from))
+            .map_err(|error| FileError::new("ftruncate", Arc::clone(&self.growing.path), error))?;
+        self.growing.state.lock().written = 0;
+        Ok(())
+    }
+
     /// Writes what waits; then the file is complete. Returns it to be read; what it knows of itself includes what was
     /// written. Dropped before it is ready, this gives the file up. Errors: a write has failed; fstat(2)'s.
     pub async fn finish(mut self) -> Result<File, FileError> {
