@@ -1,4 +1,4 @@
-//! HTTP/1.x messages: request heads, body framing, the chunked coding and the lines of a response.
+//! HTTP/1.x messages, parsed and written: heads of requests and responses, body framing, the chunked coding.
 //!
 //! Strict about everything that decides where a message ends (RFC 9112 §6 and §11.2), as lenient as
 //! nginx elsewhere.
@@ -8,6 +8,7 @@ mod connection;
 mod field_line;
 mod framing;
 mod head;
+pub mod request_writer;
 pub mod response;
 mod response_head;
 mod scan;
