@@ -17,14 +17,14 @@ use gale_runtime::stall::{self, Stall, StallKind};
 use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affinity};
 use parking_lot::Mutex;
 
+use crate::configuration::module::Order;
+use crate::configuration::protocol::ProtocolWorker;
 use crate::configuration::{self, Configuration, Texts};
 use crate::connections::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
 };
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
-use crate::module::Order;
-use crate::protocol::ProtocolWorker;
-use crate::service::Services;
+use crate::service::{HeldConfiguration, Services};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
@@ -446,7 +446,8 @@ impl gale_process::Worker for Serving {
     }
 
     fn settled(&mut self) {
-        self.services.settle(self.seat, &self.worker, &self.configuration);
+        let held: HeldConfiguration = Arc::<Configuration>::clone(&self.configuration);
+        self.services.settle(self.seat, &self.worker, &self.configuration.services, &held);
     }
 
     fn stop_accepting(&mut self, is_last: bool) -> Quiet {

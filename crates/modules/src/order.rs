@@ -10,6 +10,7 @@ use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
     gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
     random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
+    upstream,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -23,6 +24,7 @@ const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &upstream::MODULE,
     &client_body::MODULE,
     &realpath_root::MODULE,
     &log::MODULE,

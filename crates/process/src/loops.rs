@@ -16,10 +16,7 @@ use std::thread;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::program::{Program, Quiet, Seat, Worker};
-
-/// The main future of an event loop; resolves when the loop is to stop.
-pub type LoopMain = Pin<Box<dyn Future<Output = ()>>>;
+use super::program::{LoopMain, Program, Quiet, Seat, Worker};
 
 /// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
 /// logs that follow each other wait as one.

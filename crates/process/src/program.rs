@@ -12,10 +12,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::errors::{ErrorLog, Report};
-use super::loops::LoopMain;
 use super::resources::Resources;
 use super::settings::{ErrorLogTarget, ProcessSettings};
 use super::text;
+
+/// The main future of an event loop; resolves when the loop is to stop.
+pub type LoopMain = Pin<Box<dyn Future<Output = ()>>>;
 
 /// What is to be built: the command line, reduced to what decides the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,14 +15,15 @@ use gale_config::{Contexts, Diagnostic, Diagnostics, Reporter, Setting, Span, St
 use gale_runtime::DriverChoice;
 
 use super::blocks::{BlockBuilder, BlockDraft, Complete, OpenBlock};
-use super::hosts::{HostAddresses, Hosts};
+use super::hosts::Hosts;
+use super::module::{Conf, Module, Order};
+use super::protocol::Protocol;
 use super::scopes::ScopeId;
 use super::zones::{ZoneRef, ZoneSize, Zones};
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
-use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
-use crate::protocol::Protocol;
+use crate::server_address::HostAddresses;
 use crate::service::{ConfiguredService, ServiceSpec};
 use gale_process::{Account, BuildRequest, ListenSpec, ProcessSettings, ResourceError, Resources};
 

@@ -7,10 +7,10 @@ use gale_base::log_level::Level;
 use gale_protocol::Offence;
 use gale_protocol::uri::{Form, Target};
 
-use crate::configuration::HttpConfiguration;
-use crate::configuration::settings::CoreSettings;
 use crate::request::Request;
 use crate::request::advance::{self, Step};
+use crate::request::configuration::HttpConfiguration;
+use crate::request::configuration::settings::CoreSettings;
 use gale_engine::variables::subject::Subject;
 
 /// Why a request is answered without asking any module.

@@ -8,9 +8,11 @@ pub(crate) mod advance;
 pub(crate) mod begin;
 pub mod body;
 pub mod browser;
+pub mod configuration;
 pub(crate) mod departure;
 pub mod error_page;
 pub mod exchange;
+pub mod files;
 pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
@@ -21,10 +23,11 @@ pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
 pub mod server_field;
-mod subject;
 pub mod subrequest;
 pub mod transform;
 pub mod tunnel;
+pub mod variables;
+pub mod worker;
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
@@ -35,17 +38,17 @@ use std::time::Duration;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
-use crate::configuration::settings::{KeepaliveDisable, LingeringClose};
-use crate::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::browser::Browser;
+use crate::request::configuration::settings::{KeepaliveDisable, LingeringClose};
+use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
 use crate::request::tunnel::Tunnel;
-use crate::variables::template::any_is_true;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::variables::template::any_is_true;
+use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
@@ -60,6 +63,16 @@ pub const REDIRECTS_MAX: u8 = 10;
 struct Client {
     address: SocketAddress,
     text: Box<str>,
+}
+
+/// Another server that a request is passed to, as messages show it.
+pub(crate) struct PassedTo {
+    /// `http://`
+    pub scheme: &'static str,
+    /// Its address, or the name of its group.
+    pub peer: Rc<str>,
+    /// What is asked of it.
+    pub uri: Bytes,
 }
 
 /// A request and the head of its response.
@@ -115,6 +128,8 @@ pub struct Request {
     pub(crate) body_was_refused: bool,
     /// What the access phase will answer unless somebody in it is satisfied.
     pub(crate) refusal: Option<u16>,
+    /// Where it is being passed to, or was last.
+    pub(crate) passed_to: Option<PassedTo>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
@@ -136,13 +151,13 @@ pub struct Request {
     shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     limit_rate: Cell<Option<u64>>,
-    evaluation: Evaluation,
+    pub(crate) evaluation: Evaluation,
 }
 
 /// What a request shares with its subrequests.
 #[derive(Default)]
 pub(crate) struct Shared {
-    values: Values,
+    pub(crate) values: Values,
     notes: RefCell<Notes>,
     /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,
@@ -192,6 +207,7 @@ impl Request {
             tunnel: None,
             body_was_refused: false,
             refusal: None,
+            passed_to: None,
             exchange: None,
             keep_alive: Cell::new(false),
             nesting: 0,
@@ -245,6 +261,7 @@ impl Request {
         self.tunnel = None;
         self.body_was_refused = false;
         self.refusal = None;
+        self.passed_to = None;
         self.exchange = None;
         self.nesting = 0;
         self.is_in_background = false;
@@ -652,6 +669,11 @@ impl fmt::Display for Context<'_> {
         }
         if !request.is_main() {
             write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
+        }
+        if let Some(PassedTo { scheme, peer, uri }) = &request.passed_to {
+            // A path of a socket ends with a colon.
+            let separator = if peer.starts_with("unix:") { ":" } else { "" };
+            write!(formatter, ", upstream: \"{scheme}{peer}{separator}{}\"", bstr::BStr::new(uri))?;
         }
         if let Some(host) = request.header(KnownHeader::Host) {
             write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use gale_protocol::request::KnownHeader::ContentLength;
 use gale_runtime::{Bytes, File};
 
-use crate::configuration::settings::BodyInFile;
 use crate::request::Request;
 use crate::request::body::{Body, BodyItem, FilePiece};
+use crate::request::configuration::settings::BodyInFile;
 use crate::request::exchange::RequestBodyError;
 use gale_base::log_level::Level;
 use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPlace, SpoolReader, Spooled};
@@ -261,7 +261,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::configuration::settings::TempPath;
+    use crate::request::configuration::settings::TempPath;
     use crate::request::exchange::mock::{self, MockExchange};
     use crate::scratch::Scratch;
 

@@ -35,4 +35,5 @@ pub mod sub;
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks;
 pub mod try_files;
+pub mod upstream;
 pub mod variables;

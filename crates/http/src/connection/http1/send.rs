@@ -19,11 +19,11 @@ use gale_protocol::request::Version;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Bytes, Output, Timer, poll_copy};
 
+use crate::connection::worker::HttpConnections;
 use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{BodyLength, Gone, ResponseOptions, Sent};
 use crate::request::response::ResponseHead;
-use crate::worker::HttpWorker;
 use gale_engine::transport::Transport;
 
 /// A body up to this size is copied behind the head.
@@ -257,7 +257,7 @@ impl Sender {
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
         after: After,
-        worker: &HttpWorker,
+        connections: &HttpConnections,
         stream: &Transport,
     ) {
         // It may take its time, and may be refused as long as nothing of `output` has left.
@@ -266,8 +266,8 @@ impl Sender {
             self.delivery =
                 Delivery::new(FileOptions { sendfile: files.sendfile && stream.can_sendfile(), ..files.clone() });
         }
-        let scratch = &mut *worker.scratch.borrow_mut();
-        self.begin_response(head, options, after, worker, scratch);
+        let scratch = &mut *connections.scratch.borrow_mut();
+        self.begin_response(head, options, after, connections, scratch);
         self.append(scratch);
     }
 
@@ -281,12 +281,12 @@ impl Sender {
         options: &ResponseOptions<'_>,
         after: After,
         is_followed: bool,
-        worker: &HttpWorker,
+        connections: &HttpConnections,
         stream: &Transport,
         body: Bytes,
     ) {
-        let scratch = &mut *worker.scratch.borrow_mut();
-        self.begin_response(head, options, after, worker, scratch);
+        let scratch = &mut *connections.scratch.borrow_mut();
+        self.begin_response(head, options, after, connections, scratch);
         let is_first = self.output.is_empty() && self.queue.is_empty() && self.gone.is_none();
         // Before we end our side it has to be certain that all has left.
         let may_be_out_of_sight = self.keep_alive || self.closes_at_once;
@@ -391,7 +391,7 @@ impl Sender {
         head: &ResponseHead,
         options: &ResponseOptions<'_>,
         after: After,
-        worker: &HttpWorker,
+        connections: &HttpConnections,
         scratch: &mut Vec<u8>,
     ) {
         scratch.clear();
@@ -411,12 +411,18 @@ impl Sender {
             self.keep_alive = false;
             return;
         }
-        self.write_head(head, options, worker, scratch);
+        self.write_head(head, options, connections, scratch);
         self.sent.head_bytes = scratch.len() as u64;
     }
 
     /// The fields in nginx's order.
-    fn write_head(&self, head: &ResponseHead, options: &ResponseOptions<'_>, worker: &HttpWorker, out: &mut Vec<u8>) {
+    fn write_head(
+        &self,
+        head: &ResponseHead,
+        options: &ResponseOptions<'_>,
+        connections: &HttpConnections,
+        out: &mut Vec<u8>,
+    ) {
         match head.reason() {
             None => response::write_status_line(out, head.status),
             Some(phrase) => response::write_status_line_with(out, head.status, phrase),
@@ -425,7 +431,7 @@ impl Sender {
             out.extend_from_slice(options.server_line);
         }
         if !head.has(ResponseField::Date) {
-            worker.append_date_line(out);
+            connections.append_date_line(out);
         }
         if !head.content_type.is_empty() {
             response::write_header(out, b"Content-Type", &head.content_type);

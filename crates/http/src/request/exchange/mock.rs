@@ -19,17 +19,17 @@ use gale_protocol::request::Framing;
 use gale_runtime::{Bytes, Moment, SocketAddress};
 
 use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
-use crate::configuration::location::Locations;
-use crate::configuration::settings::{
-    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens, TempPath,
-};
-use crate::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
 use crate::files::open_files::OpenFileCache;
 use crate::request::Request;
 use crate::request::body::BodyItem;
+use crate::request::configuration::location::Locations;
+use crate::request::configuration::settings::{
+    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens, TempPath,
+};
+use crate::request::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
 use crate::request::response::ResponseHead;
-use crate::variables::template::SizeTemplate;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::variables::template::SizeTemplate;
+use crate::request::worker::{Configured, HttpWorker};
 use gale_engine::configuration::{Configuration, EventsSettings};
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::ConnectionInfo;

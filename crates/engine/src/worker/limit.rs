@@ -11,13 +11,34 @@ use std::task::{Poll, Waker};
 
 use gale_runtime::{Moment, TaskId};
 
-use super::reuse::Search;
-use crate::worker::Worker;
+use super::Worker;
 
 /// How many connections there may be above the limit, besides one for each socket: an idle connection is closed only
 /// when a new one has been accepted, and by then it may be busy. Once there are so many, idle ones are closed before
 /// the next one is accepted.
 const ABOVE_LIMIT_MAX: usize = 32;
+
+/// What has come of a search so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// A connection that may be closed.
+    Found,
+    /// Nothing yet: the next turn looks on.
+    GoesOn,
+    /// Nothing, at any place. Look again when a connection has become idle, at the latest at this moment.
+    InVain(Option<Moment>),
+}
+
+impl Search {
+    /// What has come of this search and of another one.
+    fn or(self, other: Search) -> Search {
+        match (self, other) {
+            (Search::Found, _) | (_, Search::Found) => Search::Found,
+            (Search::GoesOn, _) | (_, Search::GoesOn) => Search::GoesOn,
+            (Search::InVain(one), Search::InVain(other)) => Search::InVain(one.into_iter().chain(other).min()),
+        }
+    }
+}
 
 /// Idle connections of one kind, which can be closed when there is no room.
 pub trait IdleConnections {
@@ -147,10 +168,34 @@ impl WorkerConnections {
     }
 }
 
+/// A connection that counts towards `worker_connections` until it is dropped: one to an upstream.
+pub struct CountedConnection(Rc<Worker>);
+
+impl CountedConnection {
+    /// One more, if there may be one more: an idle one is closed for it.
+    pub fn open(worker: &Rc<Worker>) -> Option<CountedConnection> {
+        let connections = &worker.connections;
+        if !connections.has_room() {
+            connections.close_longest_idle();
+            if !connections.has_room() {
+                return None;
+            }
+        }
+        connections.count_opened();
+        Some(CountedConnection(Rc::clone(worker)))
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.0.connections.count_closed();
+    }
+}
+
 impl Worker {
     /// Waits until somebody says that there may be room, or until `later`, when a connection that is protected for a
     /// while (`keepalive_min_timeout`) may be closed.
-    pub(super) async fn room(self: &Rc<Self>, later: Option<Moment>) {
+    pub(crate) async fn room(self: &Rc<Self>, later: Option<Moment>) {
         let mut has_waited = false;
         poll_fn(|context| {
             if std::mem::replace(&mut has_waited, true) {

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use gale_process::{ListenAddress, ListenerHandle};
 use gale_runtime::SocketAddress;
 
-use crate::configuration::Configuration;
+use super::Configuration;
 use crate::transport::Transport;
 use crate::worker::Worker;
 

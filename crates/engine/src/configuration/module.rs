@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use gale_config::Diagnostic;
 
-use crate::configuration::Builder;
+use super::builder::Builder;
 
 /// A row of a directive table, as the engine's builder understands it.
 pub type Directive = gale_config::Directive<Builder>;

@@ -9,7 +9,7 @@
 use gale_base::radix::PrefixTree;
 use hashbrown::HashMap;
 
-use crate::variables::regex::{Match, Regex};
+use crate::request::variables::regex::{Match, Regex};
 use gale_engine::configuration::ScopeId;
 
 /// The locations of one level: those of a server, or nested in a location.

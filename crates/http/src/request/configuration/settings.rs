@@ -12,8 +12,8 @@ use gale_runtime::files::RefusedLinks;
 use hashbrown::HashMap;
 
 use crate::files::open_files::OpenFileCache;
-use crate::files::thread_pool::PoolName;
-use crate::variables::template::{SizeTemplate, Template};
+use crate::request::files::thread_pool::PoolName;
+use crate::request::variables::template::{SizeTemplate, Template};
 use gale_base::log_level::Level;
 use gale_engine::log::Target;
 use gale_engine::resolver::ResolverSettings;

@@ -1,79 +1,41 @@
-//! One worker's share of http: its connections, its handle on the configuration,
-//! and what its requests use again and again.
+//! Http's part of an event loop: its connections, and what they use again and again.
 //!
 //! Everything here belongs to one event loop. What a request touches is never
 //! shared with another worker.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use gale_base::http_date;
-use gale_process::ListenAddress;
+use gale_process::{ListenAddress, ListenerHandle};
 use gale_runtime::SocketAddress;
 
-use crate::configuration::HttpConfiguration;
 use crate::connection::http1::{Http1, Transfer};
-use crate::request::Request;
-use gale_engine::configuration::{Configuration, ThreadPools};
+use crate::request::configuration::HttpConfiguration;
+use crate::request::worker::{Configured, HttpWorker};
+use gale_engine::configuration::Configuration;
 use gale_engine::connections::{ConnectionInfo, ConnectionTable};
-use gale_engine::log::ErrorLog;
-use gale_engine::protocol::ProtocolWorker;
+use gale_engine::protocol::{Protocol, ProtocolWorker};
 use gale_engine::transport::Transport;
 use gale_engine::worker::Worker;
 
-/// Requests kept for their memory when they are done.
-const SPARE_REQUESTS_MAX: usize = 64;
+/// Transfers kept for their memory when they are done.
+const SPARE_TRANSFERS_MAX: usize = 64;
 
 /// The `Date` field before a date is filled in, and where that goes.
 const DATE_LINE: [u8; DATE_LINE_BYTES] = *b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
 const DATE_VALUE: std::ops::Range<usize> = 6..35;
 const DATE_LINE_BYTES: usize = 37;
 
-/// The configuration as the requests of one worker hold it: counted without
-/// atomics. The thread that supervises the loops holds it, too, and longer, so that
-/// it is never freed on a loop.
-pub struct Configured {
-    /// A part of `configuration`, and dropped before it: whoever drops the last handle of the whole drops this, too.
-    http: Arc<HttpConfiguration>,
-    configuration: Arc<Configuration>,
-}
-
-impl Configured {
-    /// A handle on a configuration that has an http block.
-    pub fn new(configuration: Arc<Configuration>) -> Rc<Configured> {
-        let http = configuration.protocol().expect("a worker of http has an http block");
-        Rc::new(Configured { configuration, http })
-    }
-
-    /// Where messages go that belong to no request.
-    pub fn error_log(&self) -> &Arc<ErrorLog> {
-        &self.configuration.error_log
-    }
-
-    /// The thread pools.
-    pub fn thread_pools(&self) -> &ThreadPools {
-        &self.configuration.thread_pools
-    }
-
-    /// The http block.
-    pub fn http(&self) -> &HttpConfiguration {
-        &self.http
-    }
-}
-
-/// One worker's share of http.
-pub struct HttpWorker {
-    /// What the protocols of this loop share.
-    pub common: Rc<Worker>,
-    configuration: RefCell<Rc<Configured>>,
+/// See the file's head.
+pub struct HttpConnections {
+    /// What their requests share.
+    pub(crate) worker: Rc<HttpWorker>,
     /// The connections.
-    pub(crate) connections: Rc<ConnectionTable<Http1>>,
-    is_draining: Cell<bool>,
-    #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
-    spare_requests: RefCell<Vec<Box<Request>>>,
-    #[expect(clippy::vec_box, reason = "as the requests")]
+    pub(crate) table: Rc<ConnectionTable<Http1>>,
+    #[expect(clippy::vec_box, reason = "a transfer stays where it is")]
     spare_transfers: RefCell<Vec<Box<Transfer>>>,
     /// The second that the line was made for, and the line.
     date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
@@ -81,51 +43,16 @@ pub struct HttpWorker {
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
 
-impl HttpWorker {
-    /// A worker that begins with `configuration`.
-    pub fn new(common: Rc<Worker>, configuration: Rc<Configured>) -> Rc<HttpWorker> {
-        Rc::new(HttpWorker {
-            connections: ConnectionTable::new(Rc::clone(&common)),
-            common,
-            configuration: RefCell::new(configuration),
-            is_draining: Cell::new(false),
-            spare_requests: RefCell::default(),
+impl HttpConnections {
+    /// None are open; the first exchanges use `configuration`.
+    pub fn new(common: Rc<Worker>, configuration: Rc<Configured>) -> Rc<HttpConnections> {
+        Rc::new(HttpConnections {
+            table: ConnectionTable::new(Rc::clone(&common)),
+            worker: HttpWorker::new(common, configuration),
             spare_transfers: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
             scratch: RefCell::default(),
         })
-    }
-
-    /// The configuration for the next exchange.
-    pub fn configuration(&self) -> Rc<Configured> {
-        Rc::clone(&self.configuration.borrow())
-    }
-
-    /// Calls `look` with the configuration for the next exchange.
-    pub fn with_configuration<T>(&self, look: impl FnOnce(&Configured) -> T) -> T {
-        look(&self.configuration.borrow())
-    }
-
-    /// Whether the worker is on its way out: connections close after the current answer.
-    pub fn is_draining(&self) -> bool {
-        self.is_draining.get()
-    }
-
-    /// A request to fill: a spare one, or a new one.
-    pub(crate) fn take_request(self: &Rc<Self>) -> Box<Request> {
-        let spare = self.spare_requests.borrow_mut().pop();
-        let mut request = spare.unwrap_or_else(|| Box::new(Request::new()));
-        request.worker = Some(Rc::clone(self));
-        request
-    }
-
-    /// Takes a request back.
-    pub(crate) fn give_back(&self, mut request: Box<Request>) {
-        request.reset();
-        let mut spare = self.spare_requests.borrow_mut();
-        if spare.len() < SPARE_REQUESTS_MAX {
-            spare.push(request);
-        }
     }
 
     /// What an HTTP/1 exchange sends and receives with: a spare one, or a new one.
@@ -136,7 +63,7 @@ impl HttpWorker {
     /// Takes a transfer back of which nothing is left.
     pub(crate) fn give_transfer_back(&self, transfer: Box<Transfer>) {
         let mut spare = self.spare_transfers.borrow_mut();
-        if spare.len() < SPARE_REQUESTS_MAX {
+        if spare.len() < SPARE_TRANSFERS_MAX {
             spare.push(transfer);
         }
     }
@@ -153,12 +80,26 @@ impl HttpWorker {
     }
 }
 
-impl ProtocolWorker for HttpWorker {
+impl Protocol for HttpConfiguration {
+    fn name(&self) -> &'static str {
+        "http"
+    }
+
+    fn listeners(&self) -> Vec<ListenerHandle> {
+        self.addresses.iter().map(|address| Arc::clone(&address.listening.listener)).collect()
+    }
+
+    fn start(&self, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<dyn ProtocolWorker> {
+        HttpConnections::new(Rc::clone(worker), Configured::new(Arc::clone(configuration)))
+    }
+}
+
+impl ProtocolWorker for HttpConnections {
     fn commit(&self, configuration: &Arc<Configuration>) {
-        let old = self.configuration.replace(Configured::new(Arc::clone(configuration)));
+        let old = self.worker.commit(Configured::new(Arc::clone(configuration)));
         // Nobody will answer these any more: better closed now than under a request.
-        let configuration = self.configuration();
-        self.connections.close_some(|connection, is_awake| {
+        let configuration = self.worker.configuration();
+        self.table.close_some(|connection, is_awake| {
             if connection.has_place(&configuration) {
                 return false;
             }
@@ -169,7 +110,7 @@ impl ProtocolWorker for HttpWorker {
             }
             !may_have_begun
         });
-        self.connections.look_at_all_again();
+        self.table.look_at_all_again();
     }
 
     fn serve(
@@ -182,18 +123,20 @@ impl ProtocolWorker for HttpWorker {
         let info = ConnectionInfo::accepted(remote, Rc::clone(address));
         let first = configuration.map(|configuration| Configured::new(Arc::clone(configuration)));
         let connection = Rc::new(Http1::new(info, transport, Rc::clone(&self), first));
-        let number = self.connections.insert(&connection);
+        let number = self.table.insert(&connection);
         connection.set_listed(number);
-        self.connections.set_task(number, gale_runtime::spawn(connection.serve()));
+        self.table.set_task(number, gale_runtime::spawn(connection.serve()));
     }
 
     fn drain(self: Rc<Self>) {
-        self.is_draining.set(true);
-        self.connections.drain();
+        self.worker.drain();
+        self.table.drain();
     }
 
     fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.connections.poll_empty(context)
+        // Both, so that both wake this.
+        let (connections, background) = (self.table.poll_empty(context), self.worker.background.poll_empty(context));
+        if connections.is_ready() && background.is_ready() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     fn expire(&self, configuration: Option<&Configuration>) {
@@ -206,16 +149,16 @@ impl ProtocolWorker for HttpWorker {
             },
         };
         let is_expired = |generation: Option<u64>| generation.is_some_and(|generation| generation <= newest);
-        self.connections.close_some(|connection, _| {
+        self.table.close_some(|connection, _| {
             configuration.is_none()
                 || is_expired(connection.exchange_generation())
                 || is_expired(connection.next_generation())
         });
-        self.connections.expire_background(newest);
+        self.worker.background.expire(newest);
     }
 
     fn connection_count(&self) -> usize {
-        self.connections.len()
+        self.table.len()
     }
 }
 

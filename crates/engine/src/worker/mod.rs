@@ -2,6 +2,9 @@
 //!
 //! Everything here belongs to one loop. What a request touches is never shared with another worker.
 
+mod counters;
+mod limit;
+
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::rc::Rc;
@@ -11,10 +14,12 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_runtime::Moment;
 
-use crate::connections::{OwnCounters, WorkerConnections};
 use crate::log::{AccessBuffers, ErrorLog};
 use crate::notes::Notes;
 use crate::resolver::{Resolver, ResolverSettings, Resolvers};
+
+pub use counters::{OwnCounters, Totals, totals};
+pub use limit::{CountedConnection, IdleConnections, Search, WorkerConnections};
 
 /// How often the same worker complains at most, as in nginx.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
