@@ -11,6 +11,7 @@ pub mod gateway;
 pub mod host;
 pub mod http1;
 mod known_field;
+pub mod memcached;
 mod offence;
 pub mod proxy_protocol;
 mod range;

@@ -34,7 +34,7 @@ pub(super) fn decide(
 }
 
 /// One or more digits and nothing else, at most 2⁶³−1 (what a file offset holds).
-pub(super) fn parse_length(value: &[u8]) -> Option<u64> {
+pub(crate) fn parse_length(value: &[u8]) -> Option<u64> {
     if value.is_empty() {
         return None;
     }

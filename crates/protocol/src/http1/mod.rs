@@ -16,5 +16,6 @@ mod scan;
 pub use crate::offence::{Description, Offence};
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, Trailers};
 pub use connection::{ConnectionOptions, connection_options, names_option, wants_keep_alive};
+pub(crate) use framing::parse_length;
 pub use head::{HeadParser, Limits, Status};
 pub use response_head::{IgnoredLine, KeepAlive, ReceivedField, ResponseFraming, ResponseHeadParser, ResponseParts};
