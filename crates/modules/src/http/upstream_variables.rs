@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use bstr::ByteSlice;
 use gale_http::request::Request;
 use gale_http::upstream::record::{Attempt, Entry, Records};
 use gale_http::variables::Variable;
@@ -121,7 +122,7 @@ fn append_cookie(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(fields) = Records::of(request).and_then(Records::fields) else { return false };
     for field in fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"Set-Cookie")) {
         let pair = field.value.split(|&byte| byte == b';').next().unwrap_or_default();
-        let Some(equals) = memchr::memchr(b'=', pair) else { continue };
+        let Some(equals) = pair.find_byte(b'=') else { continue };
         if pair[..equals].trim_ascii().eq_ignore_ascii_case(name) {
             out.extend_from_slice(pair[equals + 1..].trim_ascii());
             return true;
