@@ -98,6 +98,11 @@ pub fn now() -> Moment {
     Environment::with(|environment| environment.clock.now())
 }
 
+/// The monotonic time of this turn; `None` outside of a loop, where what is left of one is dropped.
+pub fn try_now() -> Option<Moment> {
+    Environment::try_with(|environment| environment.clock.now())
+}
+
 /// The number of this turn of the loop: who has a share of each turn knows by it when a new one begins.
 pub fn turn() -> u64 {
     Environment::with(|environment| environment.clock.turn())

@@ -69,7 +69,7 @@ pub use bytes::Bytes;
 pub use driver::shortage::{RingShortage, set_shortage_reporter};
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{
-    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,
+    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, try_now, turn, wall, wall_seconds, worker,
 };
 pub use event_loop::inbox::{Call, Remote, RemoteError};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
