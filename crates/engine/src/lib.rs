@@ -4,6 +4,7 @@
 //! ```text
 //! serve          the program that the processes run
 //! server_name    names of hosts with wildcards
+//! upstream       groups of servers, which of them a request goes to, idle connections
 //! variables      variables, texts that have some, regular expressions
 //! connections    accepting, the connections of a protocol, idle ones
 //! listen         `listen`: addresses and the options of their sockets
@@ -37,6 +38,7 @@ pub mod server_name;
 pub mod service;
 pub mod spool;
 pub mod transport;
+pub mod upstream;
 pub mod variables;
 pub mod worker;
 pub mod zone;

@@ -6,6 +6,7 @@
 //! configuration  from the text of the http block to what requests use
 //! connection     the versions of HTTP, each the codec's way to a request and back; http's part of an event loop
 //! module         what a module is to http: variables, handlers, filters
+//! upstream       passing requests on to other servers
 //! request        a request, its phases, what is answered, and the configuration, variables and files as it sees them
 //! files          open files, and how they are sent
 //! ```
@@ -20,6 +21,7 @@ pub mod request;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
+pub mod upstream;
 
 pub use request::variables;
 

@@ -336,7 +336,12 @@ impl Builder {
 
     /// See [`Builder::default_pid_path`].
     pub fn default_body_temp_path(&self) -> PathBuf {
-        self.prefix.join(format!("/var/lib/{}/body", self.program))
+        self.default_temp_path("body")
+    }
+
+    /// See [`Builder::default_pid_path`]: temporary files of this kind.
+    pub fn default_temp_path(&self, kind: &str) -> PathBuf {
+        self.prefix.join(format!("/var/lib/{}/{kind}", self.program))
     }
 
     /// Only what the process layer acts on, without an account.

@@ -168,6 +168,30 @@ impl WorkerConnections {
     }
 }
 
+/// A connection that counts towards `worker_connections` until it is dropped: one to an upstream.
+pub struct CountedConnection(Rc<Worker>);
+
+impl CountedConnection {
+    /// One more, if there may be one more: an idle one is closed for it.
+    pub fn open(worker: &Rc<Worker>) -> Option<CountedConnection> {
+        let connections = &worker.connections;
+        if !connections.has_room() {
+            connections.close_longest_idle();
+            if !connections.has_room() {
+                return None;
+            }
+        }
+        connections.count_opened();
+        Some(CountedConnection(Rc::clone(worker)))
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.0.connections.count_closed();
+    }
+}
+
 impl Worker {
     /// Waits until somebody says that there may be room, or until `later`, when a connection that is protected for a
     /// while (`keepalive_min_timeout`) may be closed.

@@ -19,7 +19,7 @@ use crate::notes::Notes;
 use crate::resolver::{Resolver, ResolverSettings, Resolvers};
 
 pub use counters::{OwnCounters, Totals, totals};
-pub use limit::{IdleConnections, Search, WorkerConnections};
+pub use limit::{CountedConnection, IdleConnections, Search, WorkerConnections};
 
 /// How often the same worker complains at most, as in nginx.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);

@@ -30,6 +30,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
+use gale_engine::upstream::{HasUpstreams, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
@@ -48,6 +49,8 @@ const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: 
 pub struct HttpBuilder {
     /// The variables mentioned so far, and what refers to them.
     pub variables: VariablesDraft<Request>,
+    /// The groups of servers that are declared or referred to so far.
+    pub upstreams: Upstreams<Request>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
@@ -93,6 +96,15 @@ impl BlockBuilder for HttpBuilder {
 impl HasVariables<Request> for HttpBuilder {
     fn variables(&mut self) -> &mut VariablesDraft<Request> {
         &mut self.variables
+    }
+}
+
+impl HasUpstreams<Request> for HttpBuilder {
+    const KIND: &'static str = "http upstream";
+    const INSIDE: Contexts = Contexts::UPSTREAM;
+
+    fn upstreams(&mut self) -> &mut Upstreams<Request> {
+        &mut self.upstreams
     }
 }
 
@@ -155,6 +167,14 @@ impl HttpBuilder {
             LocationShape::Regex => Some(Alias::Whole),
             LocationShape::None | LocationShape::Named => None,
         }
+    }
+
+    /// The part of URIs that a path of `proxy_pass` takes the place of in this scope; `None` where there is none: in a
+    /// location given by an expression, a named one, or a block without a name.
+    pub fn replaceable_part(&self, scope: ScopeId) -> Option<Box<[u8]>> {
+        let draft = self.scope(scope);
+        let is_plain = matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix);
+        (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
     }
 
     /// The settings of this type in a scope.
@@ -394,6 +414,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let servers = std::mem::take(&mut builder.http_mut().servers);
     let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
+    let upstreams = std::mem::take(&mut builder.http_mut().upstreams).finish(builder, resources)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
@@ -402,7 +423,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-    let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, generation };
+    let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, upstreams, generation };
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan: ListenPlan::new(addresses) }))
 }
 

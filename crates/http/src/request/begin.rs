@@ -82,7 +82,7 @@ impl Refusal {
 
 /// The path and the arguments.
 fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
-    let Request { parsed, head, uri, args, .. } = request;
+    let Request { parsed, head, uri, args, is_uri_as_sent, .. } = request;
     let input = head.readable();
     if parsed.target.form == Form::Authority {
         // As in nginx: there is no path in it.
@@ -91,6 +91,7 @@ fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
         return Ok(());
     }
     let mut scratch = std::mem::take(args);
+    *is_uri_as_sent = true;
     uri.clear();
     uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
     scratch.clear();

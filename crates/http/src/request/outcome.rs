@@ -205,6 +205,7 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Resul
         return Err(InCircles);
     }
     request.uri = uri;
+    request.is_uri_as_sent = false;
     request.adds_uri_to_alias = false;
     if let Some(args) = args {
         request.args = args;

@@ -22,6 +22,7 @@ pub mod map;
 pub mod mirror;
 pub mod not_modified;
 pub mod postpone;
+pub mod proxy;
 pub mod random_index;
 pub mod range;
 pub mod realip;
@@ -35,4 +36,7 @@ pub mod sub;
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks;
 pub mod try_files;
+pub mod upstream;
+mod upstream_rows;
+mod upstream_variables;
 pub mod variables;

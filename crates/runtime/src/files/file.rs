@@ -139,6 +139,11 @@ impl File {
         file_system(|file_system| file_system.adopt(descriptor))
     }
 
+    /// How many handles of it there are, this one and those of reads in flight included.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.shared)
+    }
+
     /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell.
     /// `None` without procfs.
     pub fn path(&self) -> Option<PathBuf> {

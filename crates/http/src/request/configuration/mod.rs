@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use gale_protocol::request::Method;
 
+use crate::request::Request;
 use crate::request::configuration::location::Locations;
 use crate::request::configuration::settings::CoreSettings;
 use crate::request::filters::Filter;
@@ -26,6 +27,7 @@ use gale_engine::listen;
 use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::server_name::ServerNames;
+use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
 
 /// Everything under `http { }`.
 pub struct HttpConfiguration {
@@ -37,6 +39,8 @@ pub struct HttpConfiguration {
     pub addresses: Vec<Address>,
     /// Every variable that the file mentions or a module stores.
     pub variables: VariableTable,
+    /// The groups of servers that requests may be passed to.
+    pub upstreams: UpstreamTable<Request>,
     /// Counts the configurations of this process; the first one is 1.
     pub generation: u64,
 }
@@ -58,6 +62,11 @@ impl HttpConfiguration {
     /// The settings that a handler is called with, for a request in this scope.
     pub fn conf(&self, bound: &BoundHandler, scope: ScopeId) -> &dyn Any {
         self.scope(bound.kept_from.unwrap_or(scope)).conf(bound.module)
+    }
+
+    /// The group that a directive refers to.
+    pub fn upstream(&self, id: UpstreamId) -> &Arc<Upstream<Request>> {
+        self.upstreams.get(id)
     }
 
     /// The server with this index.

@@ -1,0 +1,148 @@
+//! The idle connections of a group (`keepalive`): one pool for all workers, of so many for each of them.
+//! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive>)
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Stream, now};
+
+/// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
+const ANNOUNCED_MARGIN: Duration = Duration::from_secs(1);
+
+/// Connections that their peers are about to close which one `take` closes at most, before it says that there is none.
+const CLOSED_PER_TAKE_MAX: usize = 16;
+
+/// What is kept of connections between two requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepaliveSettings {
+    /// `keepalive`: how many each worker parks at most; one at least.
+    pub connections: usize,
+    /// `local`: whether a connection is used again only by the settings (the location) that it was made for.
+    pub is_local: bool,
+    /// `keepalive_requests`
+    pub requests_max: u64,
+    /// `keepalive_time`
+    pub time_max: Duration,
+    /// `keepalive_timeout`
+    pub timeout: Duration,
+}
+
+impl Default for KeepaliveSettings {
+    /// nginx's defaults.
+    fn default() -> KeepaliveSettings {
+        KeepaliveSettings {
+            connections: 32,
+            is_local: true,
+            requests_max: 1000,
+            time_max: Duration::from_secs(3600),
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Which connections may stand for each other.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct PoolKey {
+    /// The peer.
+    pub peer: SocketAddress,
+    /// What else tells connections apart: the address that they are bound to, a PROXY header, settings of TLS. Whoever
+    /// makes connections puts that into bytes; `None` for nothing of that.
+    pub made_with: Option<Arc<[u8]>>,
+    /// The settings (the location) that they were made for: looked at only with `local`.
+    pub user: usize,
+}
+
+impl PoolKey {
+    /// Connections to this peer that nothing else tells apart, for the settings `user`.
+    pub fn new(peer: &SocketAddress, user: usize) -> PoolKey {
+        PoolKey { peer: peer.clone(), made_with: None, user }
+    }
+}
+
+/// The past of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectionAge {
+    /// When it was opened.
+    pub opened: Moment,
+    /// How many requests it has carried.
+    pub requests: u64,
+    /// How long its peer said that it keeps it when it is idle (`Keep-Alive: timeout=`).
+    pub announced_timeout: Option<Duration>,
+    /// Since when it is idle.
+    pub idle_since: Moment,
+}
+
+impl ConnectionAge {
+    /// One that is opened now.
+    pub fn new() -> ConnectionAge {
+        let now = now();
+        ConnectionAge { opened: now, requests: 0, announced_timeout: None, idle_since: now }
+    }
+
+    /// It has carried one request more, and its peer says that it closes it when it is idle for so many seconds.
+    pub fn note_request(&mut self, idle_seconds: Option<u64>) {
+        self.requests += 1;
+        self.announced_timeout = idle_seconds.map(Duration::from_secs);
+    }
+
+    /// Whether its peer may be about to close it, because it was idle for almost as long as the peer has announced.
+    pub fn is_near_end(&self, now: Moment) -> bool {
+        self.announced_timeout.is_some_and(|timeout| now.since(self.idle_since) + ANNOUNCED_MARGIN >= timeout)
+    }
+}
+
+impl Default for ConnectionAge {
+    fn default() -> ConnectionAge {
+        ConnectionAge::new()
+    }
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct Pool {
+    settings: KeepaliveSettings,
+    streams: IdleStreams<PoolKey, ConnectionAge>,
+}
+
+impl Pool {
+    /// A pool for so many workers.
+    ///
+    /// # Panics
+    /// It is to hold none.
+    pub fn new(settings: KeepaliveSettings, workers: usize) -> Pool {
+        let KeepaliveSettings { connections, timeout, .. } = settings;
+        let options = IdleOptions { loops: workers, per_loop_max: connections, timeout };
+        Pool { settings, streams: IdleStreams::new(options) }
+    }
+
+    /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
+    /// close is not given out.
+    pub fn take(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+        let key = self.own_key(key.clone());
+        let now = now();
+        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(&key).filter(|(_, age)| !age.is_near_end(now)))
+    }
+
+    /// Parks a connection that has carried a request more since it was opened or taken; `age` counts it. False if it
+    /// was closed instead: it has had its requests or its time, or it is not idle.
+    pub fn park(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+        let now = now();
+        let age = ConnectionAge { idle_since: now, ..age };
+        let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
+        !is_spent && !age.is_near_end(now) && self.streams.park(self.own_key(key), stream, age)
+    }
+
+    fn own_key(&self, key: PoolKey) -> PoolKey {
+        PoolKey { user: if self.settings.is_local { key.user } else { 0 }, ..key }
+    }
+
+    /// How many connections are parked.
+    pub fn len(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whether none is parked.
+    pub fn is_empty(&self) -> bool {
+        self.streams.is_empty()
+    }
+}
