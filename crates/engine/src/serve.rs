@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
-use gale_runtime::stall::{self, Stall, StallKind};
+use gale_runtime::stall::StallKind;
+use gale_runtime::watchdog::{self, Stall};
 use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affinity};
 use parking_lot::Mutex;
 
@@ -175,8 +176,8 @@ fn report_to(configuration: &Configuration) {
     let log = Arc::clone(&configuration.error_log);
     gale_runtime::set_shortage_reporter(move |shortage| log.write(Level::Alert, None, shortage));
     let log = Arc::clone(&configuration.error_log);
-    stall::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
-    if let Err(error) = stall::start_watchdog() {
+    watchdog::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
+    if let Err(error) = watchdog::start_watchdog() {
         let message = format!("stalls cannot be watched for: {}", OsErrorText(&error));
         configuration.error_log.write(Level::Alert, None, &message);
     }

@@ -25,6 +25,7 @@ const MODULES: &[&Module] = &[
     &event::MODULE,
     &http_core::MODULE,
     &upstream::MODULE,
+    &upstream::STICKY,
     &client_body::MODULE,
     &realpath_root::MODULE,
     &log::MODULE,

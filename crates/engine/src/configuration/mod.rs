@@ -31,7 +31,7 @@ pub use cpu_affinity::CpuAffinity;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
 pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;
-pub use zones::{ZoneRef, ZoneSize};
+pub use zones::{ZONE_BYTES_MIN, ZoneRef, ZoneSize};
 
 use crate::log::ErrorLog;
 pub use crate::server_address::HostAddresses;

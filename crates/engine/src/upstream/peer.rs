@@ -5,12 +5,14 @@
 //! does a reload. Nothing of it is touched by a request unless the settings need it: an answer of a peer that has not
 //! failed writes nothing at all.
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gale_runtime::{Moment, SocketAddress};
+use parking_lot::Mutex;
+
+use super::balance::Metric;
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ pub struct ServerSettings {
     /// `down`, `drain`
     pub standing: Standing,
     /// `route`: what `sticky` calls it; otherwise a hash of its address.
-    pub route: Option<Box<str>>,
+    pub route: Option<Arc<str>>,
 }
 
 /// Whether a peer is to be used, as the configuration says.
@@ -70,6 +72,8 @@ pub(super) struct Peer {
     /// The `server` that it came from, as it is written: what `hash consistent` goes by.
     pub server: Arc<[u8]>,
     pub settings: Arc<ServerSettings>,
+    /// What `sticky` calls it: its route, or the MD5 of its name. Empty in a group that is not sticky.
+    pub session_id: Arc<str>,
     pub state: Arc<PeerState>,
 }
 
@@ -102,6 +106,37 @@ pub(super) struct PeerState {
     limited: Padded<AtomicU32>,
     /// Requests that it has, by worker, where a balancing method asks for them.
     counted: Box<[Padded<AtomicU32>]>,
+    /// The mean time until the header of a response was there, in milliseconds, where a method asks for it.
+    header_time: AtomicU32,
+    /// The mean time until all of a response was there.
+    response_time: AtomicU32,
+    /// When it was chosen last, as far as `fail_timeout` tells moments apart.
+    chosen: AtomicU64,
+    inflight: Mutex<Inflight>,
+}
+
+/// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
+#[derive(Debug, Default)]
+struct Inflight {
+    requests: u64,
+    /// What all of them have waited together until `changed`.
+    waited: u64,
+    changed: u64,
+    /// How long one has waited, in the mean.
+    time: u32,
+}
+
+/// Later times count little, so that one slow response changes little.
+fn moving_average(average: u32, value: u32) -> u32 {
+    if average == 0 { value } else { (0.5 + f64::from(value) * 0.05 + f64::from(average) * 0.95) as u32 }
+}
+
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn in_milliseconds(moment: Moment) -> u64 {
+    moment.as_nanos() / 1_000_000
 }
 
 /// On cache lines of its own.
@@ -120,25 +155,58 @@ impl PeerState {
             recovered: AtomicU64::new(0),
             limited: Padded::default(),
             counted: (0..workers).map(|_| Padded::default()).collect(),
+            header_time: AtomicU32::new(0),
+            response_time: AtomicU32::new(0),
+            chosen: AtomicU64::new(0),
+            inflight: Mutex::default(),
         }
     }
 
     /// How many requests it has, of all workers.
-    pub fn connections(&self) -> u32 {
+    pub fn requests(&self) -> u32 {
         // They may end on another worker than they began on: only the sum means something.
         self.counted.iter().fold(0, |sum: u32, count| sum.wrapping_add(count.0.load(Ordering::Relaxed)))
     }
 
-    pub fn count_connection(&self, worker: usize) {
+    pub fn begin_request(&self, worker: usize) {
         if let Some(count) = self.count_of(worker) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    pub fn discount_connection(&self, worker: usize) {
+    pub fn end_request(&self, worker: usize) {
         if let Some(count) = self.count_of(worker) {
             count.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    pub fn measure_header(&self, time: Duration) {
+        measure(&self.header_time, time);
+    }
+
+    pub fn measure_response(&self, time: Duration) {
+        measure(&self.response_time, time);
+    }
+
+    /// Takes the time into account that requests without an answer have waited by now.
+    pub fn measure_inflight(&self, now: Moment) {
+        let mut inflight = self.inflight.lock();
+        if let Some(mean) = inflight.waited.checked_div(inflight.requests) {
+            let waited = mean + in_milliseconds(now).saturating_sub(inflight.changed);
+            inflight.time = moving_average(inflight.time, u32::try_from(waited).unwrap_or(u32::MAX));
+        }
+    }
+
+    pub fn begin_inflight(&self, now: Moment) {
+        self.inflight.lock().change(now, |requests| requests + 1);
+    }
+
+    /// A request was answered or given up that has waited for `time`.
+    pub fn end_inflight(&self, now: Moment, time: Duration) {
+        let mut inflight = self.inflight.lock();
+        inflight.change(now, |requests| requests.saturating_sub(1));
+        let own = u64::from(milliseconds(time));
+        inflight.waited = if inflight.requests == 0 { 0 } else { inflight.waited.saturating_sub(own) };
     }
 
     fn count_of(&self, worker: usize) -> Option<&AtomicU32> {
@@ -147,7 +215,58 @@ impl PeerState {
     }
 }
 
+fn measure(average: &AtomicU32, time: Duration) {
+    let next = |average| Some(moving_average(average, milliseconds(time)));
+    let _ = average.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+}
+
+impl Inflight {
+    fn change(&mut self, now: Moment, requests: impl FnOnce(u64) -> u64) {
+        let now = in_milliseconds(now);
+        self.waited += now.saturating_sub(self.changed).saturating_mul(self.requests);
+        self.changed = now;
+        self.requests = requests(self.requests);
+    }
+}
+
+/// Slower peers are equally slow, in milliseconds: then the number of their requests decides.
+const TIME_MAX: u32 = 5000;
+
+/// Times are told apart by so much, so that peers of about the same time are chosen in turn.
+const TIME_STEP: u32 = 20;
+
 impl Peer {
+    /// How long it will probably take to what it has and one more, in milliseconds.
+    pub fn estimated_time(&self, metric: Metric, now: Moment) -> u64 {
+        let state = &*self.state;
+        let time = match metric {
+            Metric::Header => &state.header_time,
+            Metric::LastByte => &state.response_time,
+        };
+        let mut time = time.load(Ordering::Relaxed);
+        // A slow peer gets a chance again: half as much for each `fail_timeout` that it was not chosen.
+        let idle = now.since(Moment::from_nanos(state.chosen.load(Ordering::Relaxed)));
+        if idle > self.settings.fail_timeout {
+            let halvings = idle.as_secs() / (self.settings.fail_timeout.as_secs() + 1);
+            time = u32::try_from(halvings).ok().and_then(|halvings| time.checked_shr(halvings)).unwrap_or(0);
+        }
+        let inflight = state.inflight.lock();
+        if inflight.requests > 0 {
+            time = time.max(inflight.time);
+        }
+        drop(inflight);
+        let time = if time > TIME_MAX { TIME_MAX } else { time + TIME_STEP - time % TIME_STEP };
+        u64::from(time) * (1 + u64::from(state.requests()))
+    }
+
+    /// It was chosen, in a group whose method asks for times.
+    pub fn note_chosen(&self, now: Moment) {
+        let last = &self.state.chosen;
+        if now.since(Moment::from_nanos(last.load(Ordering::Relaxed))) > self.settings.fail_timeout {
+            last.store(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
     /// Whether it has as many requests as it may.
     pub fn is_full(&self) -> bool {
         let max = self.settings.max_conns;
@@ -198,6 +317,7 @@ impl Peer {
         let fails = self.state.fails.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         self.state.failed.store(now.as_nanos(), Ordering::Relaxed);
         self.state.checked.store(now.as_nanos(), Ordering::Relaxed);
+        self.state.chosen.store(now.as_nanos(), Ordering::Relaxed);
         let ServerSettings { weight, max_fails, .. } = *self.settings;
         let Some(loss) = weight.checked_div(max_fails) else { return false };
         let lose = |lost: u32| Some(lost.saturating_add(loss).min(weight));
@@ -254,15 +374,8 @@ impl Peer {
 }
 
 /// Which peer of a group: its address, and how many of the same address stand before it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PeerId {
     pub address: SocketAddress,
     pub occurrence: u32,
-}
-
-impl Hash for PeerId {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.address.hash(hasher);
-        self.occurrence.hash(hasher);
-    }
 }

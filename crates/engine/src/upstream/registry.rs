@@ -5,23 +5,30 @@
 //! stands for when the configuration is built.
 
 use std::collections::HashMap;
-use std::marker::PhantomData;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use bstr::{BString, ByteSlice};
-use gale_config::{Contexts, Diagnostic, Span};
+use bstr::{BStr, BString, ByteSlice};
+use gale_config::{Contexts, Diagnostic, Setting, Span};
 use gale_process::Resources;
 use gale_runtime::SocketAddress;
 
-use super::peer::{Peer, PeerId, address_name};
-use super::peers::Peers;
+use super::peer::address_name;
+use super::plan::{FixedServer, Plan, ResolvedServer};
+use super::queue::Queue;
+use super::resolving::Refresh;
 use super::state::GroupState;
-use super::{Balance, Common, Group, KeepaliveSettings, Pool, ServerSettings, Upstream};
+use super::{
+    Balance, Common, Group, KeepaliveSettings, Pool, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
+};
 use crate::configuration::{BlockBuilder, Builder, ZoneSize};
+use crate::resolver::ResolverSettings;
 use crate::server_address::ServerAddress;
+use crate::service::ServiceSpec;
 use crate::variables::subject::Subject;
+use crate::variables::template::Template;
 
 /// A block that has upstreams for subjects `S`.
 pub trait HasUpstreams<S>: BlockBuilder {
@@ -106,11 +113,26 @@ pub struct GroupDraft<S> {
     span: Span,
     /// `server`, in order.
     pub servers: Vec<ServerDraft>,
-    /// How its peers are chosen.
-    pub balance: Balance,
-    /// `keepalive` and its family; `None` to keep no idle connections.
-    pub keepalive: Option<KeepaliveSettings>,
-    of: PhantomData<fn(&S)>,
+    /// How its peers are chosen; unset for in turn.
+    pub balance: Setting<Balance>,
+    /// The key of `hash`.
+    pub key: Option<Template<S>>,
+    /// `sticky`
+    pub sticky: Setting<Sticky<S>>,
+    /// `keepalive`: how many idle connections each worker keeps, 0 for none, and `local`.
+    pub keepalive: Setting<(usize, bool)>,
+    /// `keepalive_requests`
+    pub keepalive_requests: Setting<u64>,
+    /// `keepalive_time`
+    pub keepalive_time: Setting<Duration>,
+    /// `keepalive_timeout`
+    pub keepalive_timeout: Setting<Duration>,
+    /// `queue`
+    pub queue: Setting<QueueSettings>,
+    /// `resolver`
+    pub resolver: Setting<Arc<ResolverSettings>>,
+    /// `resolver_timeout`
+    pub resolver_timeout: Setting<Duration>,
 }
 
 /// A `server` of an `upstream` block.
@@ -133,7 +155,28 @@ pub enum ServerSource {
     Address(SocketAddress),
     /// They are looked up when the configuration is built.
     Host(String, u16),
+    /// They are asked for again and again (`resolve`).
+    Resolved {
+        /// The name.
+        host: String,
+        /// `service`
+        service: Option<String>,
+        /// The port, without `service`.
+        port: u16,
+    },
 }
+
+/// Who asks for names in groups that do not say it themselves: the directives of the block around.
+#[derive(Clone, Debug, Default)]
+pub struct ResolverDefaults {
+    /// `resolver`
+    pub resolver: Option<Arc<ResolverSettings>>,
+    /// `resolver_timeout`
+    pub timeout: Option<Duration>,
+}
+
+/// How long a name is asked for when nothing is said of it.
+const RESOLVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<S> Default for Upstreams<S> {
     fn default() -> Upstreams<S> {
@@ -147,9 +190,16 @@ impl<S> GroupDraft<S> {
             name,
             span,
             servers: Vec::new(),
-            balance: Balance::default(),
-            keepalive: Some(KeepaliveSettings::default()),
-            of: PhantomData,
+            balance: Setting::new(),
+            key: None,
+            sticky: Setting::new(),
+            keepalive: Setting::new(),
+            keepalive_requests: Setting::new(),
+            keepalive_time: Setting::new(),
+            keepalive_timeout: Setting::new(),
+            queue: Setting::new(),
+            resolver: Setting::new(),
+            resolver_timeout: Setting::new(),
         }
     }
 }
@@ -191,14 +241,19 @@ impl<S: Subject> Upstreams<S> {
     ///
     /// # Errors
     /// In nginx's words: a name that stands for nothing, a port where a group is meant.
-    pub fn finish(self, builder: &mut Builder, resources: &mut dyn Resources) -> Result<UpstreamTable<S>, Diagnostic>
+    pub fn finish(
+        self,
+        defaults: &ResolverDefaults,
+        builder: &mut Builder,
+        resources: &mut dyn Resources,
+    ) -> Result<UpstreamTable<S>, Diagnostic>
     where
         S::Block: HasUpstreams<S>,
     {
         let mut table = UpstreamTable { by_id: Box::default(), named: HashMap::new() };
         for group in self.groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
-            let upstream = Arc::new(group.finish(builder, resources)?);
+            let upstream = Arc::new(group.finish(defaults, builder, resources)?);
             table.named.insert(key, upstream);
         }
         let references = self.references.iter();
@@ -210,33 +265,97 @@ impl<S: Subject> Upstreams<S> {
 }
 
 impl<S: Subject> GroupDraft<S> {
-    fn finish(self, builder: &mut Builder, resources: &mut dyn Resources) -> Result<Upstream<S>, Diagnostic>
+    /// The group's name.
+    pub fn name(&self) -> &BStr {
+        self.name.as_bstr()
+    }
+
+    fn finish(
+        self,
+        defaults: &ResolverDefaults,
+        builder: &mut Builder,
+        resources: &mut dyn Resources,
+    ) -> Result<Upstream<S>, Diagnostic>
     where
         S::Block: HasUpstreams<S>,
     {
         let workers = builder.workers();
         let state = group_state::<S>(builder, &self.name, self.span)?;
-        let mut list = ListDraft::new(&state, workers);
-        for server in &self.servers {
-            let server_name: Arc<[u8]> = server.name.as_slice().into();
-            let settings = Arc::new(server.settings.clone());
-            for address in server.addresses(resources)? {
-                list.add(address, &server_name, &settings);
-            }
-        }
-        if list.primary.is_empty() {
+        let balance = self.balance.get_opt().copied().unwrap_or_default();
+        let plan = self.plan(balance, resources)?;
+        if self.servers.iter().all(|server| server.settings.is_backup) {
             return Err(Diagnostic::emerg(format!("no servers in upstream \"{}\"", self.name)).at(self.span));
         }
-        let peers = list.finish();
+        let is_slow = self.servers.iter().any(|server| !server.settings.slow_start.is_zero());
         let common = Common {
             name: self.name.to_str_lossy().into(),
-            balance: self.balance,
-            weight_unit: 1,
-            pool: self.keepalive.map(|settings| Pool::new(settings, workers)),
+            balance,
+            weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
+            pool: self.keepalive_settings().map(|settings| Pool::new(settings, workers)),
+            queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
             state,
             workers,
         };
-        Ok(Upstream::new(Group::new(common, peers)))
+        let group = Group::new(common, plan);
+        self.add_services(&group, defaults, builder)?;
+        let GroupDraft { key, mut sticky, .. } = self;
+        Ok(Upstream { group, key, sticky: sticky.take() })
+    }
+
+    fn plan(&self, balance: Balance, resources: &mut dyn Resources) -> Result<Plan, Diagnostic> {
+        let mut plan = Plan { balance, is_sticky: self.sticky.is_set(), fixed: Vec::new(), resolved: Vec::new() };
+        for server in &self.servers {
+            let (name, settings) = (Arc::from(server.name.as_slice()), Arc::new(server.settings.clone()));
+            let addresses = match &server.source {
+                ServerSource::Address(address) => vec![address.clone()],
+                ServerSource::Host(host, port) => look_up(host, *port, &server.name, server.span, resources)?,
+                ServerSource::Resolved { host, service, port } => {
+                    let (host, service) = (Arc::from(&**host), service.as_deref().map(Arc::from));
+                    plan.resolved.push(ResolvedServer { host, service, port: *port, name, settings });
+                    continue;
+                }
+            };
+            plan.fixed.push(FixedServer { addresses, name, settings });
+        }
+        Ok(plan)
+    }
+
+    fn keepalive_settings(&self) -> Option<KeepaliveSettings> {
+        let default = KeepaliveSettings::default();
+        let (connections, is_local) = *self.keepalive.get_opt().unwrap_or(&(default.connections, default.is_local));
+        (connections > 0).then(|| KeepaliveSettings {
+            connections,
+            is_local,
+            requests_max: self.keepalive_requests.get_opt().copied().unwrap_or(default.requests_max),
+            time_max: self.keepalive_time.get_opt().copied().unwrap_or(default.time_max),
+            timeout: self.keepalive_timeout.get_opt().copied().unwrap_or(default.timeout),
+        })
+    }
+
+    /// Has the names of the group asked for.
+    fn add_services(
+        &self,
+        group: &Arc<Group>,
+        defaults: &ResolverDefaults,
+        builder: &mut Builder,
+    ) -> Result<(), Diagnostic>
+    where
+        S::Block: HasUpstreams<S>,
+    {
+        let resolved = self.servers.iter().filter(|server| matches!(server.source, ServerSource::Resolved { .. }));
+        for (index, server) in resolved.enumerate() {
+            let resolver = self.resolver.get_opt().or(defaults.resolver.as_ref()).ok_or_else(|| {
+                let message = format!("no resolver defined to resolve names at run time in upstream \"{}\"", self.name);
+                let hint = "name servers are named by the \"resolver\" directive, in the group or around it";
+                Diagnostic::emerg(message).at(self.span).related("a name to be resolved", server.span).hint(hint)
+            })?;
+            let timeout = self.resolver_timeout.get_opt().copied().or(defaults.timeout).unwrap_or(RESOLVER_TIMEOUT);
+            let refresh = Refresh { group: Arc::clone(group), index, resolver: Arc::clone(resolver), timeout };
+            // A server may stand there more than once.
+            let name = format!("{} {} resolve {} {}", S::Block::KIND, self.name, index + 1, server.name);
+            builder.add_service(ServiceSpec::per_process(name, refresh), server.span)?;
+        }
+        Ok(())
     }
 }
 
@@ -247,49 +366,6 @@ where
 {
     let zone = ZoneSize { name: name.into(), bytes: 0 };
     zone.hold(builder, S::Block::KIND, span, |_| GroupState::default())
-}
-
-/// A list of peers that is put together.
-struct ListDraft<'s> {
-    state: &'s GroupState,
-    workers: usize,
-    primary: Vec<Peer>,
-    backup: Vec<Peer>,
-    occurrences: HashMap<SocketAddress, u32>,
-}
-
-impl<'s> ListDraft<'s> {
-    fn new(state: &'s GroupState, workers: usize) -> ListDraft<'s> {
-        ListDraft { state, workers, primary: Vec::new(), backup: Vec::new(), occurrences: HashMap::new() }
-    }
-
-    fn add(&mut self, address: SocketAddress, server: &Arc<[u8]>, settings: &Arc<ServerSettings>) {
-        let occurrence = self.occurrences.entry(address.clone()).or_insert(0);
-        let id = PeerId { address: address.clone(), occurrence: *occurrence };
-        *occurrence += 1;
-        let peer = Peer {
-            name: address_name(&address),
-            address,
-            server: Arc::clone(server),
-            settings: Arc::clone(settings),
-            state: self.state.peer(id, self.workers),
-        };
-        if settings.is_backup { &mut self.backup } else { &mut self.primary }.push(peer);
-    }
-
-    fn finish(self) -> Peers {
-        self.state.forget_gone();
-        Peers::new(self.primary, self.backup)
-    }
-}
-
-impl ServerDraft {
-    fn addresses(&self, resources: &mut dyn Resources) -> Result<Vec<SocketAddress>, Diagnostic> {
-        match &self.source {
-            ServerSource::Address(address) => Ok(vec![address.clone()]),
-            ServerSource::Host(host, port) => look_up(host, *port, &self.name, self.span, resources),
-        }
-    }
 }
 
 /// The addresses of a host name; `written` is what the message has.
@@ -402,14 +478,10 @@ fn implicit<S: Subject>(
 where
     S::Block: HasUpstreams<S>,
 {
-    let workers = builder.workers();
     let state = group_state::<S>(builder, state_name, span)?;
-    let mut list = ListDraft::new(&state, workers);
-    let (server, settings) = (Arc::from(name.as_bytes()), Arc::new(ServerSettings::default()));
-    for address in addresses {
-        list.add(address, &server, &settings);
-    }
-    let peers = list.finish();
-    let common = Common { name: name.into(), balance: Balance::RoundRobin, weight_unit: 1, pool: None, state, workers };
-    Ok(Upstream::new(Group::new(common, peers)))
+    let server = FixedServer { addresses, name: name.as_bytes().into(), settings: Arc::default() };
+    let balance = Balance::RoundRobin;
+    let plan = Plan { balance, is_sticky: false, fixed: vec![server], resolved: Vec::new() };
+    let group = Group::new(Common::in_turn(name, state, builder.workers()), plan);
+    Ok(Upstream { group, key: None, sticky: None })
 }

@@ -7,12 +7,29 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::peer::{PeerId, PeerState};
+use super::plan::{Findings, Found, Plan, ResolvedServer};
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct GroupState {
     /// Whoever has a list of peers keeps what is known of them.
     peers: Mutex<HashMap<PeerId, Weak<PeerState>>>,
+    /// What names stood for last.
+    found: Mutex<HashMap<NameKey, Arc<[Found]>>>,
+}
+
+/// The name of a server that is asked for, and its port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct NameKey {
+    host: Arc<str>,
+    service: Option<Arc<str>>,
+    port: u16,
+}
+
+impl NameKey {
+    fn of(server: &ResolvedServer) -> NameKey {
+        NameKey { host: Arc::clone(&server.host), service: server.service.clone(), port: server.port }
+    }
 }
 
 impl GroupState {
@@ -30,5 +47,18 @@ impl GroupState {
     /// Forgets the peers that no list has any more.
     pub fn forget_gone(&self) {
         self.peers.lock().retain(|_, state| state.strong_count() > 0);
+    }
+
+    /// What the names of these servers stood for last.
+    pub fn findings(&self, plan: &Plan) -> Findings {
+        let found = self.found.lock();
+        let last = |server| found.get(&NameKey::of(server)).cloned().unwrap_or_default();
+        plan.resolved.iter().map(last).collect()
+    }
+
+    /// Remembers what the names of a group stand for now, and no others.
+    pub fn remember(&self, plan: &Plan, findings: &Findings) {
+        let keys = plan.resolved.iter().map(NameKey::of);
+        *self.found.lock() = keys.zip(findings.iter().cloned()).collect();
     }
 }

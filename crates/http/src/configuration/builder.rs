@@ -30,7 +30,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
-use gale_engine::upstream::{HasUpstreams, Upstreams};
+use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
@@ -414,7 +414,8 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let servers = std::mem::take(&mut builder.http_mut().servers);
     let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
-    let upstreams = std::mem::take(&mut builder.http_mut().upstreams).finish(builder, resources)?;
+    let resolver = resolver_defaults(&confs);
+    let upstreams = std::mem::take(&mut builder.http_mut().upstreams).finish(&resolver, builder, resources)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
@@ -425,6 +426,15 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, upstreams, generation };
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan: ListenPlan::new(addresses) }))
+}
+
+/// What the http block itself says of name servers.
+fn resolver_defaults(confs: &[Confs]) -> ResolverDefaults {
+    let core = confs.first().into_iter().flatten().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>());
+    ResolverDefaults {
+        resolver: core.and_then(|core| core.resolver.get_opt().cloned()),
+        timeout: core.and_then(|core| core.resolver_timeout.get_opt().copied()),
+    }
 }
 
 impl BlockDraft for HttpDraft {

@@ -245,7 +245,7 @@ async fn attempt(
     tell_messages(&mut *reader, request, "reading response header from upstream");
     match found {
         Ok(head) => {
-            records.last().header_time = Some(gale_runtime::now().since(records.last().started));
+            records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
             Ok((connection, sending, reader, head))
         }
         Err(end) => {
@@ -294,7 +294,7 @@ async fn connect(
             }
         }
     };
-    records.last().connect_time = Some(gale_runtime::now().since(records.last().started));
+    records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
     Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused, _counted: counted })
 }
 

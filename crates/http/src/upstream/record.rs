@@ -102,6 +102,11 @@ impl Records {
         })
     }
 
+    /// Notes something of the server that is being tried.
+    pub(super) fn note(&self, note: impl FnOnce(&mut Attempt, Moment)) {
+        note(&mut self.last(), gale_runtime::now());
+    }
+
     /// The fields of the last response's head, with those that the client does not get.
     pub fn fields(&self) -> Option<Rc<FieldList>> {
         self.fields.borrow().clone()

@@ -232,6 +232,12 @@ impl UpstreamSettings {
     /// # Errors
     /// Sizes that do not fit together, in nginx's words.
     pub fn complete(&mut self, prefix: &str, hidden: &[&str]) -> Result<(), Diagnostic> {
+        if !self.ignore_headers.is_set() {
+            self.ignore_headers.set(Ignored::default(), None);
+        }
+        if !self.pass_trailers.is_set() {
+            self.pass_trailers.set(false, None);
+        }
         let list = |setting: &Setting<Vec<BString>>| setting.get_opt().cloned().unwrap_or_default();
         self.hidden = HiddenFields::new(hidden, &list(&self.hide_header), &list(&self.pass_header));
         let (count, size) = *self.buffers.get();

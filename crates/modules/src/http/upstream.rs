@@ -16,3 +16,7 @@ pub static MODULE: Module = Module {
     parts: &[&HttpPart { variables: upstream_variables::VARIABLES, ..HttpPart::EMPTY }],
     ..Module::EMPTY
 };
+
+/// `sticky`
+pub static STICKY: Module =
+    Module { name: "http_upstream_sticky", directives: &[upstream::sticky_directive::<Request>()], ..Module::EMPTY };

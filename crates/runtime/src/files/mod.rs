@@ -25,6 +25,7 @@ mod access_time;
 pub(crate) mod counters;
 mod file;
 mod file_error;
+pub(crate) mod file_read;
 mod file_system;
 mod growing;
 mod links;

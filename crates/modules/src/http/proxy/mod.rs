@@ -154,7 +154,7 @@ pub static MODULE: Module = Module {
             row(
                 "proxy_send_lowat",
                 Takes::Exactly(1),
-                "0",
+                "",
                 "Accepted and ignored, as by nginx on Linux.",
                 &OneWith { parse: send_lowat, slot: slot!(Conf, send_lowat) },
             ),

@@ -63,7 +63,6 @@ use self::posts::Posts;
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
 use super::direct::{OPERATIONS_PER_TURN, SEND_MAX};
-use super::file_read::{FileRead, FileReading};
 use super::{
     DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, RingCounters, RingOptions, StreamDriver,
     datagrams,
@@ -71,11 +70,13 @@ use super::{
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::connect::{ConnectError, ConnectOptions};
-use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::splice::splice;
-use crate::net::{AcceptOptions, SocketAddress};
+use crate::files::file_read::{FileRead, FileReading};
 use crate::output::{Output, SLICES_MAX};
+use crate::socket::AcceptOptions;
+use crate::socket::SocketAddress;
+use crate::socket::connect::{ConnectError, ConnectOptions};
+use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
+use crate::socket::splice;
 
 /// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should
 /// not hold up what is queued behind.

@@ -4,7 +4,7 @@
 //! take it as lost. Receiving waits by readiness and takes nothing ahead, so a future that is dropped loses nothing.
 //!
 //! Single datagrams are for whoever asks a question now and then. Whoever carries traffic receives and sends in
-//! batches, one system call for up to [`BATCH_MAX`] of them, with what the kernel tells of each:
+//! batches, one system call for up to [`BATCH_MAX`](crate::BATCH_MAX) of them, with what the kernel tells of each:
 //!
 //! ```no_run
 //! # use gale_runtime::*;
@@ -23,8 +23,6 @@
 //! # }
 //! ```
 
-mod batch;
-
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -32,34 +30,10 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-pub(crate) use self::batch::Room;
-pub use self::batch::{BATCH_MAX, Ecn, ReceiveBatch, Received, Transmit};
-use super::SocketAddress;
 use crate::environment::Environment;
 use crate::executor::slots::Key;
-
-/// How a datagram socket is made. Everything is off by default.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct DatagramOptions {
-    /// The address of the socket. Without one it has a port of its own that nobody can foretell (the kernel chooses it
-    /// by chance).
-    pub local: Option<SocketAddress>,
-    /// Whom it sends to; then it hears nobody else.
-    pub peer: Option<SocketAddress>,
-    /// Several sockets share `local`, and the kernel divides the senders among them (`SO_REUSEPORT`).
-    pub reuse_port: bool,
-    /// `SO_RCVBUF`, in bytes.
-    pub receive_buffer: Option<usize>,
-    /// `SO_SNDBUF`, in bytes.
-    pub send_buffer: Option<usize>,
-    /// [`Received::local`] is told (`IP_PKTINFO`).
-    pub local_address: bool,
-    /// [`Received::ecn`] is told (`IP_RECVTOS`).
-    pub ecn: bool,
-    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them
-    /// apart. Then the places of a batch have to be large: 64 KiB.
-    pub gro: bool,
-}
+use crate::socket::datagram::Room;
+use crate::socket::{BATCH_MAX, DatagramOptions, ReceiveBatch, SocketAddress, Transmit};
 
 impl DatagramOptions {
     /// Makes the socket: bound to `local`, connected to `peer`; one of the two is there. Errors: the kernel's. Panics
@@ -144,7 +118,7 @@ impl Datagram {
         poll_fn(|cx| self.poll_recv_batch(cx, batch)).await
     }
 
-    /// Sends the first of these, at most [`BATCH_MAX`] in one call, and returns how many.
+    /// Sends the first of these, at most [`BATCH_MAX`](crate::BATCH_MAX) in one call, and returns how many.
     ///
     /// Errors, of the first one, when nothing was sent: EAGAIN when there is no room ([`Datagram::poll_send_ready`]);
     /// EMSGSIZE when it is too long; what an earlier datagram met with (ECONNREFUSED), of which this one is innocent;

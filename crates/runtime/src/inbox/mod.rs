@@ -17,13 +17,18 @@ use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::environment::Environment;
-use crate::executor::LOOPS_MAX;
 use crate::stall::Turns;
-use crate::stall::watchdog::Watched;
+use crate::stall::watched::Watched;
 use doorbell::Doorbell;
 
 /// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.
 const CALLS_MAX: usize = 4096;
+
+/// How many loops a process may have at once: what fits a waker, without the last, which stands for wakers of others.
+pub(crate) const LOOPS_MAX: usize = (1 << LOOP_BITS) - 1;
+
+/// The bits of a waker's word that name its loop.
+pub(crate) const LOOP_BITS: u32 = 10;
 
 /// Work to be done on a loop's thread.
 pub type Call = Box<dyn FnOnce() + Send>;

@@ -3,8 +3,31 @@
 use std::io;
 use std::net::IpAddr;
 
+use super::SocketAddress;
 use crate::buffer::Lease;
-use crate::net::SocketAddress;
+
+/// How a datagram socket is made. Everything is off by default.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DatagramOptions {
+    /// The address of the socket. Without one it has a port of its own that nobody can foretell (the kernel chooses it
+    /// by chance).
+    pub local: Option<SocketAddress>,
+    /// Whom it sends to; then it hears nobody else.
+    pub peer: Option<SocketAddress>,
+    /// Several sockets share `local`, and the kernel divides the senders among them (`SO_REUSEPORT`).
+    pub reuse_port: bool,
+    /// `SO_RCVBUF`, in bytes.
+    pub receive_buffer: Option<usize>,
+    /// `SO_SNDBUF`, in bytes.
+    pub send_buffer: Option<usize>,
+    /// [`Received::local`] is told (`IP_PKTINFO`).
+    pub local_address: bool,
+    /// [`Received::ecn`] is told (`IP_RECVTOS`).
+    pub ecn: bool,
+    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them
+    /// apart. Then the places of a batch have to be large: 64 KiB.
+    pub gro: bool,
+}
 
 /// How many datagrams one call receives or sends at most.
 pub const BATCH_MAX: usize = 32;
@@ -124,7 +147,7 @@ impl ReceiveBatch {
     }
 
     /// The places, all of them free.
-    pub(super) fn prepare(&mut self) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
+    pub(crate) fn prepare(&mut self) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
         self.received.clear();
         let lease = match self.lease.take() {
             Some(lease) => lease,
