@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::worker::CountedConnection;
 use gale_engine::upstream::{Chosen, ConnectionAge, PoolKey, Selection, Timing};
+use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
 

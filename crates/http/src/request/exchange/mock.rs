@@ -359,6 +359,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         servers: vec![server],
         addresses: Vec::new(),
         variables: Default::default(),
+        upstreams: Default::default(),
         generation: 1,
     };
     let configuration = Configured::new(Arc::new(Configuration {
