@@ -16,7 +16,7 @@ use std::thread;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::program::{LoopMain, Program, Quiet, Seat, Worker};
+use super::program::{LoopMain, Program, Quiet, Worker, WorkerSlot};
 
 /// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
 /// logs that follow each other wait as one.
@@ -26,7 +26,7 @@ const ORDERS_MAX: usize = 64;
 pub(super) enum Order<C> {
     /// Begin to serve.
     Start(Change<C>),
-    /// Use another configuration, or another seat.
+    /// Use another configuration, or another slot.
     Commit(Change<C>),
     /// Every loop has carried out the last change.
     Settled,
@@ -44,7 +44,7 @@ pub(super) enum Order<C> {
 pub(super) struct Change<C> {
     /// Number of this change, which its answer bears: one may come after it was given up.
     pub number: u64,
-    pub seat: Seat,
+    pub slot: WorkerSlot,
     pub configuration: Arc<C>,
 }
 
@@ -261,12 +261,12 @@ impl<P: Program> Attendance<P> {
 
     fn carry_out(&mut self, order: Order<P::Configuration>) -> std::ops::ControlFlow<()> {
         match (order, &mut self.serving) {
-            (Order::Start(Change { number, seat, configuration }), _) => {
-                let result = self.program.start(seat, configuration).map(|worker| self.serving = Some(worker));
+            (Order::Start(Change { number, slot, configuration }), _) => {
+                let result = self.program.start(slot, configuration).map(|worker| self.serving = Some(worker));
                 (self.report)(LoopEvent::Started { number, result });
             }
-            (Order::Commit(Change { number, seat, configuration }), Some(worker)) => {
-                self.unsettled.push((Settles::Commit { number }, worker.commit(seat, configuration)));
+            (Order::Commit(Change { number, slot, configuration }), Some(worker)) => {
+                self.unsettled.push((Settles::Commit { number }, worker.commit(slot, configuration)));
             }
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),
