@@ -29,8 +29,8 @@ use crate::service::{HeldConfiguration, Services};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
-    BuildRequest, Built, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings, Program,
-    Quiet, Report, Resources, WorkerSlot,
+    BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings,
+    Program, Report, Resources, WorkerSlot,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
@@ -423,7 +423,7 @@ fn sockets_of(slot: WorkerSlot, configuration: &Configuration) -> Vec<Wanted> {
 impl gale_process::Worker for Serving {
     type Configuration = Configuration;
 
-    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Quiet {
+    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Completion {
         report_to(&configuration);
         gale_runtime::share_leases(slot.workers);
         place_on_processors(slot, &configuration);
@@ -451,7 +451,7 @@ impl gale_process::Worker for Serving {
         self.services.settle(self.slot, &self.worker, &self.configuration.services, &held);
     }
 
-    fn stop_accepting(&mut self, is_last: bool) -> Quiet {
+    fn stop_accepting(&mut self, is_last: bool) -> Completion {
         self.services.stop();
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
@@ -477,7 +477,7 @@ impl gale_process::Worker for Serving {
         })
     }
 
-    fn drain(&mut self) -> Quiet {
+    fn drain(&mut self) -> Completion {
         // The drain may take its time, and the end of the process none.
         self.worker.access.flush();
         let protocols = self.workers();

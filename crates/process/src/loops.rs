@@ -16,7 +16,7 @@ use std::thread;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::program::{LoopMain, Program, Quiet, Worker, WorkerSlot};
+use super::program::{Completion, LoopMain, Program, Worker, WorkerSlot};
 
 /// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
 /// logs that follow each other wait as one.
@@ -192,7 +192,7 @@ struct Attendance<P: Program> {
     report: Arc<dyn Fn(LoopEvent) + Send + Sync>,
     announced: bool,
     serving: Option<P::Worker>,
-    unsettled: Vec<(Settles, Quiet)>,
+    unsettled: Vec<(Settles, Completion)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

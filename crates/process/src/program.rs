@@ -60,8 +60,8 @@ pub struct WorkerSlot {
     pub workers: usize,
 }
 
-/// Resolves when something has come to rest; polled on the loop that returned it.
-pub type Quiet = Pin<Box<dyn Future<Output = ()>>>;
+/// Resolves when what a call has begun is complete; polled on the loop that returned it.
+pub type Completion = Pin<Box<dyn Future<Output = ()>>>;
 
 /// What runs in the processes. Shared by all threads of a process.
 pub trait Program: Send + Sync + Sized + 'static {
@@ -125,7 +125,7 @@ pub trait Worker: 'static {
     /// socket present in both configurations is the same `Arc`. A slot outside of `0..workers` means that there are
     /// fewer workers now and this loop is drained next: it accepts nothing more. Sockets that are in no configuration
     /// any more are closed under all their holders once every loop has settled.
-    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Self::Configuration>) -> Quiet;
+    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Self::Configuration>) -> Completion;
 
     /// Every loop uses the configuration that this one was last told of, so that the start or the reload can no longer
     /// fail: what runs beside the exchanges begins. Not called on loops that are drained next.
@@ -134,10 +134,10 @@ pub trait Worker: 'static {
     /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told.
     /// `is_last`: nobody else does, so who waits there is lost with them. Resolves when that is accepted;
     /// [`Worker::drain`] follows.
-    fn stop_accepting(&mut self, is_last: bool) -> Quiet;
+    fn stop_accepting(&mut self, is_last: bool) -> Completion;
 
     /// Closes idle connections; resolves when the last connection is closed.
-    fn drain(&mut self) -> Quiet;
+    fn drain(&mut self) -> Completion;
 
     /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older
     /// one. Without one it is the end of a drain: closes everything.

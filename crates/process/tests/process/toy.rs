@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_process::{
-    BuildRequest, Built, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ListenAddress, ListenSpec,
-    ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Quiet, Report, Resources, Worker, WorkerSlot,
+    BuildRequest, Built, Completion, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ListenAddress,
+    ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Report, Resources, Worker, WorkerSlot,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -180,7 +180,7 @@ pub struct ToyWorker;
 impl Worker for ToyWorker {
     type Configuration = Configuration;
 
-    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Quiet {
+    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Completion {
         TURN.with_borrow_mut(|turn| turn.serve(slot, configuration));
         Box::pin(std::future::ready(()))
     }
@@ -195,12 +195,12 @@ impl Worker for ToyWorker {
         });
     }
 
-    fn stop_accepting(&mut self, _: bool) -> Quiet {
+    fn stop_accepting(&mut self, _: bool) -> Completion {
         TURN.with_borrow_mut(|turn| turn.sockets.clear());
         Box::pin(std::future::ready(()))
     }
 
-    fn drain(&mut self) -> Quiet {
+    fn drain(&mut self) -> Completion {
         Box::pin(Drained)
     }
 
