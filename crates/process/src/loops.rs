@@ -124,7 +124,7 @@ pub(super) fn spawn<P: Program>(
     let report: Arc<dyn Fn(LoopEvent) + Send + Sync> = Arc::new(report);
     thread::Builder::new().name(format!("worker {worker}")).spawn(move || {
         let run = || {
-            let main: LoopMain = Box::pin(Attendance::<P> {
+            let main: LoopMain = Box::pin(LoopController::<P> {
                 program: Arc::clone(&program),
                 mailbox: inside,
                 report: Arc::clone(&report),
@@ -186,7 +186,7 @@ impl<C> Mailbox<C> {
 }
 
 /// The main future: carries out orders, and waits for what they began to settle.
-struct Attendance<P: Program> {
+struct LoopController<P: Program> {
     program: Arc<P>,
     mailbox: Arc<Mailbox<P::Configuration>>,
     report: Arc<dyn Fn(LoopEvent) + Send + Sync>,
@@ -207,9 +207,9 @@ enum Settles {
     DrainAgain,
 }
 
-impl<P: Program> Unpin for Attendance<P> {}
+impl<P: Program> Unpin for LoopController<P> {}
 
-impl<P: Program> Future for Attendance<P> {
+impl<P: Program> Future for LoopController<P> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -227,11 +227,11 @@ impl<P: Program> Future for Attendance<P> {
     }
 }
 
-impl<P: Program> Attendance<P> {
+impl<P: Program> LoopController<P> {
     /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which
     /// has no end while connections still come by them: those that wait at sockets that were left.
     fn settle(&mut self, context: &mut Context<'_>) {
-        let Attendance { report, serving, unsettled, .. } = self;
+        let LoopController { report, serving, unsettled, .. } = self;
         let mut changes = 0;
         unsettled.retain_mut(|(settles, quiet)| {
             if let (Settles::DrainAgain, 0, Some(worker)) = (*settles, changes, &mut *serving) {
