@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::file::Access;
-use super::{File, Look, Rung, count_piece, mounts};
+use super::{CachedRead, File, Rung, count_piece, mounts};
 use crate::buffer::Lease;
 use crate::bytes::Bytes;
 use crate::pool::{ThreadPool, default_pool};
@@ -24,7 +24,7 @@ impl File {
     /// limit of leases.
     pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
-            Look::Found(bytes) => Ok(bytes),
+            CachedRead::Found(bytes) => Ok(bytes),
             missed => self.begin_read(&default_pool(), offset, length, missed.how())?.await,
         }
     }
@@ -32,7 +32,7 @@ impl File {
     /// Reads as [`File::read_at`], with the given pool.
     pub async fn read_at_in(&self, pool: &ThreadPool, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
-            Look::Found(bytes) => Ok(bytes),
+            CachedRead::Found(bytes) => Ok(bytes),
             missed => self.begin_read(pool, offset, length, missed.how())?.await,
         }
     }
@@ -41,8 +41,8 @@ impl File {
     /// the look might wait.
     pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
         match self.look(offset, length)? {
-            Look::Found(bytes) => Ok(Some(bytes)),
-            Look::NotInMemory | Look::NotLooked => Ok(None),
+            CachedRead::Found(bytes) => Ok(Some(bytes)),
+            CachedRead::NotInMemory | CachedRead::NotLooked => Ok(None),
         }
     }
 
