@@ -15,7 +15,7 @@
 //!
 //! While a receive is in flight nobody receives directly: the kernel may have bytes in a buffer already.
 //!
-//! Most connections are idle, so what they then have is small: 48 bytes in the table. All else is in a [`Transit`].
+//! Most connections are idle, so what they then have is small: 48 bytes in the table. All else is in a [`BusyState`].
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::task::Waker;
@@ -75,13 +75,13 @@ pub(super) struct Connection {
     pub writes: Share,
     pub reader: Parked,
     /// None of an idle connection.
-    pub transit: Option<Box<Transit>>,
+    pub busy: Option<Box<BusyState>>,
 }
 
 /// What a connection has only while something is on its way. It stays for as long as a receive is in flight, so that no
 /// request allocates one, and so goes when the connection has been idle for some seconds.
 #[derive(Default)]
-pub(super) struct Transit {
+pub(super) struct BusyState {
     /// What the ring has received, until the reader takes it.
     pub received: Buffer,
     /// Comes after `received`.
@@ -158,7 +158,7 @@ impl Connection {
             reads: Share::default(),
             writes: Share::default(),
             reader: Parked::new(),
-            transit: None,
+            busy: None,
         }
     }
 
@@ -167,21 +167,21 @@ impl Connection {
     }
 
     /// The place for what is on its way.
-    pub fn transit(&mut self) -> &mut Transit {
-        self.transit.get_or_insert_default()
+    pub fn busy(&mut self) -> &mut BusyState {
+        self.busy.get_or_insert_default()
     }
 
     /// Drops the place for what is on its way if nothing is.
     pub fn drop_empty_transit(&mut self) {
-        self.transit.take_if(|transit| transit.is_empty());
+        self.busy.take_if(|busy| busy.is_empty());
     }
 
     pub fn sending(&mut self) -> Option<&mut Sending> {
-        self.transit.as_mut()?.sending.as_deref_mut()
+        self.busy.as_mut()?.sending.as_deref_mut()
     }
 
     pub fn take_sending(&mut self) -> Option<Box<Sending>> {
-        self.transit.as_mut()?.sending.take()
+        self.busy.as_mut()?.sending.take()
     }
 
     /// Takes a send that was not submitted yet or has completed: it is nobody's memory but ours.
@@ -212,7 +212,7 @@ impl Connection {
                     self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
                     receive_entry(descriptor, self.receive, terms)
                 }
-                Op::Send => match self.transit.as_mut().and_then(|transit| transit.sending.as_mut()) {
+                Op::Send => match self.busy.as_mut().and_then(|busy| busy.sending.as_mut()) {
                     Some(sending) => sending.entry(descriptor.0),
                     None => continue,
                 },
@@ -257,7 +257,7 @@ impl Connection {
             self.handle_news(op, completion, bytes, terms);
         }
         let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
-        if !is_watched && self.transit.as_ref().is_some_and(|transit| transit.closed_waiter.is_some()) {
+        if !is_watched && self.busy.as_ref().is_some_and(|busy| busy.closed_waiter.is_some()) {
             self.wanted.add(Op::HungUp);
         }
     }
@@ -302,11 +302,11 @@ impl Connection {
     fn handle_refused(&mut self, op: Op) {
         match op {
             Op::Readable | Op::Recv => {
-                self.transit().receive_error.get_or_insert(Errno::NOMEM);
+                self.busy().receive_error.get_or_insert(Errno::NOMEM);
                 self.readable = true;
             }
             Op::Writable => {
-                self.transit().send_error = Some(Errno::NOMEM);
+                self.busy().send_error = Some(Errno::NOMEM);
                 self.writable = true;
             }
             Op::Send => {
@@ -322,8 +322,8 @@ impl Connection {
 
     /// Why there is nothing to wait for in this direction; told once.
     pub fn take_error(&mut self, is_read: bool) -> Option<Errno> {
-        let transit = self.transit.as_mut()?;
-        if is_read { transit.receive_error.take() } else { transit.send_error.take() }
+        let busy = self.busy.as_mut()?;
+        if is_read { busy.receive_error.take() } else { busy.send_error.take() }
     }
 
     fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
@@ -334,7 +334,7 @@ impl Connection {
                 (self.is_on_ring, self.has_received) = (true, true);
                 // What comes next is the kernel's to receive as long as this goes on.
                 self.readable = !goes_on && may_have_more;
-                let received = &mut self.transit().received;
+                let received = &mut self.busy().received;
                 received.append_past_limit(bytes);
                 if received.len() > UNREAD_MAX {
                     self.end_receive(Receive::Ending);
@@ -349,7 +349,7 @@ impl Connection {
                 self.readable = true;
             }
             Err(errno) => {
-                self.transit().receive_error = Some(errno);
+                self.busy().receive_error = Some(errno);
                 (self.readable, self.hung_up) = (true, true);
             }
         }
@@ -357,7 +357,7 @@ impl Connection {
 
     /// Nothing can be sent any more: whoever reads next is told, after what has been received.
     pub fn break_off(&mut self, errno: Errno) {
-        self.transit().receive_error.get_or_insert(errno);
+        self.busy().receive_error.get_or_insert(errno);
         (self.readable, self.writable, self.hung_up) = (true, true, true);
     }
 
@@ -377,8 +377,8 @@ impl Connection {
     /// All who wait, when nobody is to wait any more.
     pub fn take_all_wakers(&mut self) -> [Option<Waker>; 3] {
         let reader = self.reader.take();
-        let Some(transit) = &mut self.transit else { return [reader, None, None] };
-        [reader, transit.writer.take(), transit.closed_waiter.take()]
+        let Some(busy) = &mut self.busy else { return [reader, None, None] };
+        [reader, busy.writer.take(), busy.closed_waiter.take()]
     }
 
     /// Those who have to look after a completion of `op`.
@@ -389,17 +389,17 @@ impl Connection {
             !is_replaced && matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
         let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
         let reader = is_read.then(|| self.reader.take()).flatten();
-        let Some(transit) = &mut self.transit else { return [reader, None, None] };
-        let is_sent = transit.sending.as_ref().is_none_or(|sending| sending.result.is_some());
+        let Some(busy) = &mut self.busy else { return [reader, None, None] };
+        let is_sent = busy.sending.as_ref().is_none_or(|sending| sending.result.is_some());
         [
             reader,
-            (is_write && is_sent).then(|| transit.writer.take()).flatten(),
-            self.hung_up.then(|| transit.closed_waiter.take()).flatten(),
+            (is_write && is_sent).then(|| busy.writer.take()).flatten(),
+            self.hung_up.then(|| busy.closed_waiter.take()).flatten(),
         ]
     }
 }
 
-impl Transit {
+impl BusyState {
     /// Whether something waits for the reader.
     pub fn has_input(&self) -> bool {
         !self.received.is_empty() || self.receive_error.is_some()
@@ -504,10 +504,10 @@ mod tests {
         connection.in_flight.add(Op::Recv);
         connection.handle(Op::Recv, &completion(5, true), b"hello", TERMS);
         connection.drop_empty_transit();
-        assert_eq!(std::mem::take(&mut connection.transit().received).readable(), b"hello");
+        assert_eq!(std::mem::take(&mut connection.busy().received).readable(), b"hello");
         assert!(connection.end_receive(Receive::EndingIdle));
         connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", TERMS);
         connection.drop_empty_transit();
-        assert!(connection.transit.is_none() && connection.in_flight.is_empty());
+        assert!(connection.busy.is_none() && connection.in_flight.is_empty());
     }
 }
