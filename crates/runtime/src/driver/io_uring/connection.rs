@@ -114,9 +114,9 @@ pub(super) enum Multishot {
     Limited,
 }
 
-/// What a connection has to know of the ring.
+/// What a connection has to know of the ring in order to receive.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct ReceiveOptions {
     pub multishot: Multishot,
     pub buffer_bytes: usize,
     /// The present period, see `idle.rs`.
@@ -190,7 +190,7 @@ impl Connection {
     }
 
     /// Submits what is wanted and not in flight already.
-    pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, terms: Terms) {
+    pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, options: ReceiveOptions) {
         self.is_requested = false;
         let wanted = std::mem::take(&mut self.wanted);
         let Some(socket) = &self.socket else { return };
@@ -207,10 +207,10 @@ impl Connection {
                 Op::HungUp if self.in_flight.has(Op::Recv) => continue,
                 Op::HungUp => poll(libc::EPOLLRDHUP),
                 Op::Recv => {
-                    self.period = terms.period;
-                    let is_multishot = terms.multishot != Multishot::Never && self.has_received;
+                    self.period = options.period;
+                    let is_multishot = options.multishot != Multishot::Never && self.has_received;
                     self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
-                    receive_entry(descriptor, self.receive, terms)
+                    receive_entry(descriptor, self.receive, options)
                 }
                 Op::Send => match self.busy.as_mut().and_then(|busy| busy.sending.as_mut()) {
                     Some(sending) => sending.entry(descriptor.0),
@@ -247,14 +247,14 @@ impl Connection {
     }
 
     /// Notes what a completion says, and what is wanted because of it.
-    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
+    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
         if !cqueue::more(completion.flags) {
             self.in_flight.remove(op);
         }
         if completion.was_refused() {
             self.handle_refused(op);
         } else {
-            self.handle_news(op, completion, bytes, terms);
+            self.handle_news(op, completion, bytes, options);
         }
         let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
         if !is_watched && self.busy.as_ref().is_some_and(|busy| busy.closed_waiter.is_some()) {
@@ -262,7 +262,7 @@ impl Connection {
         }
     }
 
-    fn handle_news(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
+    fn handle_news(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
         let goes_on = cqueue::more(completion.flags);
         let result = match completion.result {
             count @ 0.. => Ok(count as usize),
@@ -270,9 +270,9 @@ impl Connection {
         };
         match op {
             Op::Recv => {
-                self.period = terms.period;
+                self.period = options.period;
                 let may_have_more = cqueue::sock_nonempty(completion.flags)
-                    || bytes.len() == terms.buffer_bytes
+                    || bytes.len() == options.buffer_bytes
                     || self.receive != Receive::Single
                     || self.hung_up;
                 self.handle_received(result, bytes, goes_on, may_have_more);
@@ -413,15 +413,15 @@ impl BusyState {
 }
 
 /// A receive into provided buffers, which waits before the first attempt.
-fn receive_entry(descriptor: types::Fd, receive: Receive, terms: Terms) -> squeue::Entry {
+fn receive_entry(descriptor: types::Fd, receive: Receive, options: ReceiveOptions) -> squeue::Entry {
     // A multishot receive takes what the buffers hold.
     let (length, kind) = match receive {
         Receive::Multishot => (0, MULTISHOT),
-        _ => (terms.buffer_bytes as u32, 0),
+        _ => (options.buffer_bytes as u32, 0),
     };
     let entry = opcode::Recv::new(descriptor, std::ptr::null_mut(), length).buf_group(GROUP).ioprio(POLL_FIRST | kind);
     let entry = entry.build().flags(Flags::BUFFER_SELECT);
-    if receive != Receive::Multishot || terms.multishot != Multishot::Limited {
+    if receive != Receive::Multishot || options.multishot != Multishot::Limited {
         return entry;
     }
     // SAFETY: an entry is `struct io_uring_sqe`, 64 bytes for which every value is valid.
@@ -488,7 +488,7 @@ mod tests {
     use super::*;
     use crate::executor::slots::Slots;
 
-    const TERMS: Terms = Terms { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
+    const OPTIONS: ReceiveOptions = ReceiveOptions { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
 
     fn completion(result: i32, goes_on: bool) -> Completion {
         // `IORING_CQE_F_MORE`.
@@ -502,11 +502,11 @@ mod tests {
         let mut connection = Connection::new(near.into(), Fresh::Accepted);
         connection.receive = Receive::Multishot;
         connection.in_flight.add(Op::Recv);
-        connection.handle(Op::Recv, &completion(5, true), b"hello", TERMS);
+        connection.handle(Op::Recv, &completion(5, true), b"hello", OPTIONS);
         connection.drop_empty_transit();
         assert_eq!(std::mem::take(&mut connection.busy().received).readable(), b"hello");
         assert!(connection.end_receive(Receive::EndingIdle));
-        connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", TERMS);
+        connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", OPTIONS);
         connection.drop_empty_transit();
         assert!(connection.busy.is_none() && connection.in_flight.is_empty());
     }

@@ -50,7 +50,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use self::buffers::Buffers;
-use self::connection::{BusyState, Connection, Multishot, OWNED, Receive, Sending, Terms};
+use self::connection::{BusyState, Connection, Multishot, OWNED, Receive, ReceiveOptions, Sending};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::linux::LinuxQueues;
@@ -440,7 +440,7 @@ impl<K: Kernel> IoUring<K> {
             // SAFETY: the inbox's descriptor belongs to this driver.
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, NO_KEY))) };
         }
-        let terms = self.terms();
+        let receive_options = self.receive_options();
         self.posts.borrow_mut().make_entries(&mut ring);
         self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
@@ -451,7 +451,7 @@ impl<K: Kernel> IoUring<K> {
                 Request::Connection(key) => {
                     if let Some(connection) = connections.get_mut(key) {
                         let was_armed = connection.in_flight.has(Op::Recv);
-                        connection.make_entries(key, &mut ring, terms);
+                        connection.make_entries(key, &mut ring, receive_options);
                         let is_armed = connection.in_flight.has(Op::Recv);
                         if is_armed && !was_armed {
                             self.sweep.armed.update(|armed| armed + 1);
@@ -474,9 +474,9 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    fn terms(&self) -> Terms {
+    fn receive_options(&self) -> ReceiveOptions {
         let buffer_bytes = self.buffers.borrow().as_ref().map_or(0, Buffers::size);
-        Terms { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
+        ReceiveOptions { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
     }
 
     fn handle_completion(&self, completion: &Completion) {
@@ -495,7 +495,7 @@ impl<K: Kernel> IoUring<K> {
     }
 
     fn handle_connection(&self, op: Op, key: Key, completion: &Completion) {
-        let terms = self.terms();
+        let receive_options = self.receive_options();
         let mut connections = self.connections.borrow_mut();
         let mut buffers = self.buffers.borrow_mut();
         let buffer = cqueue::buffer_select(completion.flags);
@@ -508,7 +508,7 @@ impl<K: Kernel> IoUring<K> {
         if let Some(connection) = connections.get_mut(key) {
             if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
                 // An older kernel.
-                self.multishot.set(match terms.multishot {
+                self.multishot.set(match receive_options.multishot {
                     Multishot::Limited => Multishot::Unlimited,
                     _ => Multishot::Never,
                 });
@@ -518,7 +518,7 @@ impl<K: Kernel> IoUring<K> {
                 (Some(number), Some(buffers)) => buffers.bytes(number, length),
                 _ => &[],
             };
-            connection.handle(op, completion, bytes, terms);
+            connection.handle(op, completion, bytes, receive_options);
             if let Some(sent) = connection.take_owned() {
                 // Nobody else might say so.
                 if let Some(Err(errno)) = sent.result {
@@ -598,7 +598,7 @@ impl<K: Kernel> IoUring<K> {
                     };
                 }
                 let mut ring = self.ring.borrow_mut();
-                connection.make_entries(key, &mut ring, self.terms());
+                connection.make_entries(key, &mut ring, self.receive_options());
                 ring.enter(Some(Duration::ZERO))?;
                 ring.take(&mut completions, usize::MAX);
             }
@@ -812,7 +812,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             return Poll::Ready(received);
         }
         let op = {
-            let buffer_bytes = self.terms().buffer_bytes;
+            let buffer_bytes = self.receive_options().buffer_bytes;
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             // What the receive in flight gets comes first.
