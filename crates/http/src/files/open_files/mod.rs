@@ -240,17 +240,17 @@ impl Place<'_> {
 
 /// Takes out of all caches what nobody asks for, and closes it; for the thread of the watches. False when they are
 /// empty.
-fn keep_house() -> bool {
+fn evict_unused() -> bool {
     let clock = clock_gettime(ClockId::Monotonic);
     let now = milliseconds(clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64);
     // Both, whatever the first says.
-    let (exact, stores) = (exact::keep_house(now), store::keep_house(now));
+    let (exact, stores) = (exact::evict_unused(now), store::evict_unused(now));
     exact || stores
 }
 
 /// Something is in a cache: the housekeeper comes again. Without it things go when others take their place.
 fn note_work() {
-    let _ = watch::keep_house(keep_house);
+    let _ = watch::run_every_second(evict_unused);
 }
 
 fn milliseconds(nanos: u64) -> u64 {
