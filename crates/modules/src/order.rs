@@ -8,7 +8,7 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
-    gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
+    gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone, proxy,
     random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
     upstream,
 };
@@ -45,6 +45,7 @@ const MODULES: &[&Module] = &[
     &index::MODULE,
     &random_index::MODULE,
     &empty_gif::MODULE,
+    &proxy::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
@@ -88,6 +89,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
         &[
             #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
+            &proxy::MODULE,
             &empty_gif::MODULE,
             &stub_status::MODULE,
             &random_index::MODULE,

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::driver::{Driver, RingCounters};
-use crate::event_loop::inbox::{Inbox, Remote};
 use crate::executor::Executor;
 use crate::executor::budget::Budget;
 use crate::files::page_cache::LoopCalls;
+use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
 use crate::time::{Clock, Moment, Wheel};
 

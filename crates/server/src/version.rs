@@ -24,7 +24,6 @@ const WITH: &[&str] = &[
 const WITHOUT: &[&str] = &[
     "http_userid_module",
     "http_referer_module",
-    "http_proxy_module",
     "http_fastcgi_module",
     "http_uwsgi_module",
     "http_scgi_module",
@@ -32,14 +31,6 @@ const WITHOUT: &[&str] = &[
     "http_tunnel_module",
     "http_memcached_module",
     "http_browser_module",
-    "http_upstream_hash_module",
-    "http_upstream_ip_hash_module",
-    "http_upstream_least_conn_module",
-    "http_upstream_least_time_module",
-    "http_upstream_random_module",
-    "http_upstream_keepalive_module",
-    "http_upstream_zone_module",
-    "http_upstream_sticky_module",
 ];
 
 /// `-v`

@@ -79,6 +79,12 @@ impl ConnectionAge {
         ConnectionAge { opened: now, requests: 0, announced_timeout: None, idle_since: now }
     }
 
+    /// It has carried one request more, and its peer says that it closes it when it is idle for so many seconds.
+    pub fn note_request(&mut self, idle_seconds: Option<u64>) {
+        self.requests += 1;
+        self.announced_timeout = idle_seconds.map(Duration::from_secs);
+    }
+
     /// Whether its peer may be about to close it, because it was idle for almost as long as the peer has announced.
     pub fn is_near_end(&self, now: Moment) -> bool {
         self.announced_timeout.is_some_and(|timeout| now.since(self.idle_since) + ANNOUNCED_MARGIN >= timeout)

@@ -250,7 +250,7 @@ impl<S: Subject> Upstreams<S> {
     where
         S::Block: HasUpstreams<S>,
     {
-        let mut table = UpstreamTable { by_id: Box::default(), named: HashMap::new() };
+        let mut table = UpstreamTable::default();
         for group in self.groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
             let upstream = Arc::new(group.finish(defaults, builder, resources)?);
@@ -396,6 +396,13 @@ struct Key {
     host: Vec<u8>,
     /// `None` for an `upstream` block.
     port: Option<u16>,
+}
+
+impl<S> Default for UpstreamTable<S> {
+    /// No groups.
+    fn default() -> UpstreamTable<S> {
+        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+    }
 }
 
 impl<S> UpstreamTable<S> {

@@ -11,6 +11,7 @@ use super::Group;
 use super::balance::{Balance, Choice, Metric};
 use super::peer::{Peer, Standing};
 use super::peers::{PeerSet, View};
+use super::pool::Pool;
 
 /// One request's choice among the peers of a group. See [`Upstream::select`](super::Upstream::select).
 pub struct Selection {
@@ -255,6 +256,11 @@ impl Chosen {
     /// The address as `$upstream_addr` has it: `127.0.0.1:8080`, `unix:/run/app`.
     pub fn name(&self) -> &str {
         &self.peer().name
+    }
+
+    /// The group's idle connections; `None` where none are kept.
+    pub fn connections(&self) -> Option<&Pool> {
+        self.view.common.pool.as_deref()
     }
 
     /// What `sticky` calls the peer; empty in a group that is not sticky.

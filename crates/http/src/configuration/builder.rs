@@ -169,6 +169,14 @@ impl HttpBuilder {
         }
     }
 
+    /// The part of URIs that a path of `proxy_pass` takes the place of in this scope; `None` where there is none: in a
+    /// location given by an expression, a named one, or a block without a name.
+    pub fn replaceable_part(&self, scope: ScopeId) -> Option<Box<[u8]>> {
+        let draft = self.scope(scope);
+        let is_plain = matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix);
+        (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
+    }
+
     /// The settings of this type in a scope.
     pub fn conf_mut<C: 'static>(&mut self, scope: ScopeId) -> Option<&mut C> {
         self.confs(scope).iter_mut().flatten().find_map(|conf| conf.downcast_mut())

@@ -14,11 +14,11 @@ use gale_base::log_level::Level;
 use gale_engine::configuration::ScopeId;
 use gale_runtime::Timer;
 
-use crate::configuration::{BoundHandler, HttpConfiguration};
-use crate::files;
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::configuration::{BoundHandler, HttpConfiguration};
 use crate::request::departure::{Departure, HANDLER_PATIENCE};
+use crate::request::files;
 use crate::request::outcome::{conclude, deny, perform, spend_redirect};
 use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
 use crate::request::request_body;

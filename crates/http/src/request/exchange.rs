@@ -19,9 +19,9 @@ use std::time::Duration;
 use gale_protocol::request::Scheme;
 use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
-use crate::configuration::settings::{LingeringClose, MinRate};
 use crate::files::delivery::FileOptions;
 use crate::request::body::{BodyError, BodyItem};
+use crate::request::configuration::settings::{LingeringClose, MinRate};
 use crate::request::response::ResponseHead;
 use gale_engine::connections::ConnectionInfo;
 

@@ -8,9 +8,11 @@ pub(crate) mod advance;
 pub(crate) mod begin;
 pub mod body;
 pub mod browser;
+pub mod configuration;
 pub(crate) mod departure;
 pub mod error_page;
 pub mod exchange;
+pub mod files;
 pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
@@ -21,10 +23,11 @@ pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
 pub mod server_field;
-mod subject;
 pub mod subrequest;
 pub mod transform;
 pub mod tunnel;
+pub mod variables;
+pub mod worker;
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
@@ -32,20 +35,22 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
+use bstr::ByteSlice;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
+use smallvec::SmallVec;
 
-use crate::configuration::settings::{KeepaliveDisable, LingeringClose};
-use crate::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::browser::Browser;
+use crate::request::configuration::settings::{KeepaliveDisable, LingeringClose};
+use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
 use crate::request::tunnel::Tunnel;
-use crate::variables::template::any_is_true;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::variables::template::any_is_true;
+use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
@@ -60,6 +65,16 @@ pub const REDIRECTS_MAX: u8 = 10;
 struct Client {
     address: SocketAddress,
     text: Box<str>,
+}
+
+/// Another server that a request is passed to, as messages show it.
+pub(crate) struct PassedTo {
+    /// `http://`
+    pub scheme: &'static str,
+    /// Its address, or the name of its group.
+    pub peer: Rc<str>,
+    /// What is asked of it.
+    pub uri: Bytes,
 }
 
 /// A request and the head of its response.
@@ -110,11 +125,15 @@ pub struct Request {
     pub(crate) uri_was_changed: bool,
     /// The URI was changed and the request stays in its location: `alias` has nothing to replace.
     pub(crate) has_left_location: bool,
+    /// See [`Request::has_sent_uri`].
+    pub(crate) is_uri_as_sent: bool,
     pub(crate) redirects_left: u8,
     pub(crate) tunnel: Option<Box<dyn Tunnel>>,
     pub(crate) body_was_refused: bool,
     /// What the access phase will answer unless somebody in it is satisfied.
     pub(crate) refusal: Option<u16>,
+    /// Where it is being passed to, or was last.
+    pub(crate) passed_to: Option<PassedTo>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) keep_alive: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
@@ -136,13 +155,13 @@ pub struct Request {
     shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     limit_rate: Cell<Option<u64>>,
-    evaluation: Evaluation,
+    pub(crate) evaluation: Evaluation,
 }
 
 /// What a request shares with its subrequests.
 #[derive(Default)]
 pub(crate) struct Shared {
-    values: Values,
+    pub(crate) values: Values,
     notes: RefCell<Notes>,
     /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,
@@ -188,10 +207,12 @@ impl Request {
             next_handler: 0,
             uri_was_changed: false,
             has_left_location: false,
+            is_uri_as_sent: false,
             redirects_left: REDIRECTS_MAX,
             tunnel: None,
             body_was_refused: false,
             refusal: None,
+            passed_to: None,
             exchange: None,
             keep_alive: Cell::new(false),
             nesting: 0,
@@ -241,10 +262,12 @@ impl Request {
         self.next_handler = 0;
         self.uri_was_changed = false;
         self.has_left_location = false;
+        self.is_uri_as_sent = false;
         self.redirects_left = REDIRECTS_MAX;
         self.tunnel = None;
         self.body_was_refused = false;
         self.refusal = None;
+        self.passed_to = None;
         self.exchange = None;
         self.nesting = 0;
         self.is_in_background = false;
@@ -391,6 +414,38 @@ impl Request {
         if self.is_get_forced { Method::Get } else { self.parsed.method }
     }
 
+    /// Whether it counts as a GET whatever its method was.
+    pub fn counts_as_get(&self) -> bool {
+        self.is_get_forced
+    }
+
+    /// Whether the URI is still the one that the client has sent: no redirect and no rewriting has changed it.
+    pub fn has_sent_uri(&self) -> bool {
+        self.is_uri_as_sent
+    }
+
+    /// Whether the URI is one of its location: no rewriting that stayed in there has changed it.
+    pub fn is_in_its_location(&self) -> bool {
+        !self.has_left_location
+    }
+
+    /// The names that its `Connection` fields list: fields for this connection alone. (RFC 9110 §7.6.1)
+    pub fn connection_fields(&self) -> SmallVec<[&[u8]; 4]> {
+        let fields = self.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::Connection));
+        let names = fields.flat_map(|(_, _, value)| value.split(|&byte| byte == b','));
+        names.map(<[u8]>::trim_ascii).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// The request's target as it was sent, without scheme and host if it had some.
+    pub fn target_in_origin_form(&self) -> &[u8] {
+        let target = self.target();
+        if target.starts_with(b"/") || target == b"*" {
+            return target;
+        }
+        let after_scheme = target.find(b"://").map_or(target, |at| &target[at + 3..]);
+        after_scheme.find_byteset(b"/?").map_or(b"/", |at| &after_scheme[at..])
+    }
+
     /// The method as it was sent.
     pub fn method_name(&self) -> &[u8] {
         self.parsed.method_range.of_lenient(self.head.readable())
@@ -472,6 +527,7 @@ impl Request {
     pub fn rewrite_uri(&mut self, uri: Vec<u8>) {
         self.uri = uri;
         self.is_internal = true;
+        self.is_uri_as_sent = false;
         self.uri_was_changed = true;
     }
 
@@ -652,6 +708,11 @@ impl fmt::Display for Context<'_> {
         }
         if !request.is_main() {
             write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
+        }
+        if let Some(PassedTo { scheme, peer, uri }) = &request.passed_to {
+            // A path of a socket ends with a colon.
+            let separator = if peer.starts_with("unix:") { ":" } else { "" };
+            write!(formatter, ", upstream: \"{scheme}{peer}{separator}{}\"", bstr::BStr::new(uri))?;
         }
         if let Some(host) = request.header(KnownHeader::Host) {
             write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;

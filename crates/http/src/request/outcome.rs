@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 
-use crate::configuration::settings::Satisfy;
 use crate::request::Request;
 use crate::request::advance::{AfterDelay, Step};
 use crate::request::body::Body;
+use crate::request::configuration::settings::Satisfy;
 use crate::request::error_page;
 use crate::request::filters::Filtered;
 use crate::request::phases::{CLIENT_LEFT, Flow, Phase};
@@ -205,6 +205,7 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Resul
         return Err(InCircles);
     }
     request.uri = uri;
+    request.is_uri_as_sent = false;
     request.adds_uri_to_alias = false;
     if let Some(args) = args {
         request.args = args;
@@ -247,8 +248,8 @@ mod tests {
     use gale_runtime::{EventLoop, LoopOptions};
 
     use super::*;
-    use crate::configuration::{BoundFilter, Scope};
     use crate::request::advance::advance;
+    use crate::request::configuration::{BoundFilter, Scope};
     use crate::request::exchange::mock::{self, MockExchange};
     use crate::request::filters::Filter;
 

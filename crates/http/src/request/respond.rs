@@ -6,11 +6,11 @@ use std::rc::Rc;
 use gale_protocol::request::Version;
 use gale_runtime::{Bytes, SocketAddress};
 
-use crate::configuration::settings::CoreSettings;
 use crate::files::delivery::FileOptions;
 use crate::request::Request;
 use crate::request::advance::{Step, finish};
 use crate::request::body::{Body, BodyItem};
+use crate::request::configuration::settings::CoreSettings;
 use crate::request::error_page;
 use crate::request::exchange::{BodyLength, ResponseOptions};
 use crate::request::limit_rate::Rate;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use gale_protocol::http1::response;
 
-use crate::configuration::settings::{CoreSettings, ServerTokens};
 use crate::request::Request;
+use crate::request::configuration::settings::{CoreSettings, ServerTokens};
 
 /// What the `Server` field says.
 pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {

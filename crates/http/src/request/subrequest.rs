@@ -358,14 +358,14 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
     request.leave_family();
     let generation = request.http().generation;
     let worker = Rc::clone(request.worker());
-    let started = worker.connections.spawn_background(generation, async move {
+    let started = worker.background.spawn(generation, async move {
         let step = advance::advance(&mut request);
         if advance::finish(&mut request, step).await.is_some() {
             request.log_if_wanted();
         }
     });
     if !started {
-        let most = worker.connections.background_max();
+        let most = worker.background.max();
         parent.log(Level::Error, format_args!("{most} background subrequests are not enough"));
     }
     started

@@ -3,13 +3,19 @@
 
 use gale_config::Contexts;
 use gale_engine::module::Module;
+use gale_http::module::HttpPart;
 use gale_http::request::Request;
 
+use crate::http::upstream_variables;
 use crate::shared::upstream;
 
 /// See the file's head.
-pub static MODULE: Module =
-    Module { name: "http_upstream", directives: &upstream::directives::<Request>(Contexts::HTTP), ..Module::EMPTY };
+pub static MODULE: Module = Module {
+    name: "http_upstream",
+    directives: &upstream::directives::<Request>(Contexts::HTTP),
+    parts: &[&HttpPart { variables: upstream_variables::VARIABLES, ..HttpPart::EMPTY }],
+    ..Module::EMPTY
+};
 
 /// `sticky`
 pub static STICKY: Module =

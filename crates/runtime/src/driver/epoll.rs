@@ -34,11 +34,12 @@ use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Rele
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::options;
-use crate::net::splice::splice;
-use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
+use crate::socket::AcceptOptions;
+use crate::socket::SocketAddress;
+use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
+use crate::socket::options;
+use crate::socket::splice;
 
 const INBOX: u64 = u64::MAX;
 

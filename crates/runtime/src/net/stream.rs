@@ -14,16 +14,16 @@ use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
 
-use super::connect::ConnectOptions;
-use super::options::{self, TcpInfo};
 use crate::buffer::Buffer;
 use crate::driver::{Driver, End, Fresh, Released};
 use crate::environment::Environment;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::executor::slots::Key;
 use crate::files::File;
-use crate::net::SocketAddress;
 use crate::output::Output;
+use crate::socket::ConnectOptions;
+use crate::socket::SocketAddress;
+use crate::socket::options::{self, TcpInfo};
 
 /// A connected socket. Closed when dropped.
 pub struct Stream {

@@ -19,8 +19,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::{Device, PoolError, Shared, on_a_loop};
-use crate::event_loop::inbox::Outside;
 use crate::executor::panics::boundary;
+use crate::inbox::Outside;
 
 /// What the queue and the threads know of a task.
 pub(super) trait Job: Send + Sync {

@@ -19,7 +19,7 @@ use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
 use crate::request::exchange::Exchange;
 use gale_base::log_level::Level;
-use gale_engine::connections::OwnCounters;
+use gale_engine::worker::OwnCounters;
 
 /// What reading a head led to.
 pub(super) enum Arrival {
@@ -105,7 +105,7 @@ impl Http1 {
                 };
                 match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
-                        head.begin_waiting(&self.worker.common.counters);
+                        head.begin_waiting(&self.worker().common.counters);
                         if let Some(timeout) = head.timeout.take() {
                             timer.set_after(timeout);
                         }
@@ -113,17 +113,17 @@ impl Http1 {
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        head.end_waiting(&self.worker.common.counters);
+                        head.end_waiting(&self.worker().common.counters);
                         let Some(head) = split_off(input, consumed) else {
                             // No memory within the worker's bound: it cannot even be refused.
-                            self.worker.give_back(request);
+                            self.worker().give_back(request);
                             return Poll::Ready(Arrival::Closed);
                         };
                         request.set_head(head);
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
-                        head.end_waiting(&self.worker.common.counters);
+                        head.end_waiting(&self.worker().common.counters);
                         request.set_head(std::mem::take(input));
                         *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
@@ -151,14 +151,14 @@ impl Http1 {
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
                     let message = "the worker's memory for buffers is exhausted, a connection is closed";
-                    self.worker.configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
+                    self.worker().configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
                     return Poll::Ready(Arrival::Closed);
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
                 Poll::Ready(Ok(_)) if !is_first => {}
-                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.worker.take_transfer()).input = first,
+                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.connections.take_transfer()).input = first,
                 Poll::Pending => {
                     let polled = if pending.is_none() && !self.is_idle() {
                         let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
@@ -221,7 +221,7 @@ impl Http1 {
             return Some(Duration::from_millis(self.idle_max_ms.get().into()));
         }
         // Accepted in the turn in which the worker began to end: nobody will close it later.
-        if self.worker.is_draining() {
+        if self.worker().is_draining() {
             return Some(FIRST_REQUEST_GRACE);
         }
         let configuration = self.next_configuration();
@@ -247,10 +247,10 @@ impl Http1 {
         };
         // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker
         // that ends is for the first byte.
-        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker.is_draining();
+        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker().is_draining();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
-        let mut request = self.worker.take_request();
+        let mut request = self.worker().take_request();
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
@@ -261,8 +261,8 @@ impl Http1 {
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
-        self.worker.common.counters.begin_request();
-        self.worker.common.counters.end_request();
+        self.worker().common.counters.begin_request();
+        self.worker().common.counters.end_request();
         keep_first_line(&mut request);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;

@@ -33,8 +33,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::watch::Watch;
 use super::Stream;
-use crate::driver::Fresh;
 use crate::environment::Environment;
+use crate::socket::Fresh;
 use crate::time::{Moment, system_now};
 
 /// Streams that turn out not to be idle which one `take` closes at most, before it says that there is none.

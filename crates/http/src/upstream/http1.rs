@@ -1,0 +1,227 @@
+//! Responses in HTTP/1, and bodies of requests in it.
+
+use std::io;
+
+use gale_protocol::Range32;
+use gale_protocol::http1::response::{CHUNK_END, ChunkHeader, LAST_CHUNK};
+use gale_protocol::http1::{ChunkedDecoder, Offence, ResponseFraming, ResponseHeadParser, ResponseParts, Status};
+use gale_protocol::request::Method;
+use gale_protocol::response::ResponseField;
+use gale_runtime::{Buffer, Bytes, Lease, Output};
+
+use crate::request::response::{Field, FieldList, FieldName, FieldText};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::sending::BodyFraming;
+
+/// A body in the chunked coding. (RFC 9112 §7.1)
+pub struct Chunked;
+
+impl BodyFraming for Chunked {
+    fn push(&self, piece: Bytes, output: &mut Output) -> io::Result<()> {
+        output.append(ChunkHeader::new(piece.len() as u64).as_bytes())?;
+        output.push(piece);
+        output.push(Bytes::from_static(CHUNK_END));
+        Ok(())
+    }
+
+    fn end(&self, trailers: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
+        if trailers.is_empty() {
+            output.push(Bytes::from_static(LAST_CHUNK));
+            return Ok(());
+        }
+        let mut text = b"0\r\n".to_vec();
+        for (name, value) in trailers {
+            for part in [&name[..], b": ", value, b"\r\n"] {
+                text.extend_from_slice(part);
+            }
+        }
+        text.extend_from_slice(b"\r\n");
+        output.push(text);
+        Ok(())
+    }
+}
+
+/// Reads one response in HTTP/1.
+pub struct Http1Reader {
+    parser: ResponseHeadParser,
+    parts: ResponseParts,
+    method: Method,
+    keeps_alive: bool,
+    body: ReadingBody,
+    trailers: Vec<(Bytes, Bytes)>,
+}
+
+enum ReadingBody {
+    /// The head has not come.
+    NotYet,
+    Length(u64),
+    /// What has been received and not decoded.
+    Chunked(Box<ChunkedDecoder>, Bytes),
+    UntilClose,
+    Ended,
+}
+
+impl Http1Reader {
+    /// A reader of the answer to a request with this method; its head has at most so many bytes.
+    pub fn new(method: Method, head_max: usize) -> Http1Reader {
+        Http1Reader {
+            parser: ResponseHeadParser::new(head_max),
+            parts: ResponseParts::default(),
+            method,
+            keeps_alive: false,
+            body: ReadingBody::NotYet,
+            trailers: Vec::new(),
+        }
+    }
+
+    /// The head that has come.
+    fn head(&mut self, bytes: &Bytes) -> UpstreamHead {
+        let parts = &self.parts;
+        let framing = ResponseFraming::decide(self.method, parts);
+        self.keeps_alive = parts.keeps_alive(framing);
+        self.body = match framing {
+            ResponseFraming::None => ReadingBody::Ended,
+            ResponseFraming::Length(length) => ReadingBody::Length(length),
+            ResponseFraming::Chunked => ReadingBody::Chunked(Box::default(), Bytes::new()),
+            ResponseFraming::UntilClose | ResponseFraming::Tunnel => ReadingBody::UntilClose,
+        };
+        let upgrade = parts.field(ResponseField::Upgrade).map(|field| part(bytes, field.value));
+        UpstreamHead {
+            status: parts.status,
+            reason: Some(part(bytes, parts.reason)),
+            fields: fields(parts, bytes),
+            length: parts.content_length,
+            upgrade: upgrade.filter(|_| parts.status == 101),
+            may_have_trailers: framing == ResponseFraming::Chunked,
+        }
+    }
+}
+
+/// The fields that are not the connection's.
+pub(super) fn fields(parts: &ResponseParts, bytes: &Bytes) -> FieldList {
+    let mut fields = FieldList::with_capacity(parts.fields.len());
+    for field in parts.fields.iter().filter(|field| !field.is_hop_by_hop) {
+        let name = FieldName::part_of(bytes, field.name.as_range(), field.known);
+        fields.push(Field { name, value: FieldText::part_of(bytes, field.value.as_range()) });
+    }
+    fields
+}
+
+fn part(bytes: &Bytes, range: Range32) -> Bytes {
+    bytes.slice(range.as_range())
+}
+
+/// The first bytes of what has been received, for all who refer to them.
+pub(super) fn take_front(input: &mut Buffer, count: usize) -> Result<Bytes, Malformed> {
+    let lease = if count == input.len() { Ok(input.take_lease()) } else { input.split_to(count).map(Some) };
+    let lease = lease.map_err(|_| Malformed("the worker's memory for buffers is exhausted".to_owned()))?;
+    Ok(lease.map(Lease::freeze).unwrap_or_default())
+}
+
+pub(super) fn closed_early() -> Malformed {
+    Malformed("upstream prematurely closed connection".to_owned())
+}
+
+impl ResponseReader for Http1Reader {
+    fn read_head(&mut self, input: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
+        match self.parser.parse(input.readable(), &mut self.parts) {
+            Ok(Status::NeedMore) => Ok(HeadRead::Partial),
+            Ok(Status::Complete { consumed }) => {
+                let bytes = take_front(input, consumed)?;
+                if self.parts.is_interim() {
+                    return Ok(HeadRead::Interim(self.parts.status, fields(&self.parts, &bytes)));
+                }
+                Ok(HeadRead::Whole(self.head(&bytes)))
+            }
+            Err(fault) => {
+                let mut text = Vec::new();
+                fault.write_to(input.readable(), &mut text);
+                Err(Malformed(bstr::BString::from(text).to_string()))
+            }
+        }
+    }
+
+    fn read_body(&mut self, input: &mut Buffer, has_ended: bool) -> Result<BodyRead, Malformed> {
+        let is_over = has_ended && input.is_empty() && !self.has_pending();
+        match &mut self.body {
+            ReadingBody::NotYet => Ok(BodyRead::Partial),
+            ReadingBody::Ended | ReadingBody::Length(0) => Ok(BodyRead::End),
+            ReadingBody::Length(_) | ReadingBody::Chunked(..) if is_over => Err(closed_early()),
+            ReadingBody::Length(remaining) => {
+                if input.is_empty() {
+                    return Ok(BodyRead::Partial);
+                }
+                let count = usize::try_from(*remaining).unwrap_or(usize::MAX).min(input.len());
+                *remaining -= count as u64;
+                take_front(input, count).map(BodyRead::Piece)
+            }
+            ReadingBody::Chunked(decoder, pending) => loop {
+                if pending.is_empty() {
+                    if input.is_empty() {
+                        return Ok(BodyRead::Partial);
+                    }
+                    let count = input.len();
+                    *pending = take_front(input, count)?;
+                }
+                let decoded = decoder.decode(pending).map_err(|offence| wrong_chunk(&offence))?;
+                let piece = decoded.data.map(|range| pending.slice(range));
+                pending.advance(decoded.consumed);
+                if let Some(piece) = piece {
+                    return Ok(BodyRead::Piece(piece));
+                }
+                if decoded.finished {
+                    let trailers = decoder.take_trailers();
+                    let text = Bytes::from(trailers.text);
+                    let fields = trailers.fields.iter();
+                    self.trailers = fields.map(|&(name, value)| (part(&text, name), part(&text, value))).collect();
+                    // What follows is no part of any response.
+                    self.keeps_alive &= pending.is_empty();
+                    self.body = ReadingBody::Ended;
+                    return Ok(BodyRead::End);
+                }
+            },
+            ReadingBody::UntilClose if !input.is_empty() => {
+                let count = input.len();
+                take_front(input, count).map(BodyRead::Piece)
+            }
+            ReadingBody::UntilClose if has_ended => {
+                self.body = ReadingBody::Ended;
+                Ok(BodyRead::End)
+            }
+            ReadingBody::UntilClose => Ok(BodyRead::Partial),
+        }
+    }
+
+    fn wants(&self) -> Option<u64> {
+        match self.body {
+            ReadingBody::Length(remaining) => Some(remaining),
+            _ => None,
+        }
+    }
+
+    fn keeps_alive(&self) -> bool {
+        self.keeps_alive
+    }
+
+    fn idle_seconds(&self) -> Option<u64> {
+        self.parts.keep_alive.timeout_s.map(u64::from)
+    }
+
+    fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
+        std::mem::take(&mut self.trailers)
+    }
+}
+
+impl Http1Reader {
+    fn has_pending(&self) -> bool {
+        matches!(&self.body, ReadingBody::Chunked(_, pending) if !pending.is_empty())
+    }
+}
+
+fn wrong_chunk(offence: &Offence) -> Malformed {
+    Malformed(match offence {
+        Offence::InvalidTrailer => "upstream sent invalid trailer".to_owned(),
+        Offence::TrailersTooLarge => "upstream sent too big trailers".to_owned(),
+        _ => "upstream sent invalid chunked response".to_owned(),
+    })
+}
