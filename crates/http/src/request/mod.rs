@@ -108,6 +108,8 @@ pub struct Request {
     pub is_error_page: bool,
     /// The status that the answer will have whatever its location says.
     pub status_override: Option<u16>,
+    /// The media type that the answer will have whatever its location says, unless that is an error.
+    pub content_type_override: Option<ShortText>,
     /// When its first byte was read.
     pub started: Moment,
     /// The URI names a file below the `alias` of a regular expression, which otherwise is
@@ -198,6 +200,7 @@ impl Request {
             is_internal: false,
             is_error_page: false,
             status_override: None,
+            content_type_override: None,
             started: Moment::from_nanos(0),
             adds_uri_to_alias: false,
             is_pipelined: false,
@@ -258,6 +261,7 @@ impl Request {
         self.is_pipelined = false;
         self.number_on_connection = 0;
         self.status_override = None;
+        self.content_type_override = None;
         self.phase = Phase::PostRead;
         self.next_handler = 0;
         self.uri_was_changed = false;

@@ -177,11 +177,12 @@ fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
     request.response.clear();
     for field in fields.iter() {
         match field.name.known() {
-            Some(ResponseField::ContentType) => request.response.content_type = (*field.value).into(),
+            Some(ResponseField::ContentType) => request.content_type_override = Some((*field.value).into()),
             Some(
                 ResponseField::SetCookie
                 | ResponseField::ContentDisposition
                 | ResponseField::CacheControl
+                | ResponseField::AcceptRanges
                 | ResponseField::Expires,
             ) => {
                 request.response.add(field.name.clone(), field.value.clone());
@@ -241,13 +242,11 @@ fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, 
                 }
             }
             Some(ResponseField::Location) => {
-                let value = passing.rewriter.location(request, &field.value);
-                let value = value.unwrap_or_else(|| field.value.to_vec());
-                if value.starts_with(b"/") {
-                    // It is not ours to make absolute.
-                    response.add(ResponseField::Location, value);
-                } else {
-                    response.location = value;
+                match passing.rewriter.location(request, &field.value) {
+                    Some(value) => response.location = value,
+                    // The server's own path is not ours to make absolute.
+                    None if field.value.starts_with(b"/") => response.add(field.name.clone(), field.value.clone()),
+                    None => response.location = field.value.to_vec(),
                 }
             }
             Some(ResponseField::Refresh) => {

@@ -19,6 +19,7 @@ mod target;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bstr::BString;
 use gale_base::log_level::Level;
@@ -263,6 +264,11 @@ impl Handler for PassRequests {
 
     fn outlives_client(&self, conf: &dyn Any) -> bool {
         *settings(conf).upstream.ignore_client_abort.get()
+    }
+
+    fn patience(&self) -> Duration {
+        // As nginx: a server is not to work for a client that has left.
+        Duration::ZERO
     }
 
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
