@@ -250,7 +250,7 @@ impl<S: Subject> Upstreams<S> {
     where
         S::Block: HasUpstreams<S>,
     {
-        let mut table = UpstreamTable { by_id: Box::default(), named: HashMap::new() };
+        let mut table = UpstreamTable::default();
         for group in self.groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
             let upstream = Arc::new(group.finish(defaults, builder, resources)?);
@@ -388,6 +388,12 @@ fn look_up(
 pub struct UpstreamTable<S> {
     by_id: Box<[Arc<Upstream<S>>]>,
     named: HashMap<Key, Arc<Upstream<S>>>,
+}
+
+impl<S> Default for UpstreamTable<S> {
+    fn default() -> Self {
+        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]

@@ -118,7 +118,7 @@ impl UpstreamBody {
                     request.add_trailer(name, value.to_vec());
                 }
             }
-            answering.finish();
+            answering.finish(request);
         }
     }
 

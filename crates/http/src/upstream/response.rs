@@ -90,7 +90,11 @@ pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Ans
             is_buffered = true;
         }
     }
+    let session = answering.learn_session(request);
     copy_head(request, passing, &head, &fields);
+    if let Some(cookie) = session {
+        request.response.add(ResponseField::SetCookie, cookie);
+    }
     if head.status == 101 {
         return begin_tunnel(request, passing, answering, &head);
     }
@@ -117,7 +121,7 @@ fn begin_body(
     if request.is_head() {
         // Its length is that of the body that a GET would get.
         if matches!(answering.read_body(), Ok(BodyRead::End)) {
-            answering.finish();
+            answering.finish(request);
         } else {
             answering.give_up();
         }
@@ -132,7 +136,7 @@ fn begin_body(
                         request.add_trailer(name, value.to_vec());
                     }
                 }
-                answering.finish();
+                answering.finish(request);
                 return Flow::Answer(first.map_or(Body::Empty, Body::Bytes));
             }
             Ok(BodyRead::Piece(piece)) if first.is_none() => first = Some(piece),

@@ -6,6 +6,7 @@
 //! as it lasts, and one that never waits gets none.
 
 mod body;
+mod framing;
 mod head;
 mod send;
 

@@ -304,6 +304,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
     let passing = Passing {
         selection: pass.select(request, &target),
+        upstream: pass.upstream(request, &target).cloned(),
         group: target.group_name(),
         scheme: "http://",
         uri: Bytes::from(uri),

@@ -15,7 +15,7 @@ use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
-use gale_engine::upstream::{Group, Selection, UpstreamId, UpstreamTarget};
+use gale_engine::upstream::{Group, Selection, Upstream, UpstreamId, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
@@ -207,16 +207,21 @@ impl Pass {
         Ok(Arc::new(target))
     }
 
+    /// The group that the configuration has, unless the addresses were looked up.
+    pub fn upstream<'r>(&self, request: &'r Request, target: &Target) -> Option<&'r Arc<Upstream<Request>>> {
+        match (&target.found, self) {
+            (Found::Addresses(_), _) | (Found::Referred, Pass::Evaluated(_)) => None,
+            (Found::Named(host, port, default_port), _) => request.http().upstreams.by_name(host, *port, *default_port),
+            (Found::Referred, Pass::Fixed { upstream, .. }) => Some(request.http().upstream(*upstream)),
+        }
+    }
+
     /// The peers for this request.
     pub fn select(&self, request: &Request, target: &Target) -> Selection {
-        match (&target.found, self) {
+        match (&target.found, self.upstream(request, target)) {
             (Found::Addresses(group), _) => group.select(),
-            (Found::Named(host, port, default_port), _) => {
-                let upstream = request.http().upstreams.by_name(host, *port, *default_port);
-                upstream.expect("it was found by this name").select(request)
-            }
-            (Found::Referred, Pass::Fixed { upstream, .. }) => request.http().upstream(*upstream).select(request),
-            (Found::Referred, Pass::Evaluated(_)) => unreachable!("it was looked up"),
+            (_, Some(upstream)) => upstream.select(request),
+            (_, None) => unreachable!("it was looked up"),
         }
     }
 
