@@ -390,12 +390,6 @@ pub struct UpstreamTable<S> {
     named: HashMap<Key, Arc<Upstream<S>>>,
 }
 
-impl<S> Default for UpstreamTable<S> {
-    fn default() -> Self {
-        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
-    }
-}
-
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     /// In lower case.
