@@ -259,7 +259,9 @@ fn sent_connection(request: &Request) -> &'static [u8] {
 
 /// Whether the response says that the connection is kept.
 fn is_kept(request: &Request) -> bool {
-    request.keeps_alive() && !request.worker().is_draining() && (is_chunked(request) || !has_unknown_length(request))
+    request.exchange().keeps_connection(request)
+        && !request.worker().is_draining()
+        && (is_chunked(request) || !has_unknown_length(request))
 }
 
 /// The first argument of this name, whatever its case; it must have a value, if an
