@@ -7,9 +7,10 @@ use gale_http::request::phases::Phase;
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
-    gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
-    random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
+    access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, empty_gif,
+    geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
+    random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients, ssi, static_files,
+    stub_status, sub, try_files, userid,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -27,6 +28,7 @@ const MODULES: &[&Module] = &[
     &realpath_root::MODULE,
     &log::MODULE,
     &headers::MODULE,
+    &userid::MODULE,
     &not_modified::MODULE,
     &gunzip::MODULE,
     &addition::MODULE,
@@ -52,6 +54,9 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &rewrite::MODULE,
+    &referer::MODULE,
+    &secure_link::MODULE,
+    &browser::MODULE,
     &map::MODULE,
     &geo::MODULE,
     &split_clients::MODULE,
@@ -102,6 +107,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
 const FILTERS: &[&Module] = &[
     &not_modified::MODULE,
     &headers::MODULE,
+    &userid::MODULE,
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,

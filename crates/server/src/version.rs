@@ -14,6 +14,7 @@ const WITH: &[&str] = &[
     "http_gzip_static_module",
     "http_random_index_module",
     "http_realip_module",
+    "http_secure_link_module",
     "http_stub_status_module",
     "http_sub_module",
     "file-aio",
@@ -22,8 +23,6 @@ const WITH: &[&str] = &[
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
-    "http_userid_module",
-    "http_referer_module",
     "http_proxy_module",
     "http_fastcgi_module",
     "http_uwsgi_module",
@@ -31,7 +30,6 @@ const WITHOUT: &[&str] = &[
     "http_grpc_module",
     "http_tunnel_module",
     "http_memcached_module",
-    "http_browser_module",
     "http_upstream_hash_module",
     "http_upstream_ip_hash_module",
     "http_upstream_least_conn_module",

@@ -157,6 +157,16 @@ impl HttpBuilder {
         }
     }
 
+    /// The server that a scope is in, if it is in one.
+    pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
+        self.scope(scope).server
+    }
+
+    /// What `server_name` says in a server: all of it when the settings are completed.
+    pub fn names_of(&self, server: ServerId) -> impl Iterator<Item = &(Word, ServerName)> {
+        self.servers[server.0 as usize].names.iter()
+    }
+
     /// The settings of this type in a scope.
     pub fn conf_mut<C: 'static>(&mut self, scope: ScopeId) -> Option<&mut C> {
         self.confs(scope).iter_mut().flatten().find_map(|conf| conf.downcast_mut())
@@ -391,8 +401,8 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     // The variables stay with the builder: defaults may mention some.
     let mut tree = std::mem::take(&mut builder.http_mut().tree);
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
-    let servers = std::mem::take(&mut builder.http_mut().servers);
     let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
+    let servers = std::mem::take(&mut builder.http_mut().servers);
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
