@@ -36,7 +36,10 @@ fn assert_referers(server: &Server, path: &str, cases: &[(&str, bool)]) {
 fn a_referer_is_valid_if_the_location_names_it(driver: Driver) {
     let server = Server::start(
         driver,
-        "location /all { valid_referers none blocked *.example.org/a example.net ~^Regex\\.; return 200 <$invalid_referer>; }
+        "location /all {
+             valid_referers none blocked *.example.org/a example.net ~^Regex\\.;
+             return 200 <$invalid_referer>;
+         }
          location /few { valid_referers example.net; return 200 <$invalid_referer>; }
          location /any { return 200 <$invalid_referer>; }",
     );

@@ -7,10 +7,10 @@ use gale_http::request::phases::Phase;
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, empty_gif,
-    geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
-    random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients, ssi, static_files,
-    stub_status, sub, try_files, userid,
+    access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
+    empty_gif, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified,
+    postpone, random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients, ssi,
+    static_files, stub_status, sub, try_files, userid,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -40,6 +40,7 @@ const MODULES: &[&Module] = &[
     &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
+    &dav::MODULE,
     &autoindex::MODULE,
     &index::MODULE,
     &random_index::MODULE,
@@ -95,6 +96,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &random_index::MODULE,
             &index::MODULE,
             &autoindex::MODULE,
+            &dav::MODULE,
             &gzip_static::MODULE,
             &static_files::MODULE,
         ],

@@ -10,6 +10,7 @@ const NGINX_VERSION: &str = "1.31.5";
 const WITH: &[&str] = &[
     "http_addition_module",
     "http_auth_request_module",
+    "http_dav_module",
     "http_gunzip_module",
     "http_gzip_static_module",
     "http_random_index_module",

@@ -9,6 +9,7 @@ pub mod browser;
 pub mod charset;
 pub mod client_body;
 pub mod core;
+pub mod dav;
 pub mod empty_gif;
 pub mod geo;
 pub mod gunzip;

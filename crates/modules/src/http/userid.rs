@@ -8,8 +8,8 @@
 //!   $uid_got, $uid_set, $uid_reset
 //! (<https://nginx.org/en/docs/http/ngx_http_userid_module.html>)
 //!
-//! An identifier is four numbers: who gives it (the server's address), the time, who counts (a loop of a process), and a
-//! count. The cookie is their 16 bytes in base64. As in nginx, variables show the numbers as this machine reads them.
+//! An identifier is four numbers: who gives it (the server's address), the time, who counts (a loop of a process), and
+//! a count. The cookie is their 16 bytes in base64. As in nginx, variables show the numbers as this machine reads them.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
