@@ -180,6 +180,16 @@ impl HttpBuilder {
         (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
     }
 
+    /// The server that a scope is in, if it is in one.
+    pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
+        self.scope(scope).server
+    }
+
+    /// What `server_name` says in a server: all of it when the settings are completed.
+    pub fn names_of(&self, server: ServerId) -> impl Iterator<Item = &(Word, ServerName)> {
+        self.servers[server.0 as usize].names.iter()
+    }
+
     /// The settings of this type in a scope.
     pub fn conf_mut<C: 'static>(&mut self, scope: ScopeId) -> Option<&mut C> {
         self.confs(scope).iter_mut().flatten().find_map(|conf| conf.downcast_mut())
@@ -416,8 +426,8 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     // The variables stay with the builder: defaults may mention some.
     let mut tree = std::mem::take(&mut builder.http_mut().tree);
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
-    let servers = std::mem::take(&mut builder.http_mut().servers);
     let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
+    let servers = std::mem::take(&mut builder.http_mut().servers);
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
     let resolver = resolver_defaults(&confs);
     let upstreams = std::mem::take(&mut builder.http_mut().upstreams).finish(&resolver, builder, resources)?;
