@@ -19,6 +19,7 @@ mod target;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bstr::BString;
 use gale_base::log_level::Level;
@@ -242,7 +243,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         conf.cookie_flags.inherit(&parent.cookie_flags);
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
-    upstream_rows::complete(&mut conf.upstream, builder, PREFIX, "proxy", &hidden)
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
 }
 
 /// The handler of the content phase.
@@ -263,6 +265,11 @@ impl Handler for PassRequests {
 
     fn outlives_client(&self, conf: &dyn Any) -> bool {
         *settings(conf).upstream.ignore_client_abort.get()
+    }
+
+    fn patience(&self) -> Duration {
+        // As nginx: a server is not to work for a client that has left.
+        Duration::ZERO
     }
 
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
