@@ -32,6 +32,7 @@ mod state;
 mod sticky;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::fmt;
 use std::sync::Arc;

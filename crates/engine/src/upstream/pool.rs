@@ -1,10 +1,14 @@
 //! The idle connections of a group (`keepalive`): one pool for all workers, of so many for each of them.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive>)
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Stream, now};
+
+use super::warm;
+use crate::worker::Worker;
 
 /// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
 const ANNOUNCED_MARGIN: Duration = Duration::from_secs(1);
@@ -97,8 +101,8 @@ impl Default for ConnectionAge {
     }
 }
 
-/// See the file's head.
-#[derive(Debug)]
+/// See the file's head. A clone is the same pool.
+#[derive(Clone, Debug)]
 pub struct Pool {
     settings: KeepaliveSettings,
     workers: usize,
@@ -122,26 +126,56 @@ impl Pool {
 
     /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
     /// close is not given out.
-    pub fn take(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+    pub fn take(&self, worker: &Worker, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
         let key = self.own_key(key.clone());
+        warm::take(worker, self, &key).or_else(|| self.take_cold(&key))
+    }
+
+    fn take_cold(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
         let now = now();
-        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(&key).filter(|(_, age)| !age.is_near_end(now)))
+        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(key).filter(|(_, age)| !age.is_near_end(now)))
     }
 
     /// Parks a connection that has carried a request more since it was opened or taken; `age` counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
-    pub fn park(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
         let now = now();
         let age = ConnectionAge { idle_since: now, ..age };
         let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
-        !is_spent && !age.is_near_end(now) && self.streams.park(self.own_key(key), stream, age)
+        if is_spent || age.is_near_end(now) {
+            return false;
+        }
+        match warm::keep(worker, self, self.own_key(key), stream, age) {
+            Ok(()) => true,
+            Err((key, stream)) => self.park_cold(key, stream, age),
+        }
+    }
+
+    /// Parks a connection for all workers.
+    pub(super) fn park_cold(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+        self.streams.park(key, stream, age)
+    }
+
+    /// Whether both are one pool.
+    pub(super) fn is_same(&self, other: &Pool) -> bool {
+        self.streams.is_same(&other.streams)
+    }
+
+    /// How many connections the running worker has parked here.
+    pub(super) fn own_len(&self) -> usize {
+        self.streams.own_len()
+    }
+
+    /// How many connections each worker may keep.
+    pub(super) fn connections_max(&self) -> usize {
+        self.settings.connections
     }
 
     fn own_key(&self, key: PoolKey) -> PoolKey {
         PoolKey { user: if self.settings.is_local { key.user } else { 0 }, ..key }
     }
 
-    /// How many connections are parked.
+    /// How many connections are parked, without those that a worker keeps warm.
     pub fn len(&self) -> usize {
         self.streams.len()
     }

@@ -291,7 +291,7 @@ async fn connect(
         worker.complain_of_connections();
         return Err(Failure::Final(503));
     };
-    let idle = if may_reuse { chosen.connections().and_then(|pool| pool.take(&key)) } else { None };
+    let idle = if may_reuse { chosen.connections().and_then(|pool| pool.take(worker, &key)) } else { None };
     let (stream, age, is_reused) = match idle {
         Some((stream, age)) => (stream, age, true),
         None => {
@@ -425,7 +425,7 @@ impl Answering {
         if self.reader.keeps_alive() && is_idle {
             connection.age.note_request(self.reader.idle_seconds());
             if let Some(pool) = self.chosen.connections() {
-                pool.park(connection.key, connection.stream, connection.age);
+                pool.park(&request.worker().common, connection.key, connection.stream, connection.age);
             }
         }
     }
