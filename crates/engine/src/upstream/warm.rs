@@ -65,7 +65,7 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey) -> Option<(Strea
     }
 }
 
-/// Keeps a connection warm. Returns it if there are as many as may be: then the pool decides.
+/// Keeps a connection warm. Returns it if there are as many as may be.
 pub(super) fn keep(
     worker: &Rc<Worker>,
     pool: &Pool,
@@ -75,7 +75,14 @@ pub(super) fn keep(
 ) -> Result<(), (PoolKey, Stream)> {
     worker.with_note(|warm: &mut WarmConnections| {
         let of_pool = warm.connections.iter().filter(|other| other.pool.is_same(pool)).count();
-        if warm.connections.len() >= WARM_MAX || of_pool + pool.own_len() >= pool.connections_max() {
+        if of_pool + pool.own_len() >= pool.connections_max() {
+            // One more closes the one that has been idle for longest; here, of the warm ones.
+            let Some(oldest) = warm.connections.iter().position(|other| other.pool.is_same(pool)) else {
+                return Err((key, stream));
+            };
+            warm.connections.remove(oldest);
+        }
+        if warm.connections.len() >= WARM_MAX {
             return Err((key, stream));
         }
         warm.connections.push_back(WarmConnection { pool: pool.clone(), key, stream, age });
