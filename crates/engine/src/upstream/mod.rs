@@ -33,6 +33,7 @@ mod state_file;
 mod sticky;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::fmt;
 use std::sync::Arc;
