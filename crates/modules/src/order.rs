@@ -8,9 +8,9 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
-    empty_gif, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified,
-    postpone, random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients, ssi,
-    static_files, stub_status, sub, try_files, userid,
+    empty_gif, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, mp4,
+    not_modified, postpone, random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients,
+    ssi, static_files, stub_status, sub, try_files, userid,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -45,6 +45,8 @@ const MODULES: &[&Module] = &[
     &index::MODULE,
     &random_index::MODULE,
     &empty_gif::MODULE,
+    &flv::MODULE,
+    &mp4::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
@@ -92,6 +94,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
             &empty_gif::MODULE,
+            &flv::MODULE,
+            &mp4::MODULE,
             &stub_status::MODULE,
             &random_index::MODULE,
             &index::MODULE,
