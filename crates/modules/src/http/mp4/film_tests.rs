@@ -415,9 +415,9 @@ fn the_whole_film_is_sent_as_it_is_if_its_index_comes_first() {
         has_long_offsets: true,
         uniform_size: Some(4),
     };
-    let first = film(&[track.clone()], false);
+    let first = film(std::slice::from_ref(&track), false);
     assert_eq!(cut(&first, first.len() as u64, &wanted(0, None, false), "film").unwrap(), None);
-    let last = film(&[track.clone()], true);
+    let last = film(std::slice::from_ref(&track), true);
     let part = cut(&last, last.len() as u64, &wanted(0, None, false), "film").unwrap().expect("its index is moved");
     assert_eq!(play(&answer(&last, &part)), [(track.samples(0), 0)]);
 }
